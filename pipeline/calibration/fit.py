@@ -53,62 +53,52 @@ class StepTime:
 
 
 def fit_kernels(times: Sequence[KernelTime], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
-    """Memory bandwidth and the fixed costs of a table and of an id, from times of the lookup and update kernel.
+    """Fit memory bandwidth and the fixed costs of a table and of an id to times of the lookup and update kernel.
 
     ``usual``: figures that the few times of a quick measurement scale; None: only the times count.
     """
     design, spent = [], []
-    for t in times:
-        row = -(-t.columns * FLOAT // LINE) * LINE
-        moved, ids = t.tables * t.distinct * row / 1e6, t.tables * t.lookups / 1e6
-        design.append([t.tables / 2, ids, 0.0, moved + ids * t.columns * FLOAT])
-        design.append([t.tables / 2, 0.0, ids, 2 * moved])
-        spent += [t.lookup_ms, t.update_ms]
+    for time in times:
+        row = -(-time.columns * FLOAT // LINE) * LINE
+        moved, ids = time.tables * time.distinct * row / 1e6, time.tables * time.lookups / 1e6
+        design.append([time.tables / 2, ids, 0.0, moved + ids * time.columns * FLOAT])
+        design.append([time.tables / 2, 0.0, ids, 2 * moved])
+        spent += [time.lookup_ms, time.update_ms]
     memory = "ddr_gb_per_s" if device == "cpu" else "hbm_gb_per_s"
-    prior = (
-        None
-        if usual is None
-        else [
-            usual.table_overhead_us / 1e3,
-            usual.lookup_ns,
-            usual.update_ns,
-            1e6 / BYTES_PER_MS / getattr(usual, memory),
-        ]
-    )
+    prior = None
+    if usual is not None:
+        megabyte = 1e6 / BYTES_PER_MS / getattr(usual, memory)
+        prior = [usual.table_overhead_us / 1e3, usual.lookup_ns, usual.update_ns, megabyte]
     table, lookup, update, megabyte = _fit(design, spent, prior)
-    return {memory: _rate(megabyte), "lookup_ns": lookup, "update_ns": update, "table_overhead_us": 1e3 * table}
+    return {memory: _gb_per_s(megabyte), "lookup_ns": lookup, "update_ns": update, "table_overhead_us": 1e3 * table}
 
 
 def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
-    """Latency and bandwidth of the links within a host; {} for one rank."""
+    """Fit latency and bandwidth of the links within a host; {} for one rank."""
     if not times:
         return {}
-    latency, megabyte = _fit([[1.0, t.bytes_away / 1e6] for t in times], [t.ms for t in times])
-    return {"intra_host_latency_us": max(1e3 * latency, LEAST_COST), "intra_host_gb_per_s": _rate(megabyte)}
+    latency, megabyte = _fit([[1.0, time.bytes_away / 1e6] for time in times], [time.ms for time in times])
+    return {"intra_host_latency_us": max(1e3 * latency, LEAST_COST), "intra_host_gb_per_s": _gb_per_s(megabyte)}
 
 
 def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) -> tuple[dict[str, float], float]:
-    """Rates of the dense part and the overhead of a step, from the time that whole steps take beyond their known part.
+    """Fit rates of the dense part and the overhead of a step to the time of whole steps beyond their known part.
 
     ``usual``: as in ``fit_kernels``. Also the factor, at least 1, by which kernels are slower in a step than alone: its
     dense part empties the caches.
     """
-    rest = [max(t.ms - t.known_ms, 0.05 * t.ms) for t in times]
-    design = [[t.gflop, t.megabytes, 1.0, t.kernels_ms] for t in times]
-    prior = (
-        None
-        if usual is None
-        else [
-            1e3 / usual.dense_gflop_per_s,
-            1e6 / BYTES_PER_MS / usual.dense_gb_per_s,
-            usual.step_overhead_ms,
-            USUALLY_LONGER,
-        ]
-    )
+    design, rest = [], []
+    for time in times:
+        design.append([time.gflop, time.megabytes, 1.0, time.kernels_ms])
+        rest.append(max(time.ms - time.known_ms, 0.05 * time.ms))
+    prior = None
+    if usual is not None:
+        megabyte = 1e6 / BYTES_PER_MS / usual.dense_gb_per_s
+        prior = [1e3 / usual.dense_gflop_per_s, megabyte, usual.step_overhead_ms, USUALLY_LONGER]
     gflop, megabyte, overhead, longer = _fit(design, rest, prior)
     rates = {
         "dense_gflop_per_s": min(1e3 / max(gflop, 1e-9), LARGEST_RATE),
-        "dense_gb_per_s": _rate(megabyte),
+        "dense_gb_per_s": _gb_per_s(megabyte),
         "step_overhead_ms": overhead,
     }
     return rates, 1.0 + longer
@@ -116,21 +106,19 @@ def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) ->
 
 def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, float]:
     """The figures of ``fit_kernels`` for kernels that take ``factor`` times as long."""
-    return {
-        name: value / factor if name.endswith("_gb_per_s") else value * factor
-        for name, value in figures.items()
-        if name in ("ddr_gb_per_s", "hbm_gb_per_s", "lookup_ns", "update_ns", "table_overhead_us")
-    }
+    slower = {}
+    for name, value in figures.items():
+        if name in ("ddr_gb_per_s", "hbm_gb_per_s"):
+            slower[name] = value / factor
+        elif name in ("lookup_ns", "update_ns", "table_overhead_us"):
+            slower[name] = value * factor
+    return slower
 
 
 def _fit(
     design: Sequence[Sequence[float]], spent: Sequence[float], prior: Sequence[float] | None = None
 ) -> NDArray[np.float64]:
-    """Costs of the terms, none negative, with the least squares of relative errors.
-
-    ``prior``: usual costs. Scaled to the times, each counts like an observation of weight PRIOR: terms that the times
-    hardly tell apart keep their usual proportions, and none falls below LEAST_SHARE of its own.
-    """
+    """Costs of the terms, none negative, with the least squares of relative errors; ``prior``: usual costs."""
     from scipy.optimize import nnls
 
     terms, ms = np.asarray(design), np.asarray(spent)
@@ -138,13 +126,14 @@ def _fit(
     if prior is None:
         costs: NDArray[np.float64] = nnls(rows, ones)[0]
         return costs
+    # Scaled to the times, each usual cost counts like an observation of weight PRIOR: terms that the times hardly tell
+    # apart keep their usual proportions, and none falls below LEAST_SHARE of its own.
     usual = np.asarray(prior) * float(np.median(ms / (terms @ np.asarray(prior))))
     rows, ones = np.vstack([rows, PRIOR * np.diag(1 / usual)]), np.append(ones, np.full(len(usual), PRIOR))
     return np.maximum(nnls(rows, ones)[0], usual * LEAST_SHARE)
 
 
-def _rate(ms_per_megabyte: float) -> float:
-    """GB/s."""
+def _gb_per_s(ms_per_megabyte: float) -> float:
     return min(1e6 / BYTES_PER_MS / max(ms_per_megabyte, 1e-9), LARGEST_RATE)
 
 

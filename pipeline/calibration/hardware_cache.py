@@ -19,7 +19,8 @@ from pipeline.errors import NightjarError
 from pipeline.machine import cpu_times, gpus, is_busy, is_disturbed, kept_figures, known_figures, processor
 
 log = logging.getLogger(__name__)
-_taken_here = set[str]()  # keys of the machines and settings that this process measured
+# Keys of the machines and settings that this process measured.
+_taken_here = set[str]()
 PACKAGES = ("torch", "torchrec")
 # Where a GPU cannot be measured: an H100's (conf/hardware/h100x8.yaml).
 GPU_FIGURES = {
@@ -54,29 +55,39 @@ class CachedHardware:
 
 
 def with_figures(config: Config) -> Config:
-    """``config`` with the figures that ``hardware.measured`` names; measured at most once for machine and settings.
+    """Fill in the figures that ``hardware.measured`` names, rounded to three digits.
 
-    They are rounded to three digits. Nothing is measured where none is named.
+    They are measured at most once for machine and settings, and not at all where none is named.
     """
     names = config.hardware.measured
     if not names:
         return config
-    kept = find_kept(config)
-    if kept is None:
-        kept = _measured(config, 0)
-    elif _is_due(config, kept):
-        kept = _measured(config, kept.revision + 1, kept)
-    figures: dict[str, Any] = {name: kept.figures[name] for name in names if name in kept.figures}
+    cached = find_kept(config)
+    if cached is None:
+        cached = _measure(config, 0)
+    elif _is_due(config, cached):
+        cached = _measure(config, cached.revision + 1, cached)
+    figures: dict[str, Any] = {name: cached.figures[name] for name in names if name in cached.figures}
     return replace(config, hardware=replace(config.hardware, **figures))
 
 
 def find_kept(config: Config) -> CachedHardware | None:
     """The figures of an earlier measurement on such a machine; None where there is none that can be read."""
     try:
-        kept = CachedHardware(**json.loads(known_figures(_key(config)).read_text()))
-        return kept if _is_sound(kept) else None
+        cached = CachedHardware(**json.loads(known_figures(_key(config)).read_text()))
     except (OSError, ValueError, TypeError, PackageNotFoundError):
         return None
+    # Plans can use some figures, all of them numbers that the hardware may have.
+    if not (isinstance(cached.figures, dict) and cached.figures and isinstance(cached.seconds, (int, float))):
+        return None
+    if not (isinstance(cached.day, str) and isinstance(cached.revision, int)):
+        return None
+    for name, value in cached.figures.items():
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            return None
+        if value == 0 and name.endswith("_per_s"):
+            return None
+    return cached
 
 
 def measure_again(config: Config) -> CachedHardware:
@@ -88,65 +99,46 @@ def measure_again(config: Config) -> CachedHardware:
     from pipeline.calibration.quick import quick_figures
 
     began = cpu_times()
-    figures, ended = _rounded(quick_figures(config)), cpu_times()
-    return keep(config, figures, ended.clock - began.clock, _mark(figures), loaded=is_disturbed(began, ended))
+    figures, ended = _round(quick_figures(config)), cpu_times()
+    # A number above 0 that stands for these figures.
+    text = json.dumps(figures, sort_keys=True)
+    revision = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+    return keep(config, figures, ended.clock - began.clock, revision, loaded=is_disturbed(began, ended))
 
 
 def calibration_revision(config: Config) -> int:
     """Return the revision of the figures that a plan made now would use; 0 where it uses none that are kept."""
     if not config.hardware.measured:
         return 0
-    kept = find_kept(config)
-    return 0 if kept is None else kept.revision + _is_due(config, kept)
+    cached = find_kept(config)
+    return 0 if cached is None else cached.revision + _is_due(config, cached)
 
 
-def _is_due(config: Config, kept: CachedHardware) -> bool:
-    """Whether this machine is measured again: other programs disturbed the figures, and are gone.
-
-    Not by the process that took them: a plan and its key, made before and after, must have the same answer.
-    """
-    return kept.loaded and _key(config) not in _taken_here and not _was_busy()
+def _is_due(config: Config, cached: CachedHardware) -> bool:
+    # This machine is measured again where other programs disturbed the figures, and are gone. Not by the process that
+    # took them: a plan and its key, made before and after, must have the same answer.
+    return cached.loaded and _key(config) not in _taken_here and not _was_busy()
 
 
 @functools.cache
 def _was_busy() -> bool:
-    """Whether other programs were at work when this process asked first: later, its own stages load the machine."""
+    # As this process asked first: later, its own stages load the machine.
     return is_busy()
 
 
-def _mark(figures: dict[str, float]) -> int:
-    """A number that stands for ``figures``, above 0."""
-    text = json.dumps(figures, sort_keys=True)
-    return 1 + int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
-
-
-def _rounded(figures: dict[str, float]) -> dict[str, float]:
+def _round(figures: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in figures.items()}
-
-
-def _is_sound(kept: CachedHardware) -> bool:
-    """Whether plans can use the figures: some, all of them numbers that the hardware may have."""
-    typed = isinstance(kept.figures, dict) and isinstance(kept.seconds, (int, float)) and isinstance(kept.day, str)
-    typed = typed and isinstance(kept.revision, int)
-    return typed and bool(kept.figures) and all(_is_figure(name, value) for name, value in kept.figures.items())
-
-
-def _is_figure(name: str, value: object) -> bool:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        return False
-    return value > 0 if name.endswith("_per_s") else value >= 0
 
 
 def keep(
     config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False
 ) -> CachedHardware:
     """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
-    rounded = _rounded(figures)
-    kept = CachedHardware(
+    cached = CachedHardware(
         machine=identity(config),
         day=time.strftime("%Y-%m-%d"),
         seconds=round(seconds, 1),
-        figures=rounded,
+        figures=_round(figures),
         revision=revision,
         loaded=loaded,
     )
@@ -154,11 +146,11 @@ def keep(
         path = kept_figures(_key(config))
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(asdict(kept), indent=1) + "\n")
+        draft.write_text(json.dumps(asdict(cached), indent=1) + "\n")
         draft.replace(path)
     except OSError as error:
         log.info("calibrate  the figures of this machine are not kept: %s", error)
-    return kept
+    return cached
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -180,7 +172,7 @@ def _key(config: Config) -> str:
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _measured(config: Config, revision: int, former: CachedHardware | None = None) -> CachedHardware:
+def _measure(config: Config, revision: int, former: CachedHardware | None = None) -> CachedHardware:
     from pipeline.calibration.quick import quick_figures
 
     began = cpu_times()
@@ -196,8 +188,8 @@ def _measured(config: Config, revision: int, former: CachedHardware | None = Non
     ended = cpu_times()
     # Whoever waits for an idle machine may wait for ever: the second measurement stays, and plans with it.
     loaded = former is None and is_disturbed(began, ended)
-    kept = keep(config, figures, ended.clock - began.clock, revision, loaded=loaded)
+    cached = keep(config, figures, ended.clock - began.clock, revision, loaded=loaded)
     _taken_here.add(_key(config))
     beside = ", beside other programs: it is measured again when they are gone" if loaded else ""
-    log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s%s", kept.seconds, beside)
-    return kept
+    log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s%s", cached.seconds, beside)
+    return cached

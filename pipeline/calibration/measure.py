@@ -72,10 +72,18 @@ class Calibration:
 
 
 def calibrate(config: Config, disk: Path | None) -> Calibration:
-    """Measure this machine as one host of ``config.hardware``; ``disk``: a folder on the disk to read, None: no disk.
+    """Measure this machine as one host of ``config.hardware``.
 
-    Capacities and the links between hosts, which one machine cannot show, keep their figures. Raises ConfigError where
-    the device or the ranks are missing, LaunchError where a rank dies, OSError where the disk cannot be read.
+    Capacities and the links between hosts, which one machine cannot show, keep their figures.
+
+    Args:
+        config: With the preset's hardware.
+        disk: A folder on the disk to read; None: no disk.
+
+    Raises:
+        ConfigError: The device or the ranks are missing.
+        LaunchError: A rank died.
+        OSError: The disk cannot be read.
     """
     hardware = replace(config.hardware, hosts=1, embedding_hosts=0, measured=[])
     world = hardware.ranks_per_host
@@ -85,9 +93,10 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     figures: dict[str, Any] = {}
     if disk is not None:
         log.info("disk of %s ...", disk)
-        figures |= {name: value / world for name, value in time_disk(disk).items()}  # a host's ranks share its disk
+        # A host's ranks share its disk.
+        figures |= {name: value / world for name, value in time_disk(disk).items()}
     figures |= fit_alone(timed, hardware.device)
-    steps = _steps(replace(host, hardware=replace(hardware, **figures)))
+    steps = _time_steps(replace(host, hardware=replace(hardware, **figures)))
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures, measured=[])
@@ -95,12 +104,21 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
 
 
 def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
-    """Figures of kernels, links, copies and memory from what each rank measured; ``usual``: as in ``fit_kernels``."""
-    kernels = [KernelTime(**_median(times)) for times in zip(*(rank["kernels"] for rank in timed), strict=True)]
-    links = [LinkTime(**time) for time in timed[0]["links"]]
+    """Fit figures of kernels, links, copies and memory to what each rank measured; ``usual``: as in ``fit_kernels``."""
+    kernels = []
+    for times in zip(*(rank["kernels"] for rank in timed), strict=True):
+        # One record for the ranks' records of one shape: the first one's counts, and median times.
+        record = dict(times[0])
+        for name in ("lookup_ms", "update_ms"):
+            record[name] = statistics.median(time[name] for time in times)
+        kernels.append(KernelTime(**record))
+    figures = fit_kernels(kernels, device, usual)
+    figures |= fit_links([LinkTime(**time) for time in timed[0]["links"]])
     process = max(rank["process_bytes"] for rank in timed) / GIB
-    memory = {"process_gib": process} if process else {}  # some kernels, as gVisor's, do not say
-    return fit_kernels(kernels, device, usual) | fit_links(links) | memory | timed[0]["copies"]
+    # Some kernels, as gVisor's, do not say.
+    if process:
+        figures["process_gib"] = process
+    return figures | timed[0]["copies"]
 
 
 def _time_rank(config: Config) -> dict[str, Any]:
@@ -112,8 +130,8 @@ def _time_rank(config: Config) -> dict[str, Any]:
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     process = pss_bytes()
-    kernels = [dataclasses.asdict(t) for t in time_kernels(device, dist.barrier)]
-    links = [dataclasses.asdict(t) for t in time_links(device)]
+    kernels = [dataclasses.asdict(time) for time in time_kernels(device, dist.barrier)]
+    links = [dataclasses.asdict(time) for time in time_links(device)]
     return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device)}
 
 
@@ -122,24 +140,21 @@ def copy_rate(device: torch.device) -> dict[str, float]:
     return {"hbm_to_ddr_gb_per_s": time_copies(device)} if device.type == "cuda" else {}
 
 
-def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """One record for the ranks' records of one shape: the first one's counts, and median times."""
-    times = ("lookup_ms", "update_ms")
-    return {**records[0], **{name: statistics.median(record[name] for record in records) for name in times}}
-
-
-def _steps(config: Config) -> list[StepTime]:
+def _time_steps(config: Config) -> list[StepTime]:
     """Whole steps of every trial by the training loop, and the part of them that the cost model knows."""
-    jobs, drawn = [], []
+    jobs, datasets = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, trial in enumerate(TRIALS):
             trained = trial.config(config.hardware, STEPS, config.train)
             schema, profile = make_dataset(Store(f"{folder}/{number}"), trial, STEPS)
             jobs.append((trained, f"{folder}/{number}", whole_tables(trained, schema, profile)))
-            drawn.append((schema, profile))
+            datasets.append((schema, profile))
         world = config.hardware.ranks_per_host
         times = run_ranks(world, config.hardware.device, _train_all, jobs)[0]
-    return [step_time(job[0], *each, ms) for job, each, ms in zip(jobs, drawn, times, strict=True)]
+    steps = []
+    for (trained, _, _), (schema, profile), ms in zip(jobs, datasets, times, strict=True):
+        steps.append(step_time(trained, schema, profile, ms))
+    return steps
 
 
 def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
@@ -168,22 +183,22 @@ def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float
 
 
 def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
-    """A plan that deals whole tables to the ranks in turn."""
+    """Plan whole tables, dealt to the ranks in turn."""
     device, dim = config.hardware.device, config.model.embedding_dim
-    tables = {
-        column.name: TablePlan(
+    tables = {}
+    for number, column in enumerate(schema.sparse):
+        shard = ShardPlan(rank=number % config.world_size, row=0, rows=column.rows, column=0, columns=dim)
+        tables[column.name] = TablePlan(
             rows=column.rows,
             dim=dim,
             pooling=profile.sparse[column.name].pooling,
             tier="hbm" if device == "cuda" else "ddr",
             sharding="table_wise",
             kernel="fused",
-            shards=(ShardPlan(rank=number % config.world_size, row=0, rows=column.rows, column=0, columns=dim),),
+            shards=(shard,),
             cost_ms=0.0,
             reason="dealt out in turn",
         )
-        for number, column in enumerate(schema.sparse)
-    }
     return Plan(
         hardware=config.hardware.name,
         device=device,
@@ -196,9 +211,9 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
 
 def fit_error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
     """The median relative error of the fitted figures for the steps they were fitted to."""
-    off = []
+    errors = []
     for step in steps:
         dense = step.gflop / hardware.dense_gflop_per_s * 1e3 + step.megabytes / hardware.dense_gb_per_s
         known = step.known_ms + (slowdown - 1) * step.kernels_ms
-        off.append(abs(known + dense + hardware.step_overhead_ms - step.ms) / step.ms)
-    return statistics.median(off)
+        errors.append(abs(known + dense + hardware.step_overhead_ms - step.ms) / step.ms)
+    return statistics.median(errors)

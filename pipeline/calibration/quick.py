@@ -34,14 +34,18 @@ TRIALS = (
     Trial(rows=(1_000, 10_000) * 4, zipf=1.1, dim=16, bottom=(512, 256), top=(512, 256), batch=2_048),
     Trial(rows=(1_000, 10_000) * 13, zipf=1.1, dim=16, bottom=(512, 256, 64), top=(512, 256), batch=1_024),
 )
-WARM_UP, STEPS, AHEAD = 2, 5, 3  # batches; the pipeline of several ranks reads ahead of its steps
+# Batches; the pipeline of several ranks reads ahead of its steps.
+WARM_UP, STEPS, AHEAD = 2, 5, 3
 
 
 def quick_figures(config: Config) -> dict[str, float]:
-    """Speeds of a rank of ``config`` on this machine, and its process's memory, by their names in the hardware.
+    """Measure speeds of a rank of ``config`` on this machine, and its process's memory, by their names in the hardware.
 
-    All ranks that share the machine are measured at once. ConfigError where devices are missing, LaunchError where a
-    rank dies.
+    All ranks that share the machine are measured at once.
+
+    Raises:
+        ConfigError: Devices are missing.
+        LaunchError: A rank died.
     """
     hardware = replace(config.hardware, hosts=1, embedding_hosts=0, ranks_per_host=config.machine_ranks, measured=[])
     host = replace(config, hardware=hardware)
@@ -55,7 +59,8 @@ def quick_figures(config: Config) -> dict[str, float]:
         drawn = draw(trial, WARM_UP + STEPS + AHEAD)
         steps.append(step_time(trial.config(hardware, STEPS, config.train), drawn.schema, drawn.profile, ms))
     rates, slowdown = fit_steps(steps, usual)
-    return {name: float(value) for name, value in (figures | rates | slower_kernels(figures, slowdown)).items()}
+    figures = figures | rates | slower_kernels(figures, slowdown)
+    return {name: float(value) for name, value in figures.items()}
 
 
 def _measure(config: Config) -> dict[str, Any]:
@@ -67,21 +72,21 @@ def _measure(config: Config) -> dict[str, Any]:
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=True)
     process = pss_bytes()
-    kernels = [dataclasses.asdict(each) for each in time_kernels(device, dist.barrier, SHAPES)]
-    links = [dataclasses.asdict(each) for each in time_links(device, LINKS, STEPS)]
+    kernels = [dataclasses.asdict(record) for record in time_kernels(device, dist.barrier, SHAPES)]
+    links = [dataclasses.asdict(record) for record in time_links(device, LINKS, STEPS)]
     steps = [_step_ms(config, trial, device) for trial in TRIALS]
     return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device), "steps": steps}
 
 
 def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
-    """Median ms of a step of ``trial`` on this rank."""
     from pipeline.training.settings import ModelSettings
     from pipeline.training.trainer import Trainer
 
     trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
     trainer = Trainer(ModelSettings.of(trained), drawn.schema, plan, device, total=STEPS)
-    batches, spent = _batches(drawn, trial.batch, device), []
+    batches = _batches_of_rank(drawn, trial.batch, device)
+    spent = []
     for _ in range(WARM_UP + STEPS):
         began = time.perf_counter()
         trainer.step(batches)
@@ -90,25 +95,23 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
     return statistics.median(spent[WARM_UP:])
 
 
-def _batches(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:
-    """This rank's slices of all batches."""
+def _batches_of_rank(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:
     import torch
     import torch.distributed as dist
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from pipeline.training.data import Batch
 
-    count, rng = batch // dist.get_world_size(), np.random.default_rng(dist.get_rank())
-    for at in range(dist.get_rank() * count, drawn.schema.rows["train"], batch):
+    rank = dist.get_rank()
+    count, rng = batch // dist.get_world_size(), np.random.default_rng(rank)
+    for at in range(rank * count, drawn.schema.rows["train"], batch):
         values = np.concatenate([ids[at : at + count] for ids in drawn.ids.values()])
-        yield Batch(
-            torch.from_numpy(rng.normal(size=(count, DENSE)).astype(np.float32)),
-            KeyedJaggedTensor(
-                keys=list(drawn.ids),
-                values=torch.from_numpy(values),
-                lengths=torch.ones(len(values), dtype=torch.int32),
-                stride=count,
-            ),
-            torch.from_numpy((rng.random(count) < 0.25).astype(np.float32)),
-            torch.full((count,), 1 / count),
-        ).to(device)
+        dense = torch.from_numpy(rng.normal(size=(count, DENSE)).astype(np.float32))
+        sparse = KeyedJaggedTensor(
+            keys=list(drawn.ids),
+            values=torch.from_numpy(values),
+            lengths=torch.ones(len(values), dtype=torch.int32),
+            stride=count,
+        )
+        labels = torch.from_numpy((rng.random(count) < 0.25).astype(np.float32))
+        yield Batch(dense, sparse, labels, torch.full((count,), 1 / count)).to(device)

@@ -18,37 +18,47 @@ from pipeline.errors import LaunchError, NightjarError
 from pipeline.machine import stay_on_loopback
 
 POLL_SECONDS = 0.5
-LIMIT_SECONDS = 1800.0  # for which ranks may be silent; they say what they do every few seconds
-END_SECONDS = 60.0  # in which a rank ends that has answered, or is told to end
+# For which ranks may be silent; they say what they do every few seconds.
+LIMIT_SECONDS = 1800.0
+# In which a rank ends that has answered, or is told to end.
+END_SECONDS = 60.0
 
 
 def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """``function(*arguments)`` on each of ``world`` ranks, joined by gloo or NCCL; answers in the order of ranks.
+    """Call ``function(*arguments)`` on each of ``world`` ranks, joined by gloo or NCCL.
 
-    What rank 0 logs is logged here at once. Raises the NightjarError of a rank, or LaunchError where one died without
-    an error, ended without an answer, or where all were silent for ``LIMIT_SECONDS``.
+    What rank 0 logs is logged here at once.
+
+    Returns:
+        The answers in the order of ranks.
+
+    Raises:
+        NightjarError: A rank's own.
+        LaunchError: A rank died without an error or ended without an answer, or all were silent for LIMIT_SECONDS.
     """
     context: Any = multiprocessing.get_context("fork" if _can_fork(device) else "spawn")
     with tempfile.TemporaryDirectory() as folder:
         messages = context.Queue()
         meeting = (f"{folder}/group", world, device)
-        ranks = [
-            context.Process(target=_rank, args=(rank, meeting, messages, function, arguments)) for rank in range(world)
-        ]
-        for process in ranks:
+        ranks = []
+        for rank in range(world):
+            process = context.Process(target=_run_rank, args=(rank, meeting, messages, function, arguments))
             process.start()
+            ranks.append(process)
         try:
             return _collect(ranks, messages)
         finally:
             for process in ranks:
-                process.terminate()  # after another's failure
+                # After another's failure.
+                process.terminate()
                 process.join(END_SECONDS)
-                process.kill()  # one that hangs in what its signal cannot end
+                # One that hangs in what its signal cannot end.
+                process.kill()
                 process.join()
 
 
 def _can_fork(device: str) -> bool:
-    """Whether ranks may be forked, which saves them the import of torch: a fork has no CUDA and no pools of threads."""
+    # A fork saves ranks the import of torch, but has no CUDA and no pools of threads.
     try:
         threads = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
@@ -58,13 +68,15 @@ def _can_fork(device: str) -> bool:
 
 def _collect(ranks: list[Any], messages: Any) -> list[Any]:
     answers: dict[int, Any] = {}
-    ended: list[int] = []  # before the last look, so what they said has arrived
+    # Those that had ended before the last wait, so what they said has arrived.
+    ended: list[int] = []
     silent = 0.0
     while len(answers) < len(ranks):
         try:
             kind, rank, content = messages.get(timeout=POLL_SECONDS)
         except queue.Empty:
-            if dead := [rank for rank in ended if rank not in answers]:
+            dead = [rank for rank in ended if rank not in answers]
+            if dead:
                 raise LaunchError(
                     f"rank {dead[0]} of {len(ranks)} ended with exit code {ranks[dead[0]].exitcode} and no answer",
                     hint="its own message is above; hardware.ranks_per_host=1 needs less memory",
@@ -85,12 +97,13 @@ def _collect(ranks: list[Any], messages: Any) -> list[Any]:
             logging.getLogger(content.name).handle(content)
         else:
             answers[rank] = content
+    # All have answered; one may hang as it leaves the group.
     for process in ranks:
-        process.join(END_SECONDS)  # all have answered; one may hang as it leaves the group
+        process.join(END_SECONDS)
     return [answers[rank] for rank in range(len(ranks))]
 
 
-def _rank(
+def _run_rank(
     rank: int, meeting: tuple[str, int, str], messages: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     import warnings
@@ -98,7 +111,8 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a launcher's handlers are not a rank's business
+    # A launcher's handlers are not a rank's business.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     warnings.simplefilter("ignore")
     _log_to(messages, rank)
@@ -113,8 +127,9 @@ def _rank(
         dist.barrier()
     except NightjarError as error:
         messages.put(("failed", rank, error.to_json()))
-    except (RuntimeError, OSError, MemoryError) as error:  # what this machine refuses
-        if world > 1:  # most often because another rank is gone, whose error counts
+    except (RuntimeError, OSError, MemoryError) as error:
+        # What this machine refuses; of several ranks most often because another one is gone, whose error counts.
+        if world > 1:
             raise
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         messages.put(("failed", rank, LaunchError(f"the only rank failed: {message}").to_json()))
@@ -129,12 +144,13 @@ class _ToLauncher(logging.handlers.QueueHandler):
 
 
 def _log_to(messages: Any, rank: int) -> None:
-    """Send what this rank logs to the launcher; warnings of libraries go nowhere."""
-    nowhere = [logging.lastResort, *logging.root.handlers, *logging.getLogger("torch").handlers]
-    for handler in filter(None, nowhere):
-        handler.setLevel(logging.ERROR)
-    own = logging.getLogger("pipeline")
-    own.addHandler(_ToLauncher(messages))
-    own.propagate = False
-    own.setLevel(logging.ERROR)  # what a training of a few steps warns of is of no interest here
+    # Warnings of libraries go nowhere; what the project's own code logs goes to the launcher.
+    for handler in [logging.lastResort, *logging.root.handlers, *logging.getLogger("torch").handlers]:
+        if handler is not None:
+            handler.setLevel(logging.ERROR)
+    project = logging.getLogger("pipeline")
+    project.addHandler(_ToLauncher(messages))
+    project.propagate = False
+    # What a training of a few steps warns of is of no interest here.
+    project.setLevel(logging.ERROR)
     logging.getLogger("pipeline.calibration").setLevel(logging.WARNING if rank else logging.INFO)

@@ -39,45 +39,48 @@ KERNEL_SHAPES = (
 )
 LINK_BYTES = tuple(1 << power for power in range(10, 25, 2))
 REPEATS, WARM_UP = 7, 2
-DEPTH = 32  # random reads in flight
-BLOCK = 1 << 22  # bytes of a sequential read
+# Random reads in flight.
+DEPTH = 32
+# Bytes of a sequential read.
+BLOCK = 1 << 22
 
 
 def time_kernels(
     device: torch.device, meet: Callable[[], None], shapes: Sequence[tuple[int, int, int, int]] = KERNEL_SHAPES
 ) -> list[KernelTime]:
     """Time the fused kernel over ``shapes``; ``meet`` is called before each, so that ranks start together."""
+    import torch
+
     times = []
-    for shape in shapes:
+    for tables, rows, columns, lookups in shapes:
         meet()
-        times.append(_time_kernel(device, *shape))
+        kernel = _build_kernel(device, tables, rows, columns)
+        generator = torch.Generator().manual_seed(rows + columns)
+        offsets = torch.arange(tables * lookups + 1, device=device)
+        gradient = torch.randn(lookups, tables * columns, generator=generator).to(device)
+        lookup_seconds, update_seconds = [], []
+        for _ in range(WARM_UP + REPEATS):
+            ids = torch.randint(0, rows, (tables * lookups,), generator=generator).to(device)
+            began = _now(device)
+            pooled = kernel(ids, offsets)
+            looked_up = _now(device)
+            pooled.backward(gradient)
+            lookup_seconds.append(looked_up - began)
+            update_seconds.append(_now(device) - looked_up)
+        measured = KernelTime(
+            tables=tables,
+            columns=columns,
+            lookups=lookups,
+            distinct=rows * (1 - (1 - 1 / rows) ** lookups),
+            lookup_ms=1e3 * statistics.median(lookup_seconds[WARM_UP:]),
+            update_ms=1e3 * statistics.median(update_seconds[WARM_UP:]),
+        )
+        times.append(measured)
     return times
 
 
-def _time_kernel(device: torch.device, tables: int, rows: int, columns: int, lookups: int) -> KernelTime:
-    import torch
-
-    kernel = _kernel(device, tables, rows, columns)
-    generator = torch.Generator().manual_seed(rows + columns)
-    offsets = torch.arange(tables * lookups + 1, device=device)
-    gradient = torch.randn(lookups, tables * columns, generator=generator).to(device)
-    spent = []
-    for _ in range(WARM_UP + REPEATS):
-        ids = torch.randint(0, rows, (tables * lookups,), generator=generator).to(device)
-        began = _now(device)
-        pooled = kernel(ids, offsets)
-        middle = _now(device)
-        pooled.backward(gradient)
-        spent.append((middle - began, _now(device) - middle))
-    lookup, update = (1e3 * statistics.median(times) for times in zip(*spent[WARM_UP:], strict=True))
-    distinct = rows * (1 - (1 - 1 / rows) ** lookups)
-    return KernelTime(
-        tables=tables, columns=columns, lookups=lookups, distinct=distinct, lookup_ms=lookup, update_ms=update
-    )
-
-
-def _kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
-    """The kernel of TorchRec's fused tables: row-wise Adagrad inside the backward pass."""
+def _build_kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
+    # The kernel of TorchRec's fused tables: row-wise Adagrad inside the backward pass.
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -85,10 +88,11 @@ def _kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    gpu = device.type == "cuda"
-    place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if gpu else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    location, compute = EmbeddingLocation.HOST, ComputeDevice.CPU
+    if device.type == "cuda":
+        location, compute = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, columns, *place)] * tables,
+        [(rows, columns, location, compute)] * tables,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         learning_rate=0.01,
         bounds_check_mode=BoundsCheckMode.FATAL,
@@ -97,8 +101,8 @@ def _kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds, after all work on ``device`` is done."""
     if device.type == "cuda":
+        # A GPU works on while the clock is read.
         import torch
 
         torch.cuda.synchronize(device)
@@ -111,14 +115,16 @@ def time_links(device: torch.device, sizes: Sequence[int] = LINK_BYTES, repeats:
     import torch.distributed as dist
 
     world = dist.get_world_size()
+    if world == 1:
+        return []
     times = []
-    for size in sizes if world > 1 else ():
+    for size in sizes:
         sent = torch.zeros(size // 4 * world, device=device)
-        got = torch.empty_like(sent)
+        received = torch.empty_like(sent)
         spent = []
         for _ in range(WARM_UP + repeats):
             began = _now(device)
-            dist.all_to_all_single(got, sent)
+            dist.all_to_all_single(received, sent)
             spent.append(_now(device) - began)
         times.append(LinkTime(bytes_away=size * (world - 1), ms=1e3 * statistics.median(spent[WARM_UP:])))
     return times
@@ -128,49 +134,51 @@ def time_copies(device: torch.device, size: int = 1 << 28) -> float:
     """GB/s of copies of ``size`` bytes from page-locked memory to the GPU."""
     import torch
 
-    host, there = (
-        torch.empty(size, dtype=torch.uint8, pin_memory=True),
-        torch.empty(size, dtype=torch.uint8, device=device),
-    )
+    on_host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(size, dtype=torch.uint8, device=device)
     spent = []
     for _ in range(WARM_UP + REPEATS):
         began = _now(device)
-        there.copy_(host)
+        on_device.copy_(on_host)
         spent.append(_now(device) - began)
     return size / statistics.median(spent[WARM_UP:]) / 1e9
 
 
 def time_disk(folder: Path, size: int = 1 << 28, seconds: float = 2.0) -> dict[str, float]:
-    """Random 4 KiB reads a second at depth 32, and GB/s of sequential reads, of the disk that holds ``folder``.
+    """Time random 4 KiB reads at depth 32, and sequential reads, of the disk that holds ``folder``.
 
-    Reads bypass the page cache (O_DIRECT); where the file system does not allow that, its pages are dropped first and
-    none is read twice. Writes and removes a scratch file of ``size`` bytes. Raises OSError.
+    Writes and removes a scratch file of ``size`` bytes. Each of the two takes about ``seconds``.
+
+    Returns:
+        Random reads a second and GB/s of sequential ones, by their names in the hardware.
+
+    Raises:
+        OSError: The folder cannot be written or read.
     """
     path = folder / f".nightjar-calibrate-{os.getpid()}"
     try:
-        _write_scratch(path, size)
-        with _uncached(path) as file:
-            count, spent = _random_reads(file, size, seconds)
-        with _uncached(path) as file:
+        # A disk that compresses would look faster with zeros.
+        noise = random.Random(1).randbytes(BLOCK)
+        with path.open("wb") as file:
+            for _ in range(size // BLOCK):
+                file.write(noise)
+            file.flush()
+            os.fsync(file.fileno())
+        with _open_uncached(path) as descriptor:
+            count, spent = _read_at_random(descriptor, size, seconds)
+        with _open_uncached(path) as descriptor:
             began = time.perf_counter()
-            read = _read_in_order(file, size, seconds)
+            read = _read_in_order(descriptor, size, seconds)
             ordered = time.perf_counter() - began
         return {"ssd_read_iops": count / spent, "ssd_gb_per_s": read / ordered / 1e9}
     finally:
         path.unlink(missing_ok=True)
 
 
-def _write_scratch(path: Path, size: int) -> None:
-    noise = random.Random(1).randbytes(BLOCK)  # a disk that compresses would look faster with zeros
-    with path.open("wb") as file:
-        for _ in range(size // BLOCK):
-            file.write(noise)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @contextmanager
-def _uncached(path: Path) -> Iterator[int]:
+def _open_uncached(path: Path) -> Iterator[int]:
+    # Reads bypass the page cache (O_DIRECT); where the file system does not allow that, its pages are dropped first and
+    # none is read twice.
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
     except OSError:
@@ -182,14 +190,15 @@ def _uncached(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _random_reads(file: int, size: int, seconds: float) -> tuple[int, float]:
+def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
     """(pages read, seconds) of DEPTH threads that read in random order, each page at most once."""
     pages = list(range(size // PAGE))
     random.Random(2).shuffle(pages)
     end = time.perf_counter() + seconds
 
     def work(first: int) -> int:
-        with mmap.mmap(-1, PAGE) as buffer:  # O_DIRECT needs page-aligned memory
+        # O_DIRECT needs page-aligned memory.
+        with mmap.mmap(-1, PAGE) as buffer:
             done = 0
             for page in pages[first::DEPTH]:
                 done += os.preadv(file, [buffer], page * PAGE) == PAGE
@@ -204,7 +213,7 @@ def _random_reads(file: int, size: int, seconds: float) -> tuple[int, float]:
 
 
 def _read_in_order(file: int, size: int, seconds: float) -> int:
-    """Bytes read: one block at least, whatever else the machine does meanwhile."""
+    # One block at least, whatever else the machine does meanwhile.
     end, at = time.perf_counter() + seconds, 0
     with mmap.mmap(-1, BLOCK) as buffer:
         while at < size:

@@ -40,7 +40,8 @@ class Trial:
     def config(self, hardware: HardwareConfig, steps: int, train: TrainConfig | None = None) -> Config:
         """The configuration that trains it for ``steps`` steps, with the precision and threads of ``train``."""
         like = train or TrainConfig()
-        sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}  # hottest rows first
+        # The hottest rows come first.
+        sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}
         data = DataConfig(name="trial", format="synthetic", sparse=sparse)
         model = DlrmConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
         train = TrainConfig(
@@ -73,7 +74,9 @@ class Drawn:
 
 
 def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
-    """``batches`` batches of ``trial``, the hottest rows first."""
+    """Draw ``batches`` batches of ``trial``, the hottest rows first."""
+    from pipeline.specs.id_mapping import access_histogram
+
     rng, count = np.random.default_rng(seed), trial.batch * batches
     schema = DatasetSchema(
         dense=tuple(f"I{i}" for i in range(DENSE)),
@@ -82,9 +85,23 @@ def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
         files={"train": ["train/part-00000.parquet"], "test": []},
         groups={"train": [[min(GROUP, count - at) for at in range(0, count, GROUP)]], "test": []},
     )
-    ids = {column.name: _zipf_ids(rng, column.rows, trial.zipf, count) for column in schema.sparse}
-    sparse = {column.name: _profile(ids[column.name], column.rows) for column in schema.sparse}
-    profile = Profile(rows=schema.rows, label_rate={"train": 0.25}, dense={}, sparse=sparse)
+    ids, profiles = {}, {}
+    for column in schema.sparse:
+        # Row r with probability proportional to 1 / (r + 1) ** zipf.
+        mass = np.cumsum(1.0 / np.arange(1, column.rows + 1) ** trial.zipf)
+        drawn = np.searchsorted(mass, rng.random(count) * mass[-1])
+        ids[column.name] = np.minimum(drawn, column.rows - 1).astype(np.int32)
+        counts = np.bincount(ids[column.name], minlength=column.rows)
+        hot_rows, hot_share = access_histogram(counts)
+        profiles[column.name] = FeatureProfile(
+            rows=column.rows,
+            distinct=int((counts > 0).sum()),
+            missing_share=0.0,
+            pooling=1.0,
+            hot_rows=hot_rows,
+            hot_share=hot_share,
+        )
+    profile = Profile(rows=schema.rows, label_rate={"train": 0.25}, dense={}, sparse=profiles)
     return Drawn(schema=schema, profile=profile, ids=ids)
 
 
@@ -96,7 +113,8 @@ def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tup
     drawn, rng = draw(trial, batches, seed), np.random.default_rng(seed)
     schema, count = drawn.schema, trial.batch * batches
     columns = {"label": (rng.random(count) < 0.25).astype(np.float32)}
-    columns |= {name: rng.normal(size=count).astype(np.float32) for name in schema.dense}
+    for name in schema.dense:
+        columns[name] = rng.normal(size=count).astype(np.float32)
     with store.draft("datasets/trial", kind="dataset", key=f"{seed:032x}", config={}, inputs={}) as draft:
         with draft.open(schema.files["train"][0]) as sink:
             pq.write_table(pa.table(columns | drawn.ids), sink, row_group_size=GROUP, compression="lz4")
@@ -105,31 +123,11 @@ def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tup
     return schema, drawn.profile
 
 
-def _zipf_ids(rng: np.random.Generator, rows: int, exponent: float, count: int) -> np.ndarray:
-    """int32 [count]: row r with probability proportional to 1 / (r + 1) ** exponent."""
-    reach = np.cumsum(1.0 / np.arange(1, rows + 1) ** exponent)
-    return np.minimum(np.searchsorted(reach, rng.random(count) * reach[-1]), rows - 1).astype(np.int32)
-
-
-def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
-    from pipeline.specs.id_mapping import access_histogram
-
-    counts = np.bincount(ids, minlength=rows)
-    hot_rows, hot_share = access_histogram(counts)
-    return FeatureProfile(
-        rows=rows,
-        distinct=int((counts > 0).sum()),
-        missing_share=0.0,
-        pooling=1.0,
-        hot_rows=hot_rows,
-        hot_share=hot_share,
-    )
-
-
 def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float]:
-    """Train as a rank of a running group: {"step_ms": median, "bytes": peak resident memory above the imports'}.
+    """Train as a rank of a running group.
 
-    The first half of the intervals before the first checkpoint warms up. ``bytes`` is 0 without /proc.
+    Returns:
+        ``step_ms``: the median; ``bytes``: peak resident memory above the imports', 0 without /proc.
     """
     from pipeline.training.distributed import connect
     from pipeline.training.loop import train
@@ -143,6 +141,7 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     dataset: Artifact = store.get("datasets/trial", "dataset")
     settings = TrainingSettings.of(config)
     train(settings, store, dataset, plan, f"runs/{config.run}/checkpoints", config.run or "", records.append)
+    # The first half of the intervals before the first checkpoint warms up.
     undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
     times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
     times = times[len(times) // 2 :]

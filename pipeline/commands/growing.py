@@ -12,7 +12,7 @@ from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.planning.nights import Limit
+    from pipeline.planning.growth import Limit
     from pipeline.records.night import Base
     from pipeline.records.outlook import Outlook
     from pipeline.store.artifacts import Store
@@ -53,8 +53,8 @@ def _write_page(file: str, page: str) -> None:
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
+    from pipeline.planning.growth import read_nights
     from pipeline.planning.inputs import PlanInputs
-    from pipeline.planning.nights import read_nights
     from pipeline.planning.outlook import outlook
     from pipeline.records.dataset import Profile
     from pipeline.records.record import read
@@ -93,7 +93,7 @@ def _base(config: Config, store: Store) -> Base:
 def _limits(config: Config) -> dict[str, Limit]:
     """The limit of every table, and the setting that says it."""
     from pipeline.ingest.schema import data_spec
-    from pipeline.planning.nights import Limit
+    from pipeline.planning.growth import Limit
 
     if config.data.format == "tables":
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Which option every table gets and on which ranks, so that the slowest rank is fastest and every capacity is kept.
 
 Small problems are solved whole as a mixed-integer program. Large ones are first solved averaged over the ranks, which
-picks the options and bounds the answer; the pieces are then placed longest first and improved by local search and by
+picks the options and bounds the answer; the shards are then placed longest first and improved by local search and by
 solving a few tables on a few ranks at a time exactly.
 """
 
@@ -12,23 +12,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.planning.assign_exact import exact_columns, solve_exact
-from pipeline.planning.assign_model import AssignmentModel, AssignmentProblem, PartialAssignment, model_of
-from pipeline.planning.assign_refine import refine
-from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
-from pipeline.planning.assign_search import improve, place
+from pipeline.planning.assign_model import AssignmentModel, AssignmentProblem, PartialAssignment, build_model
+from pipeline.planning.assign_programs import FlatOptions, count_columns, solve_averaged, solve_exact, solve_thinnest
+from pipeline.planning.assign_search import improve, place, refine
 
-TIERS = ("hbm", "ddr", "ssd")
-EXACT_COLUMNS = 100  # integer columns up to which the whole problem is a program
-RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
-EXACT_NODES, NODE_COLUMNS = 1_000, 250_000  # nodes of such a program at most, and nodes x columns of a larger one
-EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
-ROUNDS = 4  # bisections of the ms between the bound and the best assignment known
+# Up to so many integer columns the whole problem is one program.
+EXACT_COLUMNS = 100
+# The same, where nothing else found an assignment.
+RESCUE_COLUMNS = 20_000
+# The most nodes of such a program, and the most nodes x columns of a larger one.
+EXACT_NODES, NODE_COLUMNS = 1_000, 250_000
+# A share of the slowest rank's ms that is not worth a search.
+EXACT_GAP = 1e-3
+# Bisections of the ms between the bound and the best assignment known.
+ROUNDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Each table's candidate and its pieces' ranks. ``ms``: the slowest rank's; no assignment is under ``bound``."""
+    """Each table's candidate and its shards' ranks. ``ms``: the slowest rank's; no assignment is under ``bound``."""
 
     chosen: dict[str, int]
     ranks: dict[str, tuple[int, ...]]
@@ -38,108 +40,145 @@ class Assignment:
 
 
 def assign(problem: AssignmentProblem, *, tolerance: float = EXACT_GAP, thorough: bool = True) -> Assignment | None:
-    """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
+    """Find the assignment whose slowest rank is fastest.
 
-    ``tolerance``: share above the bound at which a search of a large problem ends; infinite: any assignment will do.
-    Not ``thorough``: a large problem gets no more than placing and local search. Equal problems give equal assignments:
-    searches are bounded by nodes and trials, not by time.
-    Raises: ValueError where a place names one rank for two pieces.
+    Equal problems give equal assignments: searches are bounded by nodes and trials, not by time.
+
+    Args:
+        problem: Candidates of every table, and what every rank has room for.
+        tolerance: The search of a large problem ends at this share above the bound; infinite: any assignment will do.
+        thorough: False gives a large problem no more than placing and local search.
+
+    Returns:
+        The assignment. None: nothing fits, or on a large problem nothing was found that does.
+
+    Raises:
+        ValueError: A place names one rank for two shards.
     """
-    model = model_of(problem)
+    # 1. The problem as arrays, without what fits nowhere. Often nothing is left to decide.
+    model = build_model(problem)
     if model is None:
         return None
     if not model.tables:
-        return _assignment(model, PartialAssignment(model), 0.0)
-    if alone := _only(model):
-        return _assignment(model, alone, alone.ms) if alone.fits() else None
-    flat = Flat.of(model)
-    relaxed = relax(model, flat)
-    if relaxed.infeasible:
+        return _finish(model, PartialAssignment(model), 0.0)
+    only = _find_only_assignment(model)
+    if only is not None:
+        return _finish(model, only if only.fits() else None, only.ms)
+
+    # 2. Averaged over the ranks: whether anything can fit, a bound, and an option for every table.
+    flat = FlatOptions.of(model)
+    averaged = solve_averaged(model, flat)
+    if averaged.infeasible:
         return None
-    large = exact_columns(model) > EXACT_COLUMNS
-    tolerance = tolerance if large or math.isinf(tolerance) else EXACT_GAP
-    best, bound = _search(model, flat, relaxed, tolerance)
+    large = count_columns(model) > EXACT_COLUMNS
+    if not large and math.isfinite(tolerance):
+        tolerance = EXACT_GAP
+
+    # 3. Real assignments of these options, and of those that tighter averages pick.
+    bound = max(averaged.bound, float(model.base.max()))
+    best = _place_first(model, flat, averaged.picks, bound)
+    best, bound = _bisect(model, flat, best, bound, tolerance)
     if large and not thorough:
-        return None if best is None else _assignment(model, best, bound)
-    if best is not None and large:
-        best = refine(best, bound * (1 + tolerance)) if best.ms > bound * (1 + tolerance) else best
-    elif best is None or best.ms > bound * (1 + tolerance):
-        best, bound = _exact(model, best, bound)
-    return None if best is None else _assignment(model, best, bound)
+        return _finish(model, best, bound)
+
+    # 4. What is still above the tolerance is solved exactly: a few tables at a time if it is large, else whole.
+    enough = bound * (1 + tolerance)
+    if best is None or (not large and best.ms > enough):
+        best, bound = _solve_whole(model, best, bound)
+    elif best.ms > enough:
+        best = refine(best, enough)
+    return _finish(model, best, bound)
 
 
-def _only(model: AssignmentModel) -> PartialAssignment | None:
-    """The only assignment there is, where no table has a choice of options or ranks; None where one has."""
+def _find_only_assignment(model: AssignmentModel) -> PartialAssignment | None:
     state = PartialAssignment(model)
     for table, options in enumerate(model.options):
-        places = options[0].places
-        if len(options) > 1 or (places is None and model.ranks > 1) or (places is not None and len(places) > 1):
+        if len(options) > 1:
             return None
-        state.add(table, 0, np.zeros(len(options[0].ms), np.int64) if places is None else places[0])
+        places = options[0].places
+        if places is not None:
+            if len(places) > 1:
+                return None
+            state.add(table, 0, places[0])
+        elif model.ranks > 1:
+            return None
+        else:
+            state.add(table, 0, np.zeros(len(options[0].ms), np.int64))
     return state
 
 
-def _search(
-    model: AssignmentModel, flat: Flat, relaxed: Relaxed, tolerance: float
-) -> tuple[PartialAssignment | None, float]:
-    """The best assignment that placing and local search find, and the averaged problem's bound.
+def _place_first(
+    model: AssignmentModel, flat: FlatOptions, picks: tuple[int, ...] | None, bound: float
+) -> PartialAssignment | None:
+    # The average uses all room, and shards of real sizes may not pack so tightly.
+    if picks is not None:
+        best = _place_picks(model, picks, bound, (0.0, 0.5, 2.0))
+        if best is not None:
+            return best
+    # Then options that leave ever more of the room free are tried, last those that leave the most.
+    for room in (0.97, 0.9, 0.8):
+        spared = solve_averaged(model, flat, room=room)
+        if spared.picks is not None:
+            best = _place_picks(model, spared.picks, bound, (0.5, 2.0))
+            if best is not None:
+                return best
+    thinnest = solve_thinnest(model, flat)
+    if thinnest.picks is None:
+        return None
+    return _place_picks(model, thinnest.picks, bound, (0.5, 2.0, 8.0))
 
-    Bisects the ms between the two: what cannot be faster even on average raises the bound, and what the average says
-    of assignments faster than the middle is tried.
-    """
-    bound = max(relaxed.bound, float(model.base.max()))
-    best = _first(model, flat, relaxed, bound)
+
+def _bisect(
+    model: AssignmentModel, flat: FlatOptions, best: PartialAssignment | None, bound: float, tolerance: float
+) -> tuple[PartialAssignment | None, float]:
     low = bound
     for _ in range(ROUNDS):
         if best is None or best.ms <= max(low, bound) * (1 + tolerance):
             break
+        # What cannot be faster than the middle even on average raises the bound; what the average says of
+        # assignments faster than the middle is tried.
         middle = (low + best.ms) / 2
-        sharper = relax(model, flat, below=middle)
+        sharper = solve_averaged(model, flat, below=middle)
         bound = max(bound, middle if sharper.infeasible else min(sharper.bound, middle))
         low = middle
         if sharper.picks is not None:
-            better = _placed(model, sharper.picks, middle, (0.0, 0.5))
+            better = _place_picks(model, sharper.picks, middle, (0.0, 0.5))
             if better is not None and better.ms < best.ms * (1 - EXACT_GAP):
                 best, low = better, bound
     return best, bound
 
 
-def _first(model: AssignmentModel, flat: Flat, relaxed: Relaxed, bound: float) -> PartialAssignment | None:
-    """A first assignment: with all room if that can be packed, else with ever more of it spared, else the thinnest."""
-    if relaxed.picks is not None and (best := _placed(model, relaxed.picks, bound, (0.0, 0.5, 2.0))):
-        return best
-    for room in (0.97, 0.9, 0.8):
-        spared = relax(model, flat, room=room)
-        if spared.picks is not None and (best := _placed(model, spared.picks, bound, (0.5, 2.0))):
-            return best
-    thinnest = thin(model, flat)
-    return None if thinnest.picks is None else _placed(model, thinnest.picks, bound, (0.5, 2.0, 8.0))
-
-
-def _placed(
+def _place_picks(
     model: AssignmentModel, picks: tuple[int, ...], bound: float, weights: tuple[float, ...]
 ) -> PartialAssignment | None:
-    """The picked options placed with each weight of the bytes, improved; the fastest that fits."""
     target = max(bound, 1e-9)
-    states = [place(model, picks, target, weight) for weight in weights]
-    fastest = sorted((s for s in states if s is not None), key=lambda s: s.ms)[:2]
-    return min((improve(s, bound) for s in fastest), key=lambda s: s.ms, default=None)
+    states = []
+    for weight in weights:
+        state = place(model, picks, target, weight)
+        if state is not None:
+            states.append(state)
+    states.sort(key=lambda state: state.ms)
+    improved = [improve(state, bound) for state in states[:2]]
+    return min(improved, key=lambda state: state.ms, default=None)
 
 
-def _exact(
+def _solve_whole(
     model: AssignmentModel, best: PartialAssignment | None, bound: float
 ) -> tuple[PartialAssignment | None, float]:
-    """The whole problem as a program, where it is small enough for one; as a rescue any assignment will do."""
-    columns = exact_columns(model)
+    columns = count_columns(model)
     if columns > RESCUE_COLUMNS:
         return best, bound
     nodes = min(EXACT_NODES, max(NODE_COLUMNS // columns, 100))
+    # As a rescue of a large problem any assignment will do.
     gap = EXACT_GAP if columns <= EXACT_COLUMNS else np.inf
     cutoff = best.ms * (1 - 1e-6) if best is not None else np.inf
-    for spare in (0.0, 2e-6):  # a solver's "fits" may be a millionth over; then once more with that much spared
+    # A solver's "fits" may be a millionth over; then once more with that much of each capacity left free.
+    for spare in (0.0, 2e-6):
         state, proven, infeasible = solve_exact(model, nodes, gap, cutoff, spare=spare)
         if not spare:
-            bound = max(bound, cutoff if infeasible and best is not None else min(proven, cutoff))
+            if infeasible and best is not None:
+                proven = cutoff
+            bound = max(bound, min(proven, cutoff))
         if infeasible or (state is not None and state.fits()):
             break
     if state is not None and state.fits() and (best is None or state.ms < best.ms):
@@ -147,14 +186,14 @@ def _exact(
     return best, bound
 
 
-def _assignment(model: AssignmentModel, state: PartialAssignment, bound: float) -> Assignment:
-    state = state.rebuilt()
+def _finish(model: AssignmentModel, state: PartialAssignment | None, bound: float) -> Assignment | None:
+    if state is None:
+        return None
+    state = state.recompute()
     bound = min(bound, state.ms)
-    tables = list(enumerate(model.tables))
-    return Assignment(
-        chosen={name: state.option(t).index for t, name in tables},
-        ranks={name: tuple(state.ranks[t].tolist()) for t, name in tables},
-        ms=state.ms,
-        bound=bound,
-        gap=state.ms / bound - 1 if bound > 0 else 0.0,
-    )
+    chosen, ranks = {}, {}
+    for table, name in enumerate(model.tables):
+        chosen[name] = state.option(table).index
+        ranks[name] = tuple(state.ranks[table].tolist())
+    gap = state.ms / bound - 1 if bound > 0 else 0.0
+    return Assignment(chosen=chosen, ranks=ranks, ms=state.ms, bound=bound, gap=gap)

@@ -1,4 +1,8 @@
-"""Assignments of picked options to ranks: longest processing time first with repair, then local search."""
+"""Assignments of picked options to ranks: longest processing time first with repair, then local search.
+
+A large assignment is then improved a neighbourhood at a time: a few tables on a few ranks, solved exactly, the rest
+held.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,49 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.planning.assign_model import AssignmentModel, PartialAssignment
+from pipeline.planning.assign_programs import solve_exact
 
-RESTARTS = 40  # times a table that did not fit is placed first instead
-PIECES = 60_000  # placements of pieces that restarts may cost
-STEPS = 3_000  # accepted changes of one local search
-WORTH = 1e-7  # a change must gain this share
+# Times a table that did not fit is placed first instead, and the placements of shards that this may cost.
+RESTARTS, PLACEMENTS = 40, 60_000
+# Accepted changes of one local search.
+STEPS = 3_000
+# A change must gain this share.
+LEAST_GAIN = 1e-7
+# The most exchanges of two shards that are looked at.
+MOST_EXCHANGES = 2_000
+# Neighbourhoods solved, and how many of them without a gain end the search.
+NEIGHBOURHOODS, PATIENCE = 16, 4
+# Integer columns of a neighbourhood, in turn: small ones are quick, large ones find more.
+NEIGHBOURHOOD_COLUMNS = (150, 300)
+NEIGHBOURHOOD_NODES = 30
+# Ranks of a neighbourhood besides the slowest: the fastest ones, and any.
+LIGHT_RANKS, OTHER_RANKS = 5, 3
+# Share of the slowest rank's ms that a neighbourhood must gain.
+NEIGHBOURHOOD_GAIN = 5e-4
 
 
 def place(model: AssignmentModel, picks: Sequence[int], target: float, weight: float) -> PartialAssignment | None:
-    """Every table by its picked option, largest first; by another where that does not fit. None where none fits.
+    """Place every table by its picked option, largest first; by another where that does not fit. None where none fits.
 
     ``target``: ms a rank may take; ``weight``: how much filling a tier counts against loading a rank.
     """
-    pieces = sum(len(model.options[t][o].ms) for t, o in enumerate(picks) if model.options[t][o].places is None)
-    order = sorted(range(len(picks)), key=lambda t: (*_urgency(model, t, picks[t], target, weight), t))
-    for _ in range(max(2, min(RESTARTS, PIECES // max(pieces, 1)))):
+    # Tables without a choice of ranks go first, then those with few, then the largest shards.
+    free_shards = 0
+    urgency = []
+    for table, pick in enumerate(picks):
+        option = model.options[table][pick]
+        size = option.peak_ms / target
+        if weight:
+            size = max(size, float((option.usage * model.per_unit.max(axis=0)).max()))
+        if option.places is None:
+            free_shards += len(option.ms)
+            urgency.append((2, -size, table))
+        else:
+            urgency.append((0 if len(option.places) == 1 else 1, -size, table))
+    order = [table for *_, table in sorted(urgency)]
+
+    # A table that finds no ranks is placed first in the next attempt.
+    for _ in range(max(2, min(RESTARTS, PLACEMENTS // max(free_shards, 1)))):
         state, failed = _place_in_order(model, picks, order, target, weight)
         if state is not None:
             return state
@@ -31,121 +63,109 @@ def place(model: AssignmentModel, picks: Sequence[int], target: float, weight: f
     return None
 
 
-def _urgency(model: AssignmentModel, table: int, pick: int, target: float, weight: float) -> tuple[int, float]:
-    """Tables without a choice of ranks go first, then those with few, then the largest pieces."""
-    option = model.options[table][pick]
-    size = option.peak_ms / target
-    if weight:
-        size = max(size, float((option.takes * model.per_unit.max(axis=0)).max()))
-    if option.places is None:
-        return 2, -size
-    return (0 if len(option.places) == 1 else 1), -size
-
-
 def _place_in_order(
     model: AssignmentModel, picks: Sequence[int], order: Sequence[int], target: float, weight: float
 ) -> tuple[PartialAssignment | None, int]:
     state = PartialAssignment(model)
     for table in order:
-        option, ranks = picks[table], state.find(model.options[table][picks[table]], target, weight)
+        number = picks[table]
+        ranks = state.find_ranks(model.options[table][number], target, weight)
         if ranks is None:
-            other = _cheapest(state, table, target, weight)
-            if other is None:
+            # Of its other options, the one that leaves its slowest rank the fastest.
+            fitting = []
+            for other, option in enumerate(model.options[table]):
+                ranks = state.find_ranks(option, target, weight)
+                if ranks is not None:
+                    fitting.append((state.slowest_ms(option, ranks), option.total_ms, other, ranks))
+            if not fitting:
                 return None, table
-            option, ranks = other
-        state.add(table, option, ranks)
+            _, _, number, ranks = min(fitting, key=lambda candidate: candidate[:3])
+        state.add(table, number, ranks)
     return state, -1
 
 
-def _cheapest(state: PartialAssignment, table: int, target: float, weight: float) -> tuple[int, np.ndarray] | None:
-    """The option of a table that fits and leaves its slowest rank the fastest."""
-    fitting = []
-    for number, option in enumerate(state.model.options[table]):
-        ranks = state.find(option, target, weight)
-        if ranks is not None:
-            fitting.append((state.slowest(option, ranks), option.total_ms, number, ranks))
-    if not fitting:
-        return None
-    _, _, number, ranks = min(fitting, key=lambda each: each[:3])
-    return number, ranks
-
-
 def improve(state: PartialAssignment, bound: float, trials: int = 20_000) -> PartialAssignment:
-    """Relieve the slowest rank by moves and exchanges of pieces and by other options, until none helps.
+    """Relieve the slowest rank by moves and exchanges of shards and by other options, until none helps.
 
-    Every step makes the slowest rank faster and no rank as slow as it was, so the search ends; ``trials`` bounds the
-    options tried. Stops at ``bound`` (ms).
+    Stops at ``bound`` (ms); ``trials`` bounds the options tried.
     """
-    state = state.rebuilt()
-    free = _FreePieces(state)
+    state = state.recompute()
+    free = _FreeShards(state)
+    # Every step makes the slowest rank faster and no rank as slow as it was, so the search ends.
     for _ in range(STEPS):
         rank = int(state.load.argmax())
         if state.load[rank] <= bound * (1 + 1e-4):
             break
         if free.move(rank) or free.exchange(rank):
             continue
-        changed, cost = _change(state, rank, trials)
-        trials -= cost
+        changed, tried = _change_option(state, rank, trials)
+        trials -= tried
         if not changed:
             break
-        free = _FreePieces(state)
-    return state.rebuilt()
+        free = _FreeShards(state)
+    return state.recompute()
 
 
-class _FreePieces:
-    """The pieces that may lie anywhere, as arrays over the state."""
+class _FreeShards:
+    """The shards that may lie anywhere, as arrays over the state."""
 
     def __init__(self, state: PartialAssignment) -> None:
         self.state = state
-        tables = [t for t in range(len(state.chosen)) if state.option(t).places is None]
-        options = [state.option(t) for t in tables]
-        none = np.zeros(0)
-        self.table = np.repeat(np.array(tables, np.int64), [len(o.ms) for o in options])
-        self.piece = np.concatenate([none, *(np.arange(len(o.ms)) for o in options)]).astype(np.int64)
-        self.ms = np.concatenate([none, *(o.ms for o in options)])
-        self.takes = np.concatenate([np.zeros((0, state.used.shape[1])), *(o.takes for o in options)])
-        self.rank = np.concatenate([none, *(state.ranks[t] for t in tables)]).astype(np.int64)
+        table, shard, rank = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        ms, usage = [np.zeros(0)], [np.zeros((0, state.used.shape[1]))]
+        for number in range(len(state.chosen)):
+            option = state.option(number)
+            if option.places is None:
+                table.append(np.full(len(option.ms), number))
+                shard.append(np.arange(len(option.ms)))
+                rank.append(state.ranks[number])
+                ms.append(option.ms)
+                usage.append(option.usage)
+        self.table, self.shard, self.rank = np.concatenate(table), np.concatenate(shard), np.concatenate(rank)
+        self.ms = np.concatenate(ms)
+        self.usage = np.concatenate(usage)
 
     def _put(self, at: int, rank: int) -> None:
         state, source = self.state, self.rank[at]
         state.load[source] -= self.ms[at]
-        state.used[source] -= self.takes[at]
+        state.used[source] -= self.usage[at]
         state.load[rank] += self.ms[at]
-        state.used[rank] += self.takes[at]
+        state.used[rank] += self.usage[at]
         table = int(self.table[at])
+        # States share their arrays of ranks.
         state.ranks[table] = state.ranks[table].copy()
-        state.ranks[table][self.piece[at]] = rank
+        state.ranks[table][self.shard[at]] = rank
         self.rank[at] = rank
 
     def move(self, rank: int) -> bool:
-        """Move a piece off ``rank`` to where the slower of the two ranks is fastest; False: nothing gains."""
+        """Move a shard off ``rank`` to where the slower of the two ranks is fastest; False: nothing gains."""
         state = self.state
         here = np.flatnonzero(self.rank == rank)
         if not len(here):
             return False
         slower = np.maximum(state.load + self.ms[here, None], (state.load[rank] - self.ms[here])[:, None])
-        room = (state.used + self.takes[here, None, :] <= state.model.capacity).all(axis=2)
+        room = (state.used + self.usage[here, None, :] <= state.model.capacity).all(axis=2)
         slower = np.where(room, slower, np.inf)
         slower[:, rank] = np.inf
         best = int(slower.argmin())
-        piece, target = divmod(best, len(state.load))
-        if slower[piece, target] >= state.load[rank] * (1 - WORTH):
+        shard, target = divmod(best, len(state.load))
+        if slower[shard, target] >= state.load[rank] * (1 - LEAST_GAIN):
             return False
-        self._put(int(here[piece]), target)
+        self._put(int(here[shard]), target)
         return True
 
     def exchange(self, rank: int) -> bool:
-        """Exchange a piece of ``rank`` with one elsewhere so that the slower of the two ranks is fastest."""
+        """Exchange a shard of ``rank`` with one elsewhere so that the slower of the two ranks is fastest."""
         state = self.state
-        here, there = np.flatnonzero(self.rank == rank), np.flatnonzero(self.rank != rank)
-        gain = self.ms[here, None] - self.ms[there]
-        slower = np.maximum(state.load[self.rank[there]] + gain, state.load[rank] - gain)
-        at = np.flatnonzero(slower.ravel() < state.load[rank] * (1 - WORTH))
-        at = at[np.argsort(slower.ravel()[at], kind="stable")][:2000]
+        here, elsewhere = np.flatnonzero(self.rank == rank), np.flatnonzero(self.rank != rank)
+        gain = self.ms[here, None] - self.ms[elsewhere]
+        slower = np.maximum(state.load[self.rank[elsewhere]] + gain, state.load[rank] - gain)
+        at = np.flatnonzero(slower.ravel() < state.load[rank] * (1 - LEAST_GAIN))
+        at = at[np.argsort(slower.ravel()[at], kind="stable")][:MOST_EXCHANGES]
         if not len(at):
             return False
-        one, two = here[at // len(there)], there[at % len(there)]
-        moved, other = self.takes[one] - self.takes[two], self.rank[two]
+        one, two = here[at // len(elsewhere)], elsewhere[at % len(elsewhere)]
+        moved, other = self.usage[one] - self.usage[two], self.rank[two]
         capacity = state.model.capacity
         room = (state.used[rank] - moved <= capacity[rank]) & (state.used[other] + moved <= capacity[other])
         fits = np.flatnonzero(room.all(axis=1))
@@ -157,34 +177,137 @@ class _FreePieces:
         return True
 
 
-def _change(state: PartialAssignment, rank: int, trials: int) -> tuple[bool, int]:
+def _change_option(state: PartialAssignment, rank: int, trials: int) -> tuple[bool, int]:
     """Give a table on ``rank`` the option and ranks that relieve it the most; (whether one did, options tried)."""
-    on = []
+    tables = []
     for table, ranks in enumerate(state.ranks):
-        own = state.option(table).ms[ranks == rank].sum()
-        if own > 0:
-            on.append((-float(own), table))
-    best, cost, slowest = None, 0, state.load[rank]
-    for _, table in sorted(on):
-        if cost >= trials:
+        ms = state.option(table).ms[ranks == rank].sum()
+        if ms > 0:
+            tables.append((-float(ms), table))
+    best, tried, slowest = None, 0, state.load[rank]
+    for _, table in sorted(tables):
+        if tried >= trials:
             break
-        was, ranks = state.chosen[table], state.ranks[table]
-        before = state.load.copy()
+        former, ranks = state.chosen[table], state.ranks[table]
+        load = state.load.copy()
         state.remove(table)
         for number, option in enumerate(state.model.options[table]):
-            cost += 1
-            places = state.find(option, slowest, 0.0)
+            tried += 1
+            places = state.find_ranks(option, slowest, 0.0)
             if places is None:
                 continue
-            after = max(float(state.load[ranks].max()), state.slowest(option, places))
+            after = max(float(state.load[ranks].max()), state.slowest_ms(option, places))
             key = (after, option.total_ms, table, number)
-            if key[0] < slowest * (1 - WORTH) and (best is None or key < best[0]):
+            if key[0] < slowest * (1 - LEAST_GAIN) and (best is None or key < best[0]):
                 best = key, places
-        state.add(table, was, ranks)
-        state.load = before  # exactly as it was, whatever the sums rounded
+        state.add(table, former, ranks)
+        # Exactly as it was, whatever the sums rounded.
+        state.load = load
     if best is None:
-        return False, cost
+        return False, tried
     (_, _, table, number), places = best
     state.remove(table)
     state.add(table, number, places)
-    return True, cost
+    return True, tried
+
+
+def refine(state: PartialAssignment, enough: float) -> PartialAssignment:
+    """Relieve the slowest rank by solving neighbourhoods of it exactly, until ``enough`` (ms) or nothing more gains.
+
+    A gain is a faster slowest rank, or one fewer of the ranks that are as slow. Equal states give equal results.
+    """
+    rng = np.random.default_rng(0)
+    idle = 0
+    for _ in range(NEIGHBOURHOODS):
+        if state.ms <= enough or idle == PATIENCE:
+            break
+        better = _solve_neighbourhood(state, rng, NEIGHBOURHOOD_COLUMNS[idle % len(NEIGHBOURHOOD_COLUMNS)])
+        if better is None:
+            idle += 1
+        else:
+            idle = 0
+            state = improve(better, enough, trials=2_000)
+    return state
+
+
+def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, limit: int) -> PartialAssignment | None:
+    # 1. Some tables are taken off their ranks. What is left is the base of a small problem.
+    slowest = state.ms
+    tables, among = _choose_neighbourhood(state, int(state.load.argmax()), rng, limit)
+    rest = state.copy()
+    touched = among.copy()
+    for table in tables:
+        touched[state.ranks[table]] = True
+        rest.remove(table)
+    numbers, options = [], []
+    for table in tables:
+        useful = _useful_options(state, table, slowest - float(rest.load.min()))
+        numbers.append(useful)
+        options.append(tuple(state.model.options[table][number] for number in useful))
+    model = AssignmentModel(
+        tables=tuple(state.model.tables[table] for table in tables),
+        options=tuple(options),
+        capacity=state.model.capacity - rest.used,
+        base=rest.load,
+        per_unit=state.model.per_unit,
+    )
+
+    # 2. Ranks outside that are as slow as the slowest may stay so: one fewer of them is a gain, too.
+    as_slow = (state.load >= slowest * (1 - NEIGHBOURHOOD_GAIN)) & ~touched
+    ceiling = np.where(as_slow, slowest, np.inf)
+    cutoff = slowest * (1 - NEIGHBOURHOOD_GAIN)
+    solved, _, _ = solve_exact(model, NEIGHBOURHOOD_NODES, 1e-3, cutoff, among=among, ceiling=ceiling)
+    if solved is None:
+        return None
+
+    # 3. The tables go to their new ranks. The solver's tolerances are checked by sums made anew.
+    for at, table in enumerate(tables):
+        rest.add(table, numbers[at][solved.chosen[at]], solved.ranks[at])
+    rest = rest.recompute()
+    gained = rest.load[touched].max() < slowest * (1 - NEIGHBOURHOOD_GAIN / 2) and rest.ms <= slowest * (1 + 1e-9)
+    return rest if gained and rest.fits() else None
+
+
+def _choose_neighbourhood(
+    state: PartialAssignment, rank: int, rng: np.random.Generator, limit: int
+) -> tuple[list[int], np.ndarray]:
+    """Tables to place anew, those on ``rank`` first, and the ranks for their free shards: about ``limit`` columns."""
+    ranks = state.model.ranks
+    light = np.argsort(state.load, kind="stable")[:LIGHT_RANKS]
+    among = np.zeros(ranks, bool)
+    among[[rank, *light, *rng.permutation(ranks)[:OTHER_RANKS]]] = True
+    on_rank: list[int] = []
+    near: list[int] = []
+    far: list[int] = []
+    for table in rng.permutation(len(state.chosen)).tolist():
+        holders = state.ranks[table]
+        if (holders == rank).any():
+            on_rank.append(table)
+        elif among[holders].any():
+            near.append(table)
+        else:
+            far.append(table)
+
+    tables: list[int] = []
+    columns = 0
+    for table in on_rank + near + far:
+        wider = among.copy()
+        if state.option(table).places is None:
+            wider[state.ranks[table]] = True
+        # About how many integer columns the table adds.
+        cost = 0
+        for number in _useful_options(state, table, state.ms - float(state.model.base.min())):
+            option = state.model.options[table][number]
+            cost += int(wider.sum()) + 1 if option.places is None else len(option.places)
+        if tables and columns + cost > limit:
+            continue
+        tables.append(table)
+        among, columns = wider, columns + cost
+        if columns > limit * 0.9:
+            break
+    return sorted(tables), among
+
+
+def _useful_options(state: PartialAssignment, table: int, peak_ms: float) -> list[int]:
+    options = state.model.options[table]
+    return [n for n, option in enumerate(options) if option.peak_ms < peak_ms or n == state.chosen[table]]

@@ -6,7 +6,7 @@ Shards, buffers and one cost come from TorchRec; hit rates, distinct ids and our
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from pipeline.planning.choices import (
 )
 from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
-from pipeline.planning.shard_workload import Asked, ShardBlock, asked_of
 from pipeline.records.plan import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
 
@@ -43,7 +42,16 @@ LOOKUP_BYTES = 8
 # A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
 BATCHES_CACHED = 2
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
-BESIDE = "input_exchange"
+OVERLAPPED = "input_exchange"
+
+
+class ShardBlock(NamedTuple):
+    """Rows [row, row + rows) and columns [column, column + columns) of a table."""
+
+    row: int
+    rows: int
+    column: int
+    columns: int
 
 
 class Stock(NamedTuple):
@@ -56,6 +64,13 @@ class Stock(NamedTuple):
     def ms(self) -> float:
         """Both, as TorchRec adds them."""
         return self.compute + self.comms
+
+
+class CachedRows(NamedTuple):
+    """How many rows of a table the faster memory keeps, and host memory behind a GPU's."""
+
+    cache: int
+    host: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +106,15 @@ class Offer:
     @cached_property
     def ms(self) -> tuple[float, ...]:
         """Our cost by shard, without what overlaps with the step."""
-        return tuple(sum(ms for phase, ms in phases.items() if phase != BESIDE) for phases in self.phases)
+        costs = []
+        for phases in self.phases:
+            costs.append(sum(ms for phase, ms in phases.items() if phase != OVERLAPPED))
+        return tuple(costs)
 
     @cached_property
-    def beside_ms(self) -> tuple[float, ...]:
+    def overlapped_ms(self) -> tuple[float, ...]:
         """Our cost by shard of what overlaps with the step: the next batch's ids, and its rows read from SSD."""
-        return tuple(phases.get(BESIDE, 0.0) for phases in self.phases)
+        return tuple(phases.get(OVERLAPPED, 0.0) for phases in self.phases)
 
     @cached_property
     def total_bytes(self) -> tuple[int, int, int]:
@@ -106,34 +124,139 @@ class Offer:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the table."""
         return max(shard.row + shard.rows for shard in self.layout.shards)
 
     @property
     def sharding(self) -> str:
-        """TorchRec's name of the sharding type."""
         return self.layout.sharding
 
 
-def places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tuple[int, ...], ...] | None:
-    """Alternative lists of ranks for the shards, in their order; None: each shard may go to any rank."""
+# What a step asks of the shards of a table, for plans and predictions alike.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableWorkload:
+    """What a global ``batch`` of samples asks of a table's ``blocks``, in any tier.
+
+    By block: ``shares`` of the table's lookups in a step, and how many ``distinct`` rows these ask for.
+    """
+
+    table: PlannedTable
+    sharding: str
+    blocks: Sequence[ShardBlock]
+    batch: int
+    shares: list[float]
+    distinct: list[float]
+
+    def mean(self, figures: Sequence[float]) -> float:
+        """The mean of the blocks' ``figures``, weighted by their lookups."""
+        return sum(figure * share for figure, share in zip(figures, self.shares, strict=True)) / sum(self.shares)
+
+    def loads(self, hardware: HardwareConfig, tier: str, cache_rows: int, host_rows: int = 0) -> list[ShardLoad]:
+        """Compute the load of every block in ``tier``, with its part of a cache of ``cache_rows`` rows in front.
+
+        ``host_rows``: that many more are in host memory, behind a GPU's cache.
+        """
+        table, batch = self.table, self.batch
+        hits = self._hit_rates(hardware, tier, cache_rows)
+        # Rows that leave a GPU's cache come to host memory, so together they serve what one cache of all these would.
+        with_host = self._hit_rates(hardware, tier, cache_rows + host_rows) if host_rows else hits
+        samples = batch / hardware.world_size if self.sharding == DATA_PARALLEL else float(batch)
+        loads = []
+        for number, block in enumerate(self.blocks):
+            load = ShardLoad(
+                rows=block.rows,
+                columns=block.columns,
+                lookups=batch * table.pooling * self.shares[number],
+                distinct=self.distinct[number],
+                pooled_rows=samples * table.outputs,
+                sharding=self.sharding,
+                tier=tier,
+                hit_rate=hits[number],
+                weighted=table.weighted,
+                optimizer=table.optimizer,
+                host_rate=with_host[number] - hits[number],
+            )
+            loads.append(load)
+        return loads
+
+    def _hit_rates(self, hardware: HardwareConfig, tier: str, cache_rows: int) -> list[float]:
+        table, blocks = self.table, self.blocks
+        if tier not in ("hbm_cached", "ssd"):
+            return [1.0] * len(blocks)
+        # A GPU's cache is LRU. A CPU's holds a shard's first rows, which are the hottest only where rows are ranked; a
+        # fifth of it follows what is used instead, which costs some 7 % more misses where nothing changes and is not
+        # charged.
+        if hardware.device == "cuda":
+            return [table.curve.lru_share(cache_rows)] * len(blocks)
+        if not table.ranked:
+            return [cache_rows / table.rows] * len(blocks)
+        rates = []
+        for block, share in zip(blocks, self.shares, strict=True):
+            cached = cache_rows * block.rows / table.rows
+            served = table.curve.share(block.row + cached) - table.curve.share(block.row)
+            rates.append(min(served / share, 1.0))
+        return rates
+
+
+def compute_workload(
+    world_size: int, batch: int, table: PlannedTable, sharding: str, blocks: Sequence[ShardBlock]
+) -> TableWorkload:
+    """Compute what a global ``batch`` of samples asks of the ``blocks`` of ``table``."""
+    curve = table.curve
+    shares = []
+    for block in blocks:
+        if sharding == DATA_PARALLEL:
+            shares.append(1.0 / world_size)
+        elif block.rows == table.rows:
+            shares.append(1.0)
+        elif table.ranked:
+            shares.append(max(curve.share(block.row + block.rows) - curve.share(block.row), 1e-9))
+        else:
+            shares.append(block.rows / table.rows)
+
+    # Most blocks of a table are alike, and curves are slow to ask.
+    lookups = batch * table.pooling
+    known: dict[tuple[int, int, float], float] = {}
+    distinct = []
+    for block, share in zip(blocks, shares, strict=True):
+        key = (block.row if table.ranked else 0, block.rows, share)
+        if key not in known:
+            if block.rows == table.rows:
+                known[key] = curve.distinct(lookups * share)
+            elif table.ranked:
+                known[key] = curve.within(block.row, block.rows).distinct(lookups * share)
+            else:
+                known[key] = curve.distinct(lookups) * share
+        distinct.append(min(known[key], float(block.rows)))
+    return TableWorkload(table=table, sharding=sharding, blocks=blocks, batch=batch, shares=shares, distinct=distinct)
+
+
+# The offers.
+
+
+def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tuple[int, ...], ...] | None:
+    """List the alternative ranks for the shards, in their order; None: each shard may go to any rank."""
     local, world = hardware.ranks_per_host, hardware.world_size
     if layout.sharding in (ROW_WISE, DATA_PARALLEL):
         return (tuple(range(world)),)
+    first_ranks = range(0, world, local)
     if layout.sharding == TABLE_ROW_WISE:
-        return tuple(tuple(range(first, first + local)) for first in range(0, world, local))
-    if layout.sharding == TABLE_COLUMN_WISE:
-        count = range(len(layout.shards))
-        apart = len(layout.shards) if local % len(layout.shards) == 0 else 1
-        starts = range(0, local, apart)
-        return tuple(
-            tuple(first + (start + i) % local for i in count) for first in range(0, world, local) for start in starts
-        )
-    return None
+        return tuple(tuple(range(first, first + local)) for first in first_ranks)
+    if layout.sharding != TABLE_COLUMN_WISE:
+        return None
+    # Neighbouring ranks of one host, from any rank on; shards that divide a host evenly begin at multiples of their
+    # number alone.
+    count = len(layout.shards)
+    places = []
+    for first in first_ranks:
+        for start in range(0, local, count if local % count == 0 else 1):
+            places.append(tuple(first + (start + shard) % local for shard in range(count)))
+    return tuple(places)
 
 
 def whole_layout(batch: int, table: PlannedTable) -> TableSharding:
-    """The table whole on the one rank of a CPU, as TorchRec's enumerator and estimators describe it.
+    """Lay the table whole on the one rank of a CPU, as TorchRec's enumerator and estimators describe it.
 
     Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators). Its cost is left
     out: with one layout there is nothing to decide.
@@ -146,118 +269,115 @@ def whole_layout(batch: int, table: PlannedTable) -> TableSharding:
     )
 
 
-def offers(
+def build_offers(
     hardware: HardwareConfig, train: TrainConfig, table: PlannedTable, choice: Choice, layouts: list[TableSharding]
 ) -> list[Offer]:
-    """Every sharding of ``layouts`` in every tier of ``choice`` that can hold it, with every cache size."""
-    offered = []
+    """Offer every sharding of ``layouts`` in every tier of ``choice`` that can hold it, with every cache size."""
+    offers = []
     for layout in layouts:
-        asked = asked_of(hardware.world_size, train.batch, table, layout.sharding, layout.shards)
+        workload = compute_workload(hardware.world_size, train.batch, table, layout.sharding, layout.shards)
         for tier in tiers_of(layout.sharding, choice.tiers):
-            for kept in _kept(hardware, choice, tier, asked):
-                offered.append(_offer(hardware, train, layout, tier, kept, asked))
-    return offered
+            for cached in _cached_rows(hardware, choice, tier, workload):
+                offers.append(_build_offer(hardware, train, layout, tier, cached, workload))
+    return offers
 
 
-class CachedRows(NamedTuple):
-    """How many rows of a table the faster memory keeps, and host memory behind a GPU's."""
-
-    cache: int
-    host: int
-
-
-def _kept(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[CachedRows]:
-    """Numbers of rows worth keeping."""
-    rows = asked.table.rows
-    shares = HOST_SHARES if tier == "ssd" and hardware.device == "cuda" else (0.0,)
-    both = (
-        CachedRows(cache, min(rows - cache, round(share * rows)))
-        for cache in _cache_sizes(hardware, choice, tier, asked)
-        for share in shares
-    )
-    return list(dict.fromkeys(both))
-
-
-def _cache_sizes(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[int]:
-    """Cache sizes worth trying. A GPU looks up a table on SSD in its cache alone, so the cache holds whole batches."""
-    table = asked.table
+def _cached_rows(hardware: HardwareConfig, choice: Choice, tier: str, workload: TableWorkload) -> list[CachedRows]:
+    rows = workload.table.rows
     if tier not in ("hbm_cached", "ssd"):
-        return [0]
-    if choice.cache_rows is not None:
-        return [choice.cache_rows]
-    least = 1
-    if tier == "ssd" and hardware.device == "cuda":
-        needs = (rows / block.rows for rows, block in zip(asked.distinct, asked.blocks, strict=True))
-        least = min(table.rows, math.ceil(BATCHES_CACHED * max(needs) * table.rows))
-    return sorted({max(least, round(share * table.rows)) for share in CACHE_SHARES})
+        cache_sizes = [0]
+    elif choice.cache_rows is not None:
+        cache_sizes = [choice.cache_rows]
+    else:
+        least = 1
+        if tier == "ssd" and hardware.device == "cuda":
+            # A GPU looks up a table on SSD in its cache alone, so the cache holds whole batches.
+            fullest = 0.0
+            for distinct, block in zip(workload.distinct, workload.blocks, strict=True):
+                fullest = max(fullest, distinct / block.rows)
+            least = min(rows, math.ceil(BATCHES_CACHED * fullest * rows))
+        cache_sizes = sorted({max(least, round(share * rows)) for share in CACHE_SHARES})
+    host_shares = HOST_SHARES if tier == "ssd" and hardware.device == "cuda" else (0.0,)
+    cached = []
+    for cache in cache_sizes:
+        for share in host_shares:
+            cached.append(CachedRows(cache, min(rows - cache, round(share * rows))))
+    return list(dict.fromkeys(cached))
 
 
-def _offer(
-    hardware: HardwareConfig, train: TrainConfig, layout: TableSharding, tier: str, kept: CachedRows, asked: Asked
+def _build_offer(
+    hardware: HardwareConfig,
+    train: TrainConfig,
+    layout: TableSharding,
+    tier: str,
+    cached: CachedRows,
+    workload: TableWorkload,
 ) -> Offer:
-    table, kernel = asked.table, kernel_of(hardware, tier, layout.sharding)
-    loads = asked.loads(hardware, tier, *kept)
-    priced = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
+    table, kernel = workload.table, kernel_of(hardware, tier, layout.sharding)
+    loads = workload.loads(hardware, tier, cached.cache, cached.host)
+    # Equal shards cost the same, and row-wise tables have one on every rank.
+    costs = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
+    sizes = []
+    for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True):
+        in_flight = _bytes_in_flight(hardware, train, load)
+        sizes.append(shard_bytes(hardware, table, tier, cached, block, buffers, in_flight))
     return Offer(
         table=table.name,
         layout=layout,
         tier=tier,
         kernel=kernel,
-        cache_rows=kept.cache,
-        hit_rate=asked.mean([load.hit_rate for load in loads]),
-        host_rows=kept.host,
-        host_rate=asked.mean([load.host_rate for load in loads]),
-        phases=tuple(priced[load] for load in loads),
-        stock_ms=_stock_ms(hardware, table, layout, tier, kernel, kept.cache),
-        bytes=tuple(
-            _bytes(hardware, table, tier, kept, block, buffers, _flight(hardware, train, load))
-            for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True)
-        ),
+        cache_rows=cached.cache,
+        hit_rate=workload.mean([load.hit_rate for load in loads]),
+        host_rows=cached.host,
+        host_rate=workload.mean([load.host_rate for load in loads]),
+        phases=tuple(costs[load] for load in loads),
+        stock_ms=_stock_ms(hardware, table, layout.stock[kernel], tier, cached.cache),
+        bytes=tuple(sizes),
     )
 
 
-def _flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> int:
-    """Memory for a shard's rows in flight from SSD: those of batches read ahead, and copies while they move."""
+def _bytes_in_flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> int:
+    # Memory for a shard's rows in flight from SSD: those of batches read ahead, and copies while they move.
     if load.tier != "ssd":
         return 0
     row = FLOAT * load.columns + load.optimizer.state_bytes(load.columns)
-    ahead = train.prefetch_batches if hardware.device == "cpu" else 0  # a GPU's are in its cache
-    lookups = load.lookups if hardware.device == "cuda" else load.lookups * (1.0 - load.hit_rate)
+    if hardware.device == "cuda":
+        # The rows of batches read ahead are in the GPU's cache.
+        ahead, lookups = 0, load.lookups
+    else:
+        ahead, lookups = train.prefetch_batches, load.lookups * (1.0 - load.hit_rate)
     found = (train.prefetch_batches + BATCHES_MOVING) * lookups * LOOKUP_BYTES
     moving = (ahead + BATCHES_MOVING) * missing_rows(load) * (row + NUMBER_BYTES)
     return int(moving + found) + log_shape(load.rows, row, hardware.ssd_spare).memory
 
 
-def _bytes(
+def shard_bytes(
     hardware: HardwareConfig,
     table: PlannedTable,
     tier: str,
-    kept: CachedRows,
+    cached: CachedRows,
     block: ShardBlock,
     buffers: int,
-    flight: int,
+    in_flight: int,
 ) -> tuple[int, int, int]:
-    """Bytes of one shard by memory: weights and state in its tier, its part of the cache, buffers, rows in ``flight``.
-
-    TorchRec's own figures do not do: it charges SSD tables neither DDR nor SSD, and knows one cache size.
-    """
+    """Count a shard's bytes in the order of MEMORIES: weights, optimizer state, its part of the cache, and the rest."""
+    # TorchRec's own figures do not do: it charges SSD tables neither DDR nor SSD, and knows one cache size.
     sizes = dict.fromkeys(MEMORIES, 0)
     fast = fast_memory(hardware)
-    home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
     row = table.row_bytes(block.columns)
     if tier == "ssd":
         # A checkpoint's copy of the rows lies on SSD too.
         sizes["ssd"] += log_shape(block.rows, row, hardware.ssd_spare).bytes + block.rows * row
-        hosted = -(-kept.host * block.rows // table.rows)
+        hosted = -(-cached.host * block.rows // table.rows)
         sizes["ddr"] += place_bytes(block.rows + hosted) * block.rows + hosted * (row + HOST_ROW_BYTES)
     else:
-        sizes[home] += block.rows * row
+        sizes["hbm" if tier == "hbm" else "ddr"] += block.rows * row
     if hardware.device == "cuda":
         sizes[fast] += MARK_BYTES * block.rows
     sizes[fast] += buffers
-    sizes["ddr"] += flight
-    if kept.cache:
-        slots = -(-kept.cache * block.rows // table.rows)
+    sizes["ddr"] += in_flight
+    if cached.cache:
+        slots = -(-cached.cache * block.rows // table.rows)
         if tier == "hbm_cached":
             row = 4 * block.columns + SLOT_BYTES
             sizes[fast] += ROW_BYTES * block.rows
@@ -266,19 +386,19 @@ def _bytes(
 
 
 def _stock_ms(
-    hardware: HardwareConfig, table: PlannedTable, layout: TableSharding, tier: str, kernel: str, cache_rows: int
+    hardware: HardwareConfig, table: PlannedTable, stock: tuple[Stock, ...], tier: str, cache_rows: int
 ) -> tuple[float, ...]:
-    """TorchRec's cost by shard, its compute scaled by the bandwidth of our cache size or of the SSD."""
-    known = layout.stock[kernel]
+    # TorchRec's compute is scaled by the bandwidth of our cache size or of the SSD, which it does not know.
     if tier == "ssd":
-        slower = (hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s) / hardware.ssd_gb_per_s
+        memory = hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s
+        slower = memory / hardware.ssd_gb_per_s
     elif tier == "hbm_cached":
         slower = _cached_gb_per_s(hardware, STOCK_CACHE) / _cached_gb_per_s(hardware, cache_rows / table.rows)
     else:
-        return tuple(shard.ms for shard in known)
-    return tuple(shard.compute * slower + shard.comms for shard in known)
+        return tuple(shard.ms for shard in stock)
+    return tuple(shard.compute * slower + shard.comms for shard in stock)
 
 
 def _cached_gb_per_s(hardware: HardwareConfig, share: float) -> float:
-    """The bandwidth TorchRec's model gives a cache of ``share`` of the rows (``kernel_bw_lookup``)."""
+    # What TorchRec's model gives a cache of ``share`` of the rows (``kernel_bw_lookup``).
     return (share * hardware.hbm_gb_per_s + (1 - share) * hardware.hbm_to_ddr_gb_per_s) / 10

@@ -1,34 +1,32 @@
-"""Which sharding types and tiers each table may get: the user's list, what the topology allows, what is worth trying.
+"""Which sharding types and tiers each table may get: what the topology allows, and what the user's pins leave.
 
 No torch here. A choice that cannot run (no rows for some rank, columns too narrow, no such tier) is never
-offered; ``pins`` turns the user's pins of single tables into choices, or into errors that give the reason.
+offered; the user's pins of single tables become choices, or errors that give the reason.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipeline.config.data import DataConfig
 from pipeline.config.hardware import HardwareConfig
-from pipeline.config.plan import SHARDING_TYPES
+from pipeline.config.plan import SHARDING_TYPES, PlanConfig, TablePin
 from pipeline.embeddings.table_optimizer_config import table_rules
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.inputs import PlanInputs
 from pipeline.specs.id_mapping import ID_MAPPINGS
-from pipeline.specs.optimizers import TableOptimizer
+from pipeline.specs.optimizers import TABLE_OPTIMIZERS, TableOptimizer
 
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
 COLUMN_TYPES = (COLUMN_WISE, TABLE_COLUMN_WISE)
 SPLIT_TYPES = (COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE)
 # A file holds whole rows: only these types read and write it in one piece.
 SSD_TYPES = (TABLE_WISE, ROW_WISE)
-
+CACHED_TIERS = ("hbm_cached", "ssd")
 # FBGEMM's GPU kernels work on blocks of 128 columns: narrower column shards waste them unless the user asks.
 MIN_COLUMNS = 128
 MIN_PINNED_COLUMNS = 32
@@ -83,8 +81,12 @@ class Choice:
 
 
 def tables_of(inputs: PlanInputs) -> list[PlannedTable]:
-    """The tables in schema order; raises ArtifactError where ``profile.json`` lacks a feature of ``schema.json``."""
-    tables, profile = [], inputs.profile
+    """Build the tables in schema order.
+
+    Raises:
+        ArtifactError: ``profile.json`` lacks a feature of ``schema.json``.
+    """
+    profile = inputs.profile
     for column in inputs.schema.id_columns:
         if column.name not in profile.sparse:
             raise ArtifactError(
@@ -93,34 +95,29 @@ def tables_of(inputs: PlanInputs) -> list[PlannedTable]:
                 hint="stages=[ingest] force=true",
             )
     rules = table_rules(inputs.model, inputs.train)
-    for each in inputs.schema.tables:
-        measured = profile.table(each.columns)
+    train_rows = profile.rows.get("train", 0)
+    tables = []
+    for schema in inputs.schema.tables:
+        measured = profile.table(schema.columns)
+        # The feature's mapping says whether rows are numbered by frequency.
+        feature = inputs.data.sparse.get(schema.name)
+        ranked = False
+        if feature is not None:
+            ranked = ID_MAPPINGS.get(feature.mapping or inputs.data.sparse_defaults.mapping).ranked
         table = PlannedTable(
-            name=each.name,
-            rows=each.rows,
-            dim=inputs.model.dim_of(each.name),
+            name=schema.name,
+            rows=schema.rows,
+            dim=inputs.model.dim_of(schema.name),
             pooling=max(measured.pooling, 1e-3),
-            curve=HitCurve.from_profile(measured, lookups=profile.rows.get("train", 0) * measured.pooling),
-            optimizer=rules.of(each.name),
-            weighted=each.weighted,
-            ranked=_ranked(inputs.data, each.name),
-            features=each.features,
-            events=sum(profile.sparse[name].pooling for name in each.events),
+            curve=HitCurve.from_profile(measured, lookups=train_rows * measured.pooling),
+            optimizer=rules.of(schema.name),
+            weighted=schema.weighted,
+            ranked=ranked,
+            features=schema.features,
+            events=sum(profile.sparse[name].pooling for name in schema.events),
         )
         tables.append(table)
     return tables
-
-
-def _ranked(data: DataConfig, table: str) -> bool:
-    """Whether the table's rows are ordered by frequency, as the feature's mapping says."""
-    feature = data.sparse.get(table)
-    return feature is not None and ID_MAPPINGS.get(feature.mapping or data.sparse_defaults.mapping).ranked
-
-
-def nearest(name: str, among: Iterable[str]) -> str:
-    """The one of ``among`` that is most like ``name``."""
-    candidates = sorted(among)
-    return (difflib.get_close_matches(name, candidates, n=1, cutoff=0.0) or candidates)[0]
 
 
 def table_tiers(hardware: HardwareConfig, table: PlannedTable) -> tuple[str, ...]:
@@ -129,14 +126,16 @@ def table_tiers(hardware: HardwareConfig, table: PlannedTable) -> tuple[str, ...
 
 
 def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
-    """The ``offered`` tiers that may hold a table of this ``sharding``; a replica lies in the device's memory."""
+    """Select the ``offered`` tiers that may hold a table of this ``sharding``."""
     if sharding == DATA_PARALLEL:
-        return tuple(tier for tier in offered if tier == ("hbm" if "hbm" in offered else "ddr"))
+        # A replica lies in the device's memory.
+        device_memory = "hbm" if "hbm" in offered else "ddr"
+        return tuple(tier for tier in offered if tier == device_memory)
     return tuple(tier for tier in offered if tier != "ssd" or sharding in SSD_TYPES)
 
 
-def impossible(hardware: HardwareConfig, table: PlannedTable, sharding: str, columns: int) -> str:
-    """Why ``sharding`` cannot run for this table on this topology; empty if it can."""
+def find_obstacle(hardware: HardwareConfig, table: PlannedTable, sharding: str, columns: int) -> str:
+    """Say why ``sharding`` cannot run for this table on this topology; empty if it can."""
     if hardware.embedding_hosts and sharding not in (TABLE_WISE, COLUMN_WISE):
         return "with hardware.embedding_hosts it would exchange partial sums or copies with the workers, too"
     if sharding in (TABLE_ROW_WISE, TABLE_COLUMN_WISE) and hardware.hosts == 1:
@@ -144,7 +143,7 @@ def impossible(hardware: HardwareConfig, table: PlannedTable, sharding: str, col
         return f"it places a table on one of several hosts, hardware.hosts is 1 (use {plain})"
     if sharding in (ROW_WISE, TABLE_ROW_WISE):
         ranks = hardware.world_size if sharding == ROW_WISE else hardware.ranks_per_host
-        if empty_ranks(table.rows, ranks):
+        if _leaves_empty_ranks(table.rows, ranks):
             return f"its {table.rows} rows in equal blocks over {ranks} ranks leave a rank without rows"
     if sharding in COLUMN_TYPES and table.optimizer.whole_rows:
         return "model.tables.*.max_norm looks at whole rows"
@@ -156,6 +155,126 @@ def impossible(hardware: HardwareConfig, table: PlannedTable, sharding: str, col
     return ""
 
 
-def empty_ranks(rows: int, ranks: int) -> bool:
-    """TorchRec gives every rank ceil(rows / ranks) rows while they last: the last ranks may get none."""
+def _leaves_empty_ranks(rows: int, ranks: int) -> bool:
+    # TorchRec gives every rank ceil(rows / ranks) rows while they last: the last ranks may get none.
     return -(-rows // ranks) * (ranks - 1) >= rows
+
+
+# Pins: what the user asks for single tables (``plan.tables``).
+
+
+def check_pins(plan: PlanConfig, tables: set[str]) -> None:
+    """Raise ConfigError, with the nearest match, for a pin that names none of the ``tables``."""
+    for table, pin in plan.tables.items():
+        if table in tables:
+            continue
+        known = sorted(tables)
+        near = (difflib.get_close_matches(table, known, n=1, cutoff=0.0) or known)[0]
+        # The pin as overrides for the other table.
+        path = f"+plan.tables.{near}"
+        overrides = []
+        for key in ("tier", "sharding", "cache_rows"):
+            if getattr(pin, key):
+                overrides.append(f"{path}.{key}={getattr(pin, key)}")
+        if any(pin.avoid):
+            overrides.append(f"{path}.avoid=[{','.join(pin.avoid)}]")
+        again = " ".join(overrides) or f"{path}={{}}"
+        raise ConfigError(
+            f"plan.tables names {table!r}, but the dataset has no such table; the nearest is {near!r}",
+            hint=f"~plan.tables.{table} {again}",
+        )
+
+
+def apply_pin(hardware: HardwareConfig, table: PlannedTable, pin: TablePin, free: Choice | None) -> Choice:
+    """Narrow a table's choice to what its ``pin`` leaves; ConfigError where that is nothing, or cannot run.
+
+    ``free``: the table's choice without the pin, None where the pin names the sharding.
+    """
+    choice = free or _choose_pinned_sharding(hardware, table, pin.sharding)
+    offered = _pinned_tiers(hardware, table, pin)
+    cache_rows = _pinned_cache_rows(table, pin)
+    path = f"plan.tables.{table.name}"
+    if pin.tier and pin.sharding and not tiers_of(pin.sharding, (pin.tier,)):
+        expected = "another type: a replica lies in the device's memory"
+        if pin.tier == "ssd":
+            expected = "table_wise or row_wise"
+        raise ConfigError(
+            f"{path} has tier {pin.tier!r} with sharding {pin.sharding!r}, expected {expected}",
+            hint=f"{path}.sharding={TABLE_WISE}",
+        )
+    allowed = tuple(name for name in choice.sharding if name not in pin.avoid)
+    offered = tuple(tier for tier in offered if tier not in pin.avoid)
+    sharding = tuple(name for name in allowed if tiers_of(name, offered))
+    if sharding:
+        return replace(choice, sharding=sharding, tiers=offered, cache_rows=cache_rows, pinned=True)
+    wanted_and_avoided = [name for name in (pin.tier, pin.sharding) if name in pin.avoid]
+    if wanted_and_avoided:
+        why = f"the pin both asks for {wanted_and_avoided[0]} and avoids it"
+        avoid = [name for name in pin.avoid if name not in wanted_and_avoided]
+        hint = f"{path}.avoid=[{','.join(avoid)}]"
+    else:
+        why = f"sharding {' or '.join(allowed) or 'none'}, tiers {' or '.join(offered) or 'none'}"
+        hint = f"~{path}"
+    raise ConfigError(f"{path} leaves no placement for the table: {why}", hint=hint)
+
+
+def _choose_pinned_sharding(hardware: HardwareConfig, table: PlannedTable, sharding: str) -> Choice:
+    # Where the user pins a column split: one shard a rank, but none narrower than is sensible.
+    ranks = hardware.ranks_per_host if sharding == TABLE_COLUMN_WISE else hardware.world_size
+    least = max(-(-table.dim // max(ranks, 2)), min(MIN_PINNED_COLUMNS, table.dim // 2), COLUMN_STEP)
+    columns = table.dim
+    for width in range(COLUMN_STEP, table.dim, COLUMN_STEP):
+        if width >= least and table.dim % width == 0:
+            columns = width
+            break
+    obstacle = find_obstacle(hardware, table, sharding, columns)
+    if obstacle:
+        fallback = TABLE_WISE
+        if sharding == TABLE_ROW_WISE and not _leaves_empty_ranks(table.rows, hardware.world_size):
+            fallback = ROW_WISE
+        path = f"plan.tables.{table.name}.sharding"
+        raise ConfigError(f"{path} is {sharding!r}, which cannot run: {obstacle}", hint=f"{path}={fallback}")
+    return Choice(sharding=(sharding,), tiers=table_tiers(hardware, table), columns=columns)
+
+
+def _pinned_tiers(hardware: HardwareConfig, table: PlannedTable, pin: TablePin) -> tuple[str, ...]:
+    offered = table_tiers(hardware, table)
+    if not pin.tier:
+        return offered
+    if pin.tier in offered:
+        return (pin.tier,)
+    path = f"plan.tables.{table.name}.tier"
+    if pin.tier in tiers(hardware):
+        if table.optimizer.whole_rows:
+            other = f"model.tables.{table.name}.max_norm=null"
+        else:
+            fused = next((spec.name for spec in TABLE_OPTIMIZERS if spec.fused_on(hardware.device)), "")
+            other = f"train.sparse_optimizer={fused}"
+        raise ConfigError(
+            f"{path} is {pin.tier!r}, but table optimizer {table.optimizer.name} has no kernel for device "
+            f"{hardware.device}, and only a kernel trains rows of that tier",
+            hint=f"{path}={offered[0]}, or {other}",
+        )
+    if pin.tier == "ssd":
+        lack, hint = "hardware.ssd_gib is 0", "hardware.ssd_gib=100"
+    else:
+        lack, hint = f"hardware.device is {hardware.device}", f"{path}={offered[0]}"
+    raise ConfigError(f"{path} is {pin.tier!r}, which hardware {hardware.name!r} lacks: {lack}", hint=hint)
+
+
+def _pinned_cache_rows(table: PlannedTable, pin: TablePin) -> int | None:
+    if pin.cache_rows is None:
+        return None
+    path = f"plan.tables.{table.name}"
+    if pin.tier not in CACHED_TIERS:
+        raise ConfigError(
+            f"{path}.cache_rows is {pin.cache_rows}, but only tables pinned to {' or '.join(CACHED_TIERS)} have a "
+            "cache",
+            hint=f"{path}.tier={CACHED_TIERS[1]}",
+        )
+    if not 1 <= pin.cache_rows <= table.rows:
+        raise ConfigError(
+            f"{path}.cache_rows is {pin.cache_rows}, expected 1 to {table.rows}, the table's rows",
+            hint=f"{path}.cache_rows={min(max(pin.cache_rows, 1), table.rows)}",
+        )
+    return pin.cache_rows

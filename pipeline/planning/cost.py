@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.model import ModelConfig
 from pipeline.models.costs import model_costs
-from pipeline.models.sequence_costs import BlockCosts, events_of_batch, sequence_costs
+from pipeline.models.sequence_costs import events_of_batch, sequence_costs
 from pipeline.records.dataset import DatasetSchema, SequenceProfile
 from pipeline.records.plan import PHASES
 from pipeline.records.scratch import write_amplification
@@ -22,10 +22,14 @@ from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 from pipeline.specs.optimizers import TableOptimizer
 
 FLOAT = 4
-LINE = 64  # bytes that memory moves at least: a processor's cache line
-PAGE = 4096  # bytes that a disk moves at least
-HOST_COPIES = 8  # bytes that host memory moves for each byte that changes places with a GPU
-BYTES_PER_MS = 1e6  # at 1 GB/s
+# Bytes that memory moves at least: a processor's cache line.
+LINE = 64
+# Bytes that a disk moves at least.
+PAGE = 4096
+# Bytes that host memory moves for each byte that changes places with a GPU.
+HOST_COPIES = 8
+# At 1 GB/s.
+BYTES_PER_MS = 1e6
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
 
 
@@ -44,53 +48,49 @@ class EventLengths:
         known = self.measured.get(sequence)
         return float(samples * longest) if known is None else events_of_batch(known, samples)
 
+    def mean_length(self, sequence: str, longest: int) -> float:
+        """Mean events of a row, at least 1 where they were measured."""
+        known = self.measured.get(sequence)
+        return float(longest) if known is None else max(known.looked_up, 1.0)
+
 
 NO_EVENTS = EventLengths()
 
 
 def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> ModelCosts:
-    """The costs of all blocks by their time, per sample of a batch of ``samples``.
-
-    Where a batch is worked on in parts, the forward pass runs twice.
-    """
+    """Sum the costs of all sequence blocks by their time, per sample of a batch of ``samples``."""
     blocks = sequence_costs(model, schema, events.measured)
-    again = {
-        each.name: 1.0 + _forward_share(blocks[each.name]) * (_parts(events, each.name, each.max_length, samples) > 1)
-        for each in schema.sequences
-    }
+    factors = {}
+    for sequence in schema.sequences:
+        block = blocks[sequence.name]
+        # Where a batch is worked on in parts, the forward pass runs twice. It is a third of a block without products.
+        forward = block.forward / block.flop if block.flop else 1 / 3
+        parts = 1.0
+        if events.most is not None:
+            parts = samples * events.mean_length(sequence.name, sequence.max_length) / events.most
+        factors[sequence.name] = 1.0 + forward * (parts > 1)
     return ModelCosts(
-        flop=sum(each.flop * again[name] for name, each in blocks.items()),
-        parameters=sum(each.parameters for each in blocks.values()),
-        activations=round(sum(each.activations * again[name] for name, each in blocks.items())),
+        flop=sum(block.flop * factors[name] for name, block in blocks.items()),
+        parameters=sum(block.parameters for block in blocks.values()),
+        activations=round(sum(block.activations * factors[name] for name, block in blocks.items())),
     )
 
 
 def kept_activations(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> float:
-    """Values that the blocks keep for the backward pass of ``samples`` rows, in the batches with most events.
+    """Count the values that the blocks keep for the backward pass of ``samples`` rows, in the batches with most events.
 
     In parts, those of one part, of which one history may be longer than ``most``.
     """
     blocks, total = sequence_costs(model, schema, events.measured), 0.0
-    for each in schema.sequences:
-        known = events.measured.get(each.name)
-        mean = float(each.max_length) if known is None else max(known.looked_up, 1.0)
-        batch = events.of_batch(each.name, each.max_length, samples)
+    for sequence in schema.sequences:
+        batch = events.of_batch(sequence.name, sequence.max_length, samples)
         if events.most is not None:
-            batch = min(batch, max(events.most, each.max_length if known is None else known.longest))
-        total += blocks[each.name].activations * batch / mean
+            known = events.measured.get(sequence.name)
+            longest = sequence.max_length if known is None else known.longest
+            batch = min(batch, max(events.most, longest))
+        mean = events.mean_length(sequence.name, sequence.max_length)
+        total += blocks[sequence.name].activations * batch / mean
     return total
-
-
-def _parts(events: EventLengths, sequence: str, longest: int, samples: int) -> float:
-    """How many parts a mean batch of ``samples`` rows is worked on in; at most 1: all at once."""
-    known = events.measured.get(sequence)
-    mean = float(longest) if known is None else max(known.looked_up, 1.0)
-    return 1.0 if events.most is None else samples * mean / events.most
-
-
-def _forward_share(block: BlockCosts) -> float:
-    """The share of the forward pass in the cost of a block; a third, where it has no products."""
-    return block.forward / block.flop if block.flop else 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,32 +116,41 @@ class ShardLoad:
 
 
 def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
-    """Ms a step by phase (PHASES without dense and overhead) that this shard costs the rank that holds it.
+    """Predict what a shard costs the rank that holds it.
 
     ``input_exchange`` also holds the rows that tier ssd brings ahead for the next batch and takes back: both go on
-    beside the step, as the ids' exchange does. The rank that sends pays for an exchange; a link works both ways at
-    once. ``global_batch`` bounds a shard's distinct rows by the ids there are.
+    beside the step, as the ids' exchange does.
+
+    Returns:
+        Ms a step by phase (PHASES without dense and overhead).
     """
     pooled = load.pooled_rows * load.columns * FLOAT
     distinct = min(load.distinct, load.lookups)
     overhead = hardware.table_overhead_us / 1e3 / 2
-    row, state = _moved(load.columns * FLOAT), _moved(load.columns * load.optimizer.value_bytes)
+    # Memory moves whole lines.
+    row = -(-load.columns * FLOAT // LINE) * LINE
+    state = -(-load.columns * load.optimizer.value_bytes // LINE) * LINE
     read = _rows_ms(hardware, load, distinct, row)
     output = pooled / _gb_per_s(hardware, "") / BYTES_PER_MS
+    # The row and its optimizer state are read and written; one figure of state is measured with ``update_ns``.
+    written = 2 * _rows_ms(hardware, load, distinct, row + state)
     phases = {
         "input_exchange": 0.0,
         "lookup": overhead + load.lookups * hardware.lookup_ns / 1e6 + read + output,
         "output_exchange": 0.0,
         "gradient_exchange": 0.0,
-        # The row and its optimizer state are read and written; one figure of state is measured with ``update_ns``.
-        "update": overhead
-        + load.lookups * hardware.update_ns / 1e6
-        + 2 * _rows_ms(hardware, load, distinct, row + state),
+        "update": overhead + load.lookups * hardware.update_ns / 1e6 + written,
     }
     if load.sharding == DATA_PARALLEL:
-        return phases | _replica_ms(hardware, load)
+        # A replica's whole gradient is reduced over the ranks and applied by dense passes.
+        size = load.rows * load.columns * FLOAT
+        passes = load.optimizer.replica_passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS
+        phases["gradient_exchange"] = all_reduce_ms(hardware, size)
+        phases["update"] = hardware.table_overhead_us / 1e3 + passes
+        return phases
+    # The rank that sends pays for an exchange, and what stays is free. Links work both ways, and both of them at once.
     ids = load.lookups * FLOAT * (2 if load.weighted else 1) + min(load.pooled_rows, global_batch) * FLOAT
-    phases["input_exchange"] = _all_to_all_ms(hardware, ids) + _host_ms(hardware, load) + _ssd_ms(hardware, load)
+    phases["input_exchange"] = max(links_ms(hardware, ids)) + _host_ms(hardware, load) + _ssd_ms(hardware, load)
     phases["output_exchange"] = phases["gradient_exchange"] = _outputs_ms(hardware, load.sharding, pooled)
     return phases
 
@@ -149,40 +158,37 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
 def fixed_ms(
     model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: EventLengths = NO_EVENTS
 ) -> dict[str, float]:
-    """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange.
+    """Predict ms a step by phase that no table's place changes: dense part, overhead, and latency of each exchange.
 
     ``batch``: samples of a step on all ranks. Ranks of embedding hosts have no dense part.
     """
+    phases = dict.fromkeys(PHASES, 0.0)
     latency = latency_ms(hardware)
-    dense = 0.0
+    # How many ids, then the ids.
+    phases["input_exchange"] = 2 * latency
+    phases["output_exchange"] = phases["gradient_exchange"] = latency
     if not hardware.only_tables:
-        dense = dense_ms(dense_costs(model, schema, events, local_batch(batch, hardware.world_size)), hardware, batch)
-    return {
-        **dict.fromkeys(PHASES, 0.0),
-        "input_exchange": 2 * latency,  # how many ids, then the ids
-        "output_exchange": latency,
-        "gradient_exchange": latency,
-        "dense": dense,
-        "overhead": hardware.step_overhead_ms,
-    }
+        costs = dense_costs(model, schema, events, local_batch(batch, hardware.world_size))
+        phases["dense"] = dense_ms(costs, hardware, batch)
+    phases["overhead"] = hardware.step_overhead_ms
+    return phases
 
 
 def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
-    """Ms of the dense part of one rank's slice of ``batch``: forward, backward, optimizer, all-reduce of its gradients.
-
-    Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
-    """
+    """Predict ms of the dense part of one rank's slice of ``batch``: forward, backward, optimizer, all-reduce."""
     samples = local_batch(batch, hardware.world_size)
+    # Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
     memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
     gradients = all_reduce_ms(hardware, costs.parameters * FLOAT)
-    return compute + memory + gradients + (latency_ms(hardware) if hardware.world_size > 1 else 0.0)
+    latency = latency_ms(hardware) if hardware.world_size > 1 else 0.0
+    return compute + memory + gradients + latency
 
 
 def dense_costs(
     model: ModelConfig, schema: DatasetSchema, events: EventLengths = NO_EVENTS, samples: int = 1
 ) -> ModelCosts:
-    """The costs of ``model`` without towers, with the blocks of its sequences in a batch of ``samples``."""
+    """Count the costs of ``model`` without towers, with the blocks of its sequences in a batch of ``samples``."""
     costs = vector_costs(model, schema)
     if not schema.sequences:
         return costs
@@ -195,31 +201,30 @@ def dense_costs(
 
 
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
-    """The costs of ``model`` on the dense features and one vector of each feature and sequence, which are there.
-
-    With the projections of embeddings of another width: a product forward, two backward.
-    """
+    """Count the costs of ``model`` on the dense features and one vector, ready made, of each feature and sequence."""
     dim = model.embedding_dim
-    names = tuple(column.name for column in schema.sparse) + tuple(each.name for each in schema.sequences)
-    inputs = ModelInputs(dense=schema.dense, vectors=names, dim=dim, tasks=task_inputs(schema.tasks))
+    names = [column.name for column in (*schema.sparse, *schema.sequences)]
+    inputs = ModelInputs(dense=schema.dense, vectors=tuple(names), dim=dim, tasks=task_inputs(schema.tasks))
     costs = model_costs(model, inputs)
-    widths = [model.dim_of(column.owner) for column in schema.sparse]
-    weights = sum(width * dim for width in widths if width != dim)
+    # Embeddings of another width are projected: a product forward, two backward.
+    weights = values = 0
+    for column in schema.sparse:
+        width = model.dim_of(column.owner)
+        if width != dim:
+            weights += width * dim
+            values += dim
     if not weights:
         return costs
     return ModelCosts(
-        flop=costs.flop + 6 * weights,
-        parameters=costs.parameters + weights,
-        activations=costs.activations + sum(dim for width in widths if width != dim),
+        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights, activations=costs.activations + values
     )
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
-    """A step's ms from those of its phases: all one after the other, but the exchange of ids.
-
-    TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``input_exchange`` counts
-    only what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited for.
-    """
+    """Add up a step's ms from those of its phases: all one after the other, but the exchange of ids."""
+    # TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``input_exchange`` counts
+    # only what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited
+    # for.
     rest = sum(ms for phase, ms in phases.items() if phase != "input_exchange")
     return max(rest, phases.get("input_exchange", 0.0))
 
@@ -229,18 +234,6 @@ def local_batch(batch: int, world_size: int) -> int:
     return -(-batch // world_size)
 
 
-def _moved(size: float) -> float:
-    """Bytes that memory moves for a row of ``size`` bytes."""
-    return -(-size // LINE) * LINE
-
-
-def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
-    """Bandwidth at which a tier's rows come; '': of the device's own memory."""
-    if hardware.device == "cpu":
-        return hardware.ddr_gb_per_s
-    return hardware.hbm_to_ddr_gb_per_s if tier == "ddr" else hardware.hbm_gb_per_s
-
-
 def missing_rows(load: ShardLoad) -> float:
     """Distinct rows a step that the faster memory has not: the cold ones, which hardly repeat within a batch."""
     if load.tier not in ("hbm_cached", "ssd"):
@@ -248,92 +241,76 @@ def missing_rows(load: ShardLoad) -> float:
     return min(load.distinct, load.lookups * (1.0 - load.hit_rate))
 
 
-def disk_rows(load: ShardLoad) -> float:
-    """Those of them that no memory has: they come from the disk, and as many go there."""
-    if load.tier != "ssd":
-        return 0.0
-    return min(missing_rows(load), load.lookups * max(0.0, 1.0 - load.hit_rate - load.host_rate))
+def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
+    # '' stands for the device's own memory.
+    if hardware.device == "cpu":
+        return hardware.ddr_gb_per_s
+    return hardware.hbm_to_ddr_gb_per_s if tier == "ddr" else hardware.hbm_gb_per_s
 
 
 def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: float) -> float:
-    """Ms to move the distinct rows once; rows read ahead from SSD are in memory by then."""
+    # The distinct rows move once; rows read ahead from SSD are in memory by then.
     far = missing_rows(load) if load.tier == "hbm_cached" else 0.0
     near = (distinct - far) * row / _gb_per_s(hardware, load.tier)
     return (near + (far * row / hardware.hbm_to_ddr_gb_per_s if far else 0.0)) / BYTES_PER_MS
 
 
 def _host_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
-    """Ms of a GPU's link and host memory: of tier ssd a missing row comes over the link while another one goes back.
-
-    Host memory reads and writes each of the two twice: where it is kept, and where the link takes it from.
-    """
     if load.tier != "ssd" or hardware.device != "cuda":
         return 0.0
+    # A missing row comes over the GPU's link while another one goes back. Host memory reads and writes each of the
+    # two twice: where it is kept, and where the link takes it from.
     moved = missing_rows(load) * (load.columns * FLOAT + load.optimizer.state_bytes(load.columns))
     return (moved / hardware.hbm_to_ddr_gb_per_s + HOST_COPIES * moved / hardware.ddr_gb_per_s) / BYTES_PER_MS
 
 
 def _ssd_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
-    """Ms of the disk: missing rows are read page by page; when they leave memory they are written one after another.
-
-    Room is made for them meanwhile: as many bytes as are written are read from segments that are emptied.
-    """
     if load.tier != "ssd":
         return 0.0
+    # Rows that no memory has are read page by page; when they leave memory they are written one after another. Room is
+    # made for them meanwhile: as many bytes as are written are read from segments that are emptied.
+    rows = min(missing_rows(load), load.lookups * max(0.0, 1.0 - load.hit_rate - load.host_rate))
     row = load.columns * FLOAT + load.columns * load.optimizer.value_bytes
-    pages = disk_rows(load) * -(-row // PAGE)
+    pages = rows * -(-row // PAGE)
     transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
-    moved = 2 * write_amplification(hardware.ssd_spare) * disk_rows(load) * row
+    moved = 2 * write_amplification(hardware.ssd_spare) * rows * row
     return max(pages / hardware.ssd_read_iops * 1e3, transfer) + moved / hardware.ssd_gb_per_s / BYTES_PER_MS
 
 
-def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
-    """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
-    size = load.rows * load.columns * FLOAT
-    return {
-        "gradient_exchange": all_reduce_ms(hardware, size),
-        "update": hardware.table_overhead_us / 1e3
-        + load.optimizer.replica_passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
-    }
-
-
 def _outputs_ms(hardware: HardwareConfig, sharding: str, size: float) -> float:
-    """Ms to send pooled outputs of ``size`` bytes to the ranks whose samples they are."""
     if sharding == TABLE_ROW_WISE and hardware.hosts > 1:
         # Partial sums are reduced within the host first; one of its ranks' parts each then leaves it.
         local = hardware.ranks_per_host
         within = size * (local - 1) / local / hardware.intra_host_gb_per_s
         return (within + size / local * (hardware.hosts - 1) / hardware.hosts / hardware.inter_host_gb_per_s) / 1e6
-    return _all_to_all_ms(hardware, size)
-
-
-def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
-    """Ms to spread ``size`` bytes of this rank evenly over all ranks; what stays is free, both links work at once."""
     return max(links_ms(hardware, size))
 
 
 def links_ms(hardware: HardwareConfig, size: float) -> tuple[float, float]:
-    """Ms of the links within a host and between hosts while every rank spreads ``size`` bytes evenly over all ranks.
-
-    Embedding hosts send all of it to others, the workers.
-    """
+    """Ms of the links within a host and between hosts while every rank spreads ``size`` bytes evenly over all ranks."""
     if hardware.only_tables:
+        # Embedding hosts send all of it to others, the workers.
         return 0.0, size / hardware.inter_host_gb_per_s / BYTES_PER_MS
     world, local = hardware.world_size, hardware.ranks_per_host
-    within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
-    between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
+    within = between = 0.0
+    if local > 1:
+        within = size * (local - 1) / world / hardware.intra_host_gb_per_s
+    if world > local:
+        between = size * (world - local) / world / hardware.inter_host_gb_per_s
     return within / BYTES_PER_MS, between / BYTES_PER_MS
 
 
 def all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
-    """Ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather.
-
-    Every rank sends to the next; where that one is on another host, the rings share the links of all the host's ranks.
-    """
+    """Ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather."""
+    # Every rank sends to the next; where that one is on another host, the rings share the links of all the host's
+    # ranks.
     world, local = hardware.world_size, hardware.ranks_per_host
     moved = 2 * size * (world - 1) / world
-    within = moved / hardware.intra_host_gb_per_s if local > 1 else 0.0
-    between = moved / (local * hardware.inter_host_gb_per_s) if world > local else 0.0
+    within = between = 0.0
+    if local > 1:
+        within = moved / hardware.intra_host_gb_per_s
+    if world > local:
+        between = moved / (local * hardware.inter_host_gb_per_s)
     return max(within, between) / BYTES_PER_MS
 
 

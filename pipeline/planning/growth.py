@@ -1,29 +1,45 @@
-"""How a table's rows grow from night to night: a robust trend, its projection, and a band around it. NumPy only.
+"""How a table's rows grow from night to night: its history in the store, a robust trend, and a band around it.
 
 A night adds a *step* of rows. Medians of pairwise slopes (Theil 1950, Sen 1968) fit the steps, so that single odd
 nights hardly count; Kendall's test decides whether the steps change at all. Days without a night do not count: rows
 grow with the days of logs that were learned.
+
+Each dataset names the one whose id mappings it continues. So a night that was held or rolled back does not count,
+because no later night continues it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 import numpy as np
 
+from pipeline.errors import ArtifactError, ConfigError
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.record import read
+from pipeline.store.artifacts import Store
+
+MOST_NIGHTS = 30
 LEAST_NIGHTS = 3
 STEADY, RISING, SLOWING, SATURATING = "steady", "rising", "slowing", "saturating"
 STOPPED, FULL, FIXED, SHORT = "stopped", "full", "fixed", "short"
 BAND = 0.8
-Z90 = 1.2816  # ends of the band in standard deviations
+# Ends of the band in standard deviations.
+Z90 = 1.2816
 DRAWS = 400
-SURE = 1.645  # standard deviations that Kendall's S lies from 0 by chance in 5 % of all cases, on one side
-LEAST_STEP = 0.5  # stands for a night without new rows where logarithms are taken
-QUIET_NIGHTS = 3  # nights without a new row that may mean the end of growth
-CLEARER = 0.8  # of the slower shape's error: below, growth is taken to come to an end
+# Standard deviations that Kendall's S lies from 0 by chance in 5 % of all cases, on one side.
+SURE = 1.645
+# Stands for a night without new rows where logarithms are taken.
+LEAST_STEP = 0.5
+# Nights without a new row that may mean the end of growth.
+QUIET_NIGHTS = 3
+# Of the slower shape's error: below, growth is taken to come to an end.
+CLEARER = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,13 +51,137 @@ class History:
 
     @staticmethod
     def of(days: Sequence[int], rows: Sequence[int]) -> History:
-        """From plain numbers."""
         return History(days=np.asarray(days, np.float64), rows=np.asarray(rows, np.float64))
 
     @property
     def steps(self) -> np.ndarray:
         """New rows a day of logs, for each night after the first."""
         return np.maximum(np.diff(self.rows), 0.0) / np.diff(self.days)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The most ``rows`` of a table, which ``setting`` says; ``when_full``: replace or keep; ``grows``: by new ids."""
+
+    rows: int
+    setting: str
+    when_full: str
+    grows: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightDataset:
+    """The ``dataset`` of a night (its path); ``first`` and ``last`` of its days, None where it has none."""
+
+    dataset: str
+    first: date | None
+    last: date | None
+    schema: DatasetSchema
+
+    @property
+    def days(self) -> int:
+        """Days of logs that it adds."""
+        return (self.last - self.first).days + 1 if self.first and self.last else 1
+
+    @property
+    def name(self) -> str:
+        """Its last day, else its dataset."""
+        return str(self.last) if self.last else self.dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nights:
+    """The newest ``nights``, oldest first; ``gone``: the dataset that they continue, if it is no longer there."""
+
+    nights: tuple[NightDataset, ...]
+    gone: str = ""
+
+    @property
+    def newest(self) -> NightDataset:
+        return self.nights[-1]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Days between the first night and the last that no night has."""
+        missing = []
+        for former, later in itertools.pairwise(self.nights):
+            if former.last and later.first:
+                for days in range(1, (later.first - former.last).days):
+                    missing.append(str(former.last + timedelta(days=days)))
+        return tuple(missing)
+
+    def history(self, table: str) -> History:
+        """The rows of ``table`` in the nights since it is there without a break, those of the newest night last."""
+        days, rows = list[int](), list[int]()
+        learned = 0
+        for night in self.nights:
+            learned += night.days
+            size = next((each.rows for each in night.schema.tables if each.name == table), None)
+            if size is None:
+                days, rows = [], []
+            else:
+                days.append(learned)
+                rows.append(size)
+        return History.of(days, rows)
+
+
+def read_nights(store: Store, dataset: str, model: str) -> Nights:
+    """Read the night whose dataset has path ``dataset``, and the nights before it that it continues.
+
+    They are MOST_NIGHTS at most.
+
+    Raises:
+        ArtifactError: The store has fewer than LEAST_NIGHTS of them.
+    """
+    found: list[NightDataset] = []
+    path: str | None = dataset
+    while path and len(found) < MOST_NIGHTS:
+        artifact = store.find(path)
+        if artifact is None:
+            break
+        # datasets/NAME/DAY/KEY or datasets/NAME/FIRST..LAST/KEY; without days there is no such part.
+        parts = path.split("/")
+        first = last = None
+        if len(parts) > 3:
+            start, _, end = parts[2].partition("..")
+            first, last = date.fromisoformat(start), date.fromisoformat(end or start)
+        schema = read(DatasetSchema, store, f"{path}/schema.json")
+        found.append(NightDataset(dataset=path, first=first, last=last, schema=schema))
+        path = artifact.config.get("data", {}).get("mapping_from")
+    gone = path if path and len(found) < MOST_NIGHTS else ""
+    nights = Nights(nights=tuple(reversed(found)), gone=gone)
+    if len(found) >= LEAST_NIGHTS:
+        return nights
+    count = f"{len(found)} night{'s' * (len(found) != 1)}"
+    if found:
+        count += f" ({', '.join(night.name for night in nights.nights)})"
+    message = f"model {model!r} has {count} in store {store.url}, expected at least {LEAST_NIGHTS} for a trend"
+    hint = "nightjar nightly adds one, nightjar backfill from=<day> to=<day> several"
+    if gone:
+        message += f"; the dataset before them, {gone}, is gone"
+        hint += "; nightjar store gc --keep-days 60 keeps them longer"
+    raise ArtifactError(message, hint=hint)
+
+
+def check_tables(night: NightDataset, limits: Sequence[str]) -> None:
+    """Raise ConfigError where the settings' tables (``limits``) are not those of the last ``night``."""
+    of_night, of_settings = {table.name for table in night.schema.tables}, set(limits)
+    new, old = sorted(of_settings - of_night), sorted(of_night - of_settings)
+    parts = []
+    if new:
+        parts.append(f"{', '.join(new)} of the settings {'is' if len(new) == 1 else 'are'} not in it")
+    if old:
+        parts.append(f"its {', '.join(old)} {'is' if len(old) == 1 else 'are'} not in the settings")
+    if not parts:
+        return
+    raise ConfigError(
+        f"the tables of the night {night.name} are not those of the settings: {'; '.join(parts)}; a table that is "
+        "new or was renamed has no rows yet to project",
+        hint="the settings of that night, or run a night with these settings first",
+    )
+
+
+# The trend and its projection.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,43 +201,39 @@ class Projection:
 
     def full(self) -> tuple[int | None, int | None, int | None]:
         """The nights on which the table reaches its limit: by the trend, at the earliest, at the latest."""
-        return _first(self.rows, self.limit), _first(self.high, self.limit), _first(self.low, self.limit)
-
-
-def _first(rows: np.ndarray, limit: int) -> int | None:
-    reached = np.flatnonzero(rows >= limit)
-    return int(reached[0]) if len(reached) else None
+        nights: list[int | None] = []
+        for rows in (self.rows, self.high, self.low):
+            reached = np.flatnonzero(rows >= self.limit)
+            nights.append(int(reached[0]) if len(reached) else None)
+        trend, earliest, latest = nights
+        return trend, earliest, latest
 
 
 def project(history: History, limit: int, nights: int, *, fixed: bool = False, name: str = "") -> Projection:
-    """The rows of a table over the next ``nights``, each of one day of logs, at most ``limit``.
+    """Project the rows of a table over the next ``nights``, each of one day of logs, at most ``limit``.
 
     ``fixed``: the mapping decides the rows, and no log changes them. ``name``: draws of the band depend on it alone.
     """
-    still = _without_growth(history, limit, fixed)
-    if still:
+    reason = _find_why_still(history, limit, fixed)
+    if reason:
         rows = np.full(nights + 1, history.rows[-1])
-        return Projection(kind=still, low=rows, rows=rows, high=rows, limit=limit)
-    shape = _shape(history)
-    centre = shape.path(nights, limit)
-    draws = _draws(shape, nights, limit, np.random.default_rng(zlib.crc32(name.encode())))
-    low, high = np.quantile(draws, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
-    rows, wider = centre[0], _wider(len(shape.noise) - shape.fitted)
+        return Projection(kind=reason, low=rows, rows=rows, high=rows, limit=limit)
+    trend = _fit_trend(history)
+    rows = trend.path(nights, limit)[0]
+    # The band: paths of trends fitted to resampled steps.
+    paths = _draw_paths(trend, nights, limit, np.random.default_rng(zlib.crc32(name.encode())))
+    low, high = np.quantile(paths, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
+    # As much wider as Student's distribution is than the normal one at 10 and 90 %, by its degrees of freedom (Fisher
+    # and Cornish 1960, the first two terms).
+    fitted = 1 if trend.kind == STEADY else 2
+    z, free = Z90, max(len(trend.noise) - fitted, 1)
+    wider = 1 + (z**2 + 1) / (4 * free) + (5 * z**4 + 16 * z**2 + 3) / (96 * free**2)
     low = np.maximum(rows - wider * np.maximum(rows - low, 0.0), history.rows[-1])
     high = np.minimum(rows + wider * np.maximum(high - rows, 0.0), limit)
-    return Projection(kind=shape.kind, low=np.round(low), rows=np.round(rows), high=np.round(high), limit=limit)
+    return Projection(kind=trend.kind, low=np.round(low), rows=np.round(rows), high=np.round(high), limit=limit)
 
 
-def _wider(free: int) -> float:
-    """How much wider than the normal distribution's Student's is at 10 and 90 %, with ``free`` degrees of freedom.
-
-    Source: Fisher and Cornish 1960, the first two terms.
-    """
-    z, free = Z90, max(free, 1)
-    return 1 + (z**2 + 1) / (4 * free) + (5 * z**4 + 16 * z**2 + 3) / (96 * free**2)
-
-
-def _without_growth(history: History, limit: int, fixed: bool) -> str:
+def _find_why_still(history: History, limit: int, fixed: bool) -> str:
     """Why the table keeps its rows; "" where it grows."""
     if fixed:
         return FIXED
@@ -105,25 +241,21 @@ def _without_growth(history: History, limit: int, fixed: bool) -> str:
         return FULL
     if len(history.rows) < LEAST_NIGHTS:
         return SHORT
-    quiet = _quiet_runs(history.steps)
-    return (
-        STOPPED if quiet[-1] >= max(QUIET_NIGHTS, 2 * max(quiet[:-1], default=0) + 1) or not any(history.steps) else ""
-    )
-
-
-def _quiet_runs(steps: np.ndarray) -> list[int]:
-    """Lengths of the runs of nights without a new row; the last number is that of the newest nights, 0 if they grew."""
+    # Runs of nights without a new row; the last one is that of the newest nights, 0 if they grew.
     runs = [0]
-    for step in steps:
+    for step in history.steps:
         if step > 0:
             runs.append(0)
         else:
             runs[-1] += 1
-    return runs
+    longest_before = max(runs[:-1], default=0)
+    if runs[-1] >= max(QUIET_NIGHTS, 2 * longest_before + 1) or not any(history.steps):
+        return STOPPED
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Shape:
+class _Trend:
     """Steps as a function of the day or of the rows: ``kind``, and the line's ``start`` and ``slope`` [draws].
 
     ``noise``: what the line leaves of the measured steps, widened for the fitted numbers.
@@ -135,16 +267,6 @@ class _Shape:
     slope: np.ndarray
     noise: np.ndarray
 
-    @property
-    def logarithmic(self) -> bool:
-        """Whether the line is one of the steps' logarithms."""
-        return self.kind in (SLOWING, SATURATING)
-
-    @property
-    def fitted(self) -> int:
-        """The numbers that were fitted."""
-        return 1 if self.kind == STEADY else 2
-
     def path(self, nights: int, limit: int, noise: np.ndarray | None = None) -> np.ndarray:
         """Rows [draws, nights + 1]; ``noise`` [draws, nights] is added to the steps, or to their logarithms."""
         rows = np.empty((len(self.start), nights + 1))
@@ -153,85 +275,76 @@ class _Shape:
         for night in range(1, nights + 1):
             before = rows[:, night - 1]
             x = np.log(before) if self.kind == SLOWING else np.full_like(before, last + night)
-            step = self.start + self.slope * x + (0.0 if noise is None else noise[:, night - 1])
-            rows[:, night] = before + (np.exp(np.minimum(step, 50.0)) if self.logarithmic else np.maximum(step, 0.0))
+            step = self.start + self.slope * x
+            if noise is not None:
+                step = step + noise[:, night - 1]
+            if self.kind in (SLOWING, SATURATING):
+                # The line is one of the steps' logarithms.
+                step = np.exp(np.minimum(step, 50.0))
+            rows[:, night] = before + np.maximum(step, 0.0)
         return np.minimum(rows, limit)
 
 
-def _shape(history: History) -> _Shape:
-    """Steady steps, unless Kendall's test is sure that they rise or fall; falling ones as a power of rows, or faster.
-
-    Of the two falling shapes the one that never ends is taken, unless the other explains the steps clearly better:
-    memory that was not planned for costs more than memory that stays free.
-    """
+def _fit_trend(history: History) -> _Trend:
     steps, days = history.steps, history.days[1:]
-    sure = _kendall(steps)
-    if sure > SURE:
-        return _line(RISING, history, days, steps)
-    if sure < -SURE:
-        slowing = _line(SLOWING, history, np.log(history.rows[:-1]), _logs(steps))
-        saturating = _line(SATURATING, history, days, _logs(steps))
-        return saturating if _error(saturating) < CLEARER * _error(slowing) else slowing
-    pace = _slopes(history.days, history.rows[None])
-    noise = _widened(steps - pace, 1)
-    return _Shape(kind=STEADY, history=history, start=pace, slope=np.zeros(1), noise=noise)
-
-
-def _line(kind: str, history: History, x: np.ndarray, y: np.ndarray) -> _Shape:
-    slope = _signed(kind, _slopes(x, y[None]))
-    start = np.median(y - slope[:, None] * x, axis=1)
-    return _Shape(kind=kind, history=history, start=start, slope=slope, noise=_widened(y - start - slope * x, 2))
-
-
-def _signed(kind: str, slope: np.ndarray) -> np.ndarray:
-    return np.maximum(slope, 0.0) if kind == RISING else np.minimum(slope, 0.0)
-
-
-def _logs(steps: np.ndarray) -> np.ndarray:
-    logs: np.ndarray = np.log(np.maximum(steps, LEAST_STEP))
-    return logs
-
-
-def _error(shape: _Shape) -> float:
-    return float(np.median(np.abs(shape.noise)))
-
-
-def _widened(left: np.ndarray, fitted: int) -> np.ndarray:
-    """What a fit of so many numbers leaves, as large as it would be without the fit."""
-    return left * math.sqrt(len(left) / max(len(left) - fitted, 1))
-
-
-def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Theil and Sen's slope of each row of ``y`` [draws, n] on ``x`` [n]: the median of the slopes of all pairs."""
-    first, second = np.triu_indices(len(x), 1)
-    apart = x[second] - x[first]
-    first, second, apart = first[apart != 0], second[apart != 0], apart[apart != 0]
-    slopes: np.ndarray = np.median((y[:, second] - y[:, first]) / apart, axis=1)
-    return slopes
-
-
-def _kendall(steps: np.ndarray) -> float:
-    """How far the steps rise (above 0) or fall, in standard deviations of Kendall's S without a trend (Mann 1945)."""
+    # Steady steps, unless Kendall's test is sure that they rise or fall: how far they do, in standard deviations of
+    # Kendall's S without a trend (Mann 1945).
     count = len(steps)
     first, second = np.triu_indices(count, 1)
     rising = float(np.sign(steps[second] - steps[first]).sum())
     deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    return math.copysign(max(abs(rising) - 1, 0.0), rising) / max(deviation, 1e-12)
+    sure = math.copysign(max(abs(rising) - 1, 0.0), rising) / max(deviation, 1e-12)
+    if sure > SURE:
+        return _fit_line(RISING, history, days, steps)
+    if sure < -SURE:
+        # Of the two falling shapes the one that never ends is taken, unless the other explains the steps clearly
+        # better: memory that was not planned for costs more than memory that stays free.
+        logs = np.log(np.maximum(steps, LEAST_STEP))
+        slowing = _fit_line(SLOWING, history, np.log(history.rows[:-1]), logs)
+        saturating = _fit_line(SATURATING, history, days, logs)
+        error, slower_error = np.median(np.abs(saturating.noise)), np.median(np.abs(slowing.noise))
+        return saturating if error < CLEARER * slower_error else slowing
+    pace = _slopes(history.days, history.rows[None])
+    return _Trend(kind=STEADY, history=history, start=pace, slope=np.zeros(1), noise=_widen(steps - pace, 1))
 
 
-def _draws(shape: _Shape, nights: int, limit: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows [DRAWS, nights + 1] of trends fitted to the line plus resampled noise, with noise in the nights to come."""
-    history, count = shape.history, len(shape.noise)
-    noise = rng.choice(shape.noise, (DRAWS, count))
-    future = rng.choice(shape.noise, (DRAWS, nights))
-    if shape.kind == STEADY:
-        grown = np.cumsum(np.maximum(shape.start + noise, 0.0) * np.diff(history.days), axis=1)
-        start = _slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
-        drawn = _Shape(kind=STEADY, history=history, start=start, slope=np.zeros(DRAWS), noise=shape.noise)
-        return drawn.path(nights, limit, future)
-    x = np.log(history.rows[:-1]) if shape.kind == SLOWING else history.days[1:]
-    y = shape.start + shape.slope * x + noise
-    slope = _signed(shape.kind, _slopes(x, y))
+def _fit_line(kind: str, history: History, x: np.ndarray, y: np.ndarray) -> _Trend:
+    slope = _clip_sign(kind, _slopes(x, y[None]))
     start = np.median(y - slope[:, None] * x, axis=1)
-    drawn = _Shape(kind=shape.kind, history=history, start=start, slope=slope, noise=shape.noise)
+    return _Trend(kind=kind, history=history, start=start, slope=slope, noise=_widen(y - start - slope * x, 2))
+
+
+def _clip_sign(kind: str, slope: np.ndarray) -> np.ndarray:
+    return np.maximum(slope, 0.0) if kind == RISING else np.minimum(slope, 0.0)
+
+
+def _widen(residual: np.ndarray, fitted: int) -> np.ndarray:
+    # As large as it would be without the fit of so many numbers.
+    return residual * math.sqrt(len(residual) / max(len(residual) - fitted, 1))
+
+
+def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    # Theil and Sen: the median of the slopes of all pairs, of each row of y [draws, n] on x [n].
+    first, second = np.triu_indices(len(x), 1)
+    distance = x[second] - x[first]
+    first, second, distance = first[distance != 0], second[distance != 0], distance[distance != 0]
+    slopes: np.ndarray = np.median((y[:, second] - y[:, first]) / distance, axis=1)
+    return slopes
+
+
+def _draw_paths(trend: _Trend, nights: int, limit: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows [DRAWS, nights + 1] of trends fitted to the line plus resampled noise, with noise in the nights to come."""
+    history, count = trend.history, len(trend.noise)
+    noise = rng.choice(trend.noise, (DRAWS, count))
+    future = rng.choice(trend.noise, (DRAWS, nights))
+    if trend.kind == STEADY:
+        grown = np.cumsum(np.maximum(trend.start + noise, 0.0) * np.diff(history.days), axis=1)
+        start = _slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
+        slope = np.zeros(DRAWS)
+    else:
+        x = np.log(history.rows[:-1]) if trend.kind == SLOWING else history.days[1:]
+        y = trend.start + trend.slope * x + noise
+        slope = _clip_sign(trend.kind, _slopes(x, y))
+        start = np.median(y - slope[:, None] * x, axis=1)
+    drawn = _Trend(kind=trend.kind, history=history, start=start, slope=slope, noise=trend.noise)
     return drawn.path(nights, limit, future)

@@ -24,7 +24,6 @@ class Capacity:
     ssd: int
 
     def of(self, memory: str) -> int:
-        """Bytes of ``memory`` (hbm, ddr or ssd)."""
         return int(getattr(self, memory))
 
     @property
@@ -58,20 +57,28 @@ def memory_gib(hardware: HardwareConfig, memory: str) -> float:
 def capacity(
     hardware: HardwareConfig, plan: PlanConfig, reserved: Mapping[str, int], host: Mapping[str, int]
 ) -> Capacity:
-    """What one rank may fill: each memory less ``plan.<memory>_reserve``, the fast one also less ``reserved`` bytes.
+    """Compute what one rank may fill with tables.
 
-    On a GPU the bytes of ``host`` come off DDR; a checkpoint's copy takes at most half of the rest. TorchRec's own
-    percentage reserves HBM only.
+    Args:
+        hardware: Its memories.
+        plan: ``plan.<memory>_reserve`` comes off each memory. TorchRec's own percentage reserves HBM only.
+        reserved: Bytes by purpose that come off the fast memory.
+        host: Bytes by purpose that come off DDR on a GPU.
     """
     room = {}
     for memory in MEMORIES:
-        share = 1.0 - float(getattr(plan, f"{memory}_reserve"))
-        kept = sum(reserved.values()) if memory == fast_memory(hardware) else 0
-        size = int(memory_gib(hardware, memory) * share * GIB) if memory in memories(hardware) else 0
-        room[memory] = max(0, size - kept)
+        size = 0
+        if memory in memories(hardware):
+            share = 1.0 - float(getattr(plan, f"{memory}_reserve"))
+            size = int(memory_gib(hardware, memory) * share * GIB)
+        if memory == fast_memory(hardware):
+            size -= sum(reserved.values())
+        room[memory] = max(0, size)
     if hardware.device == "cuda":
-        rest = max(0, room["ddr"] - sum(size for purpose, size in host.items() if purpose != "staging"))
-        room["ddr"] = rest - min(host.get("staging", 0), rest // 2)
+        # A checkpoint's copy takes at most half of what the rest leaves.
+        staging = host.get("staging", 0)
+        rest = max(0, room["ddr"] - (sum(host.values()) - staging))
+        room["ddr"] = rest - min(staging, rest // 2)
     return Capacity(**room)
 
 
@@ -84,10 +91,11 @@ def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
 
 def figures(hardware: HardwareConfig) -> dict[str, float]:
     """Every figure of the hardware by its name, for ``plan.json``; those of embedding hosts where there are some."""
-    known = {name: value for name, value in asdict(hardware).items() if isinstance(value, (int, float))}
-    if not hardware.embedding_hosts:
-        del known["embedding_hosts"]
-    return {name: float(value) for name, value in known.items()}
+    numbers = {}
+    for name, value in asdict(hardware).items():
+        if isinstance(value, (int, float)) and (name != "embedding_hosts" or value):
+            numbers[name] = float(value)
+    return numbers
 
 
 def check_hardware(hardware: HardwareConfig) -> None:

@@ -9,11 +9,15 @@ import numpy as np
 
 from pipeline.records.dataset import FeatureProfile
 
-EXACT_RANKS = 1000  # ranks whose Zipf mass is summed one by one; beyond, the midpoint integral is exact to 1e-7
+# Ranks whose Zipf mass is summed one by one; beyond, the midpoint integral is exact to 1e-7.
+EXACT_RANKS = 1000
 KNOTS_PER_DECADE = 8
-BINS = 16  # log-spaced popularity bins of a segment
-STEEPEST = 64.0  # power-law exponent that stands for "drops at once"
-SURE_COUNT = 10.0  # a row with this many lookups has its true rank in the sample
+# Log-spaced popularity bins of a segment.
+BINS = 16
+# Power-law exponent that stands for "drops at once".
+STEEPEST = 64.0
+# A row with this many lookups has its true rank in the sample.
+SURE_COUNT = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,15 +34,18 @@ class HitCurve:
 
     @staticmethod
     def from_profile(profile: FeatureProfile, *, lookups: float = 0.0) -> HitCurve:
-        """Curve of a feature's measured access histogram.
+        """Build the curve of a feature's measured access histogram.
 
-        ``lookups``: of the histogram (train rows x ``pooling``; it counts those too that ``data.sampling`` leaves out
-        of training). A sample overrates its own tail, because it calls rows hot that were lucky; ``lookups`` above 0
-        correct that.
+        Args:
+            profile: With the histogram.
+            lookups: Of the histogram (train rows x ``pooling``; it counts those too that ``data.sampling`` leaves out
+                of training). A sample overrates its own tail, because it calls rows hot that were lucky; ``lookups``
+                above 0 correct that.
         """
         knots = np.concatenate([[0.0], np.asarray(profile.hot_rows, np.float64)])
         served = np.concatenate([[0.0], np.asarray(profile.hot_share, np.float64)])
-        if served[-1] <= 0:  # a log without lookups: no row is hotter than another
+        if served[-1] <= 0:
+            # A log without lookups: no row is hotter than another.
             return HitCurve.zipf(int(knots[-1]), 0.0)
         served = served / served[-1]
         if lookups > 0:
@@ -47,7 +54,7 @@ class HitCurve:
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> HitCurve:
-        """Curve of a table whose r-th hottest row is read in proportion to r^-exponent; 0: all rows alike."""
+        """Build the curve of a table whose r-th hottest row is read in proportion to r^-exponent; 0: all rows alike."""
         points = int(np.ceil(np.log10(max(rows, 2)) * KNOTS_PER_DECADE)) + 1
         knots = np.unique(np.concatenate([[0], np.geomspace(1, rows, points).round()]))
         first = min(rows, EXACT_RANKS)
@@ -65,11 +72,9 @@ class HitCurve:
         return float(self.served[at] + (self.served[at + 1] - self.served[at]) * part)
 
     def lru_share(self, cache_rows: float) -> float:
-        """Share of lookups served by a warm LRU cache of ``cache_rows`` rows, for independent lookups.
-
-        Source: Che, Tung, Wang, "Hierarchical Web caching systems", 2002, section III: a row stays for a time T common
-        to all rows, with ``sum(1 - exp(-p T)) = cache_rows``.
-        """
+        """Share of lookups served by a warm LRU cache of ``cache_rows`` rows, for independent lookups."""
+        # Che, Tung, Wang, "Hierarchical Web caching systems", 2002, section III: a row stays for a time T common to all
+        # rows, with sum(1 - exp(-p T)) = cache_rows.
         if cache_rows >= self.rows:
             return 1.0
         occupied, hit = self._che
@@ -95,12 +100,18 @@ class HitCurve:
         """Power-law exponent of each segment, the steepest that keeps popularity falling across the knots."""
         widths = np.diff(self.knots)
         density = np.maximum(np.diff(self.served), 0.0) / widths
-        ends = _densities_at_knots(self.knots, density)
+        # Popularity at each knot: the neighbouring segments' means, joined by a power law of the rank.
+        centres = np.log(np.sqrt((self.knots[:-1] + 0.5) * (self.knots[1:] + 0.5)))
+        logs = np.log(np.maximum(density, 1e-300))
+        inner = np.exp(np.interp(np.log(self.knots[1:-1] + 0.5), centres, logs))
+        inner = np.where(density[1:] > 0, inner, 0.0)
+        ends = np.concatenate([[np.inf], inner, [0.0]])
         start, end = self.knots[:-1] + 0.5, self.knots[1:] + 0.5
         low, high = np.zeros(len(widths)), np.full(len(widths), STEEPEST)
         for _ in range(40):
             middle = (low + high) / 2
-            mean = _power_integral(start, end, middle) / widths  # of (x / start) ** -middle
+            # Of (x / start) ** -middle.
+            mean = _power_integral(start, end, middle) / widths
             head = density / mean
             tail = head * (end / start) ** -middle
             fits = (head <= ends[:-1] * (1 + 1e-9)) & (tail >= ends[1:] * (1 - 1e-9))
@@ -138,21 +149,9 @@ def _power_integral(start: np.ndarray | float, end: np.ndarray | float, steep: n
     return start * np.where(flat, span, np.expm1(power * span) / np.where(flat, 1.0, power))
 
 
-def _densities_at_knots(knots: np.ndarray, density: np.ndarray) -> np.ndarray:
-    """Popularity at each knot: the neighbouring segments' means, joined by a power law of the rank."""
-    middle = np.log(np.sqrt((knots[:-1] + 0.5) * (knots[1:] + 0.5)))
-    logs = np.log(np.maximum(density, 1e-300))
-    inner = np.exp(np.interp(np.log(knots[1:-1] + 0.5), middle, logs))
-    inner = np.where(density[1:] > 0, inner, 0.0)
-    return np.concatenate([[np.inf], inner, [0.0]])
-
-
 def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with its rarely seen rows replaced by a power law that would have shown this sample.
-
-    The law goes on from the last segment of rows seen at least SURE_COUNT times. It keeps the measured share of the
-    rows beyond (its exponent) and gives as many distinct rows in ``lookups`` lookups as were seen (where it ends).
-    """
+    """The curve with its rarely seen rows replaced by a power law that would have shown this sample."""
+    # 1. The law goes on from the last segment of rows seen at least SURE_COUNT times.
     density = np.diff(served) / np.diff(knots)
     unsure = np.flatnonzero(density * lookups < SURE_COUNT)
     at = max(int(unsure[0]), 1) if len(unsure) else len(density)
@@ -160,28 +159,28 @@ def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: fl
         return knots, served
     anchor, head = np.sqrt((knots[at - 1] + 0.5) * (knots[at] + 0.5)), density[at - 1]
     start, mass = knots[at] + 0.5, 1 - served[at]
-    full = int(np.argmax(served >= 1 - 1e-12))  # the last row seen lies in the segment that ends here
+
+    # 2. Its exponent keeps the measured share of the rows beyond: (x / anchor) ** -exponent holds mass / head between
+    # the start and each end that the law may have. The last row seen lies in the segment that ends at ``full``.
+    full = int(np.argmax(served >= 1 - 1e-12))
     seen = float(np.clip(distinct, knots[full - 1], knots[full]))
     ends = np.geomspace(max(seen, knots[at] + 1), max(knots[-1], seen), 64) + 0.5
-    steep = _steepness_of_mass(mass / head, anchor, start, ends)
+    low, high = np.zeros(len(ends)), np.full(len(ends), STEEPEST)
+    for _ in range(40):
+        middle = (low + high) / 2
+        flatter = _power_integral(start, ends, middle) * (start / anchor) ** -middle > mass / head
+        low, high = np.where(flatter, middle, low), np.where(flatter, high, middle)
+    steep = low
+
+    # 3. It ends where it gives as many distinct rows in ``lookups`` lookups as were seen.
     edges = start * (ends[:, None] / start) ** np.linspace(0, 1, 8 * BINS + 1)
     parts = _power_integral(start, edges, steep[:, None])
     rows, shares = np.diff(edges, axis=1), np.diff(parts, axis=1) / parts[:, -1:] * mass
     shown = knots[at] - (rows * np.expm1(-lookups * shares / rows)).sum(axis=1)
     best = int(np.abs(shown - seen).argmin())
+
     # Rounded, for a knot that is another one but for its last bits would end a segment without rows.
     tail = np.union1d(knots[at + 1 :], np.round(ends[best] - 0.5, 6))
     law = _power_integral(start, np.minimum(tail + 0.5, ends[best]), steep[best])
-    return np.concatenate([knots[: at + 1], tail]), np.concatenate(
-        [served[: at + 1], served[at] + mass * law / law[-1]]
-    )
-
-
-def _steepness_of_mass(mass: float, anchor: float, start: float, ends: np.ndarray) -> np.ndarray:
-    """Exponent at which (x / anchor) ** -exponent holds ``mass`` between start and each of ``ends``."""
-    low, high = np.zeros(len(ends)), np.full(len(ends), STEEPEST)
-    for _ in range(40):
-        middle = (low + high) / 2
-        more = _power_integral(start, ends, middle) * (start / anchor) ** -middle > mass
-        low, high = np.where(more, middle, low), np.where(more, high, middle)
-    return low
+    tail_served = served[at] + mass * law / law[-1]
+    return np.concatenate([knots[: at + 1], tail]), np.concatenate([served[: at + 1], tail_served])

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from pipeline.config.plan import TablePin
 from pipeline.errors import NightjarError, PlanError
-from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, PlannedTable, impossible
+from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, find_obstacle
 from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.problem import PlanningProblem
-from pipeline.planning.search import Placement, PlacementSpace, anywhere
+from pipeline.planning.search import Placement, PlacementSpace, find_feasible
 from pipeline.units import GIB
 
 Place = Callable[[PlanInputs], Placement | None]
@@ -27,174 +27,184 @@ HALVINGS = 5
 SHOWN_REMEDIES = 3
 
 
-def plan_error(setting: PlanningProblem, space: PlacementSpace, place: Place) -> PlanError:
-    """The error for an infeasible plan: need and room by memory, the shortfall, the largest table, remedies.
+def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) -> PlanError:
+    """Build the error for an infeasible plan: need and room by memory, the shortfall, the largest table, remedies.
 
     ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
     """
-    need = least_bytes(space)
-    extra = missing_bytes(space, need)
+    need = _least_bytes(space)
+    missing = _missing_bytes(space, need)
+    largest = max(problem.tables, key=lambda table: table.bytes)
+    offers = space.offers[largest.name]
+    # Its least on one rank: the largest shard of the offer where that is smallest.
+    shards, shardings = [], dict.fromkeys(offer.sharding for offer in offers)
+    for offer in offers:
+        shards.append(max(sum(size) for size in offer.bytes))
     message = (
-        f"the tables do not fit hardware {setting.inputs.hardware.name!r}: with optimizer state and buffers they need "
-        f"{size_text(need)}, {_room(setting, space)}; {_short(space.hardware.world_size, extra)}; "
-        f"{_largest(setting.tables, space)}"
+        f"the tables do not fit hardware {problem.inputs.hardware.name!r}: with optimizer state and buffers they need "
+        f"{size_text(need)}, {_describe_room(problem, space)}; {_describe_shortfall(problem.inputs, missing)}; "
+        f"the largest table, {largest.name} ({largest.rows:,} rows x {largest.dim}), needs at least "
+        f"{size_text(min(shards))} on one rank ({', '.join(shardings)})"
     )
-    shown = itertools.islice(remedies(setting, space, extra, need, place), SHOWN_REMEDIES)
-    return PlanError(message, hint=", or ".join(shown))
+    remedies = itertools.islice(_find_remedies(problem, space, missing, need, place), SHOWN_REMEDIES)
+    return PlanError(message, hint=", or ".join(remedies))
 
 
-def least_bytes(space: PlacementSpace) -> int:
-    """Bytes over all ranks and memories when every table takes its least: weights, optimizer state, buffers."""
-    return sum(min(sum(offer.total_bytes) for offer in offers) for offers in space.offers.values())
+def _least_bytes(space: PlacementSpace) -> int:
+    # Over all ranks and memories when every table takes its least: weights, optimizer state, buffers.
+    least = 0
+    for offers in space.offers.values():
+        least += min(sum(offer.total_bytes) for offer in offers)
+    return least
 
 
-def missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
+def _missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
     """Bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan possible.
 
     A memory whose growth alone does not help is absent.
     """
     world = space.hardware.world_size
     missing = {}
-    most = 4 * need + 4 * STEP  # tables of a few rows need next to nothing, but not nothing
+    # Tables of a few rows need next to nothing, but not nothing.
+    most = 4 * need + 4 * STEP
     for memory in memories(space.hardware):
         low = 0
         high = max(need // world - sum(space.room.each), need // world // 100, 1)
-        while not _fits(space, memory, high) and high < most:
+        while not _fits_with(space, memory, high) and high < most:
             low, high = high, int(high * GROWTH) + STEP
         if high >= most:
             continue
         for _ in range(HALVINGS):
             middle = (low + high) // 2
-            low, high = (low, middle) if _fits(space, memory, middle) else (middle, high)
+            if _fits_with(space, memory, middle):
+                high = middle
+            else:
+                low = middle
         missing[memory] = high
     return missing
 
 
-def _fits(space: PlacementSpace, memory: str, extra: int) -> bool:
-    grown = {name: space.room.of(name) + (extra if name == memory else 0) for name in MEMORIES}
-    return anywhere(replace(space, room=Capacity(**grown))) is not None
+def _fits_with(space: PlacementSpace, memory: str, extra: int) -> bool:
+    room = {name: space.room.of(name) for name in MEMORIES}
+    room[memory] += extra
+    return find_feasible(replace(space, room=Capacity(**room))) is not None
 
 
-def _room(setting: PlanningProblem, space: PlacementSpace) -> str:
-    inputs = setting.inputs
-    parts = [f"{size_text(space.room.of(memory))} {memory.upper()}" for memory in memories(inputs.hardware)]
-    ranks = f"{inputs.world_size} ranks offer" if inputs.world_size > 1 else "1 rank offers"
-    each = " each" if inputs.world_size > 1 else ""
-    kept = [
-        f"{getattr(inputs.plan, f'{memory}_reserve'):.0%} of {memory.upper()}" for memory in memories(inputs.hardware)
-    ]
-    reserved = f"{size_text(sum(setting.reserved.values()))} of {fast_memory(inputs.hardware).upper()} for the rest"
-    ssd = "ssd" in memories(inputs.hardware)
-    twice = "; a table on SSD needs twice its bytes there, for a checkpoint's copy" if ssd else ""
-    return f"{ranks} {' and '.join(parts)}{each} (kept free: {', '.join(kept)}, and {reserved}{twice})"
+def _describe_room(problem: PlanningProblem, space: PlacementSpace) -> str:
+    inputs = problem.inputs
+    rooms, reserves = [], []
+    for memory in memories(inputs.hardware):
+        rooms.append(f"{size_text(space.room.of(memory))} {memory.upper()}")
+        reserves.append(f"{getattr(inputs.plan, f'{memory}_reserve'):.0%} of {memory.upper()}")
+    ranks, each = "1 rank offers", ""
+    if inputs.world_size > 1:
+        ranks, each = f"{inputs.world_size} ranks offer", " each"
+    reserved = f"{size_text(sum(problem.reserved.values()))} of {fast_memory(inputs.hardware).upper()} for the rest"
+    twice = ""
+    if "ssd" in memories(inputs.hardware):
+        twice = "; a table on SSD needs twice its bytes there, for a checkpoint's copy"
+    return f"{ranks} {' and '.join(rooms)}{each} (kept free: {', '.join(reserves)}, and {reserved}{twice})"
 
 
-def _short(world_size: int, extra: dict[str, int]) -> str:
-    if not extra:
+def _describe_shortfall(inputs: PlanInputs, missing: dict[str, int]) -> str:
+    if not missing:
         return "more of a single memory would not help"
     parts = []
-    for memory, missing in sorted(extra.items(), key=lambda item: item[1]):
-        text = f"{memory.upper()} is short by {size_text(missing * world_size)}"
-        parts.append(text + (f" ({size_text(missing)} a rank)" if world_size > 1 else ""))
+    for memory, size in sorted(missing.items(), key=lambda item: item[1]):
+        text = f"{memory.upper()} is short by {size_text(size * inputs.world_size)}"
+        if inputs.world_size > 1:
+            text += f" ({size_text(size)} a rank)"
+        parts.append(text)
     return ", or ".join(parts)
 
 
-def _largest(tables: list[PlannedTable], space: PlacementSpace) -> str:
-    table = max(tables, key=lambda t: t.bytes)
-    offered = space.offers[table.name]
-    piece = min(max(sum(size) for size in offer.bytes) for offer in offered)
-    kinds = ", ".join(dict.fromkeys(offer.sharding for offer in offered))
-    return (
-        f"the largest table, {table.name} ({table.rows:,} rows x {table.dim}), needs at least {size_text(piece)} on "
-        f"one rank ({kinds})"
-    )
-
-
-def remedies(
-    setting: PlanningProblem, space: PlacementSpace, extra: Mapping[str, int], need: int, place: Place
+def _find_remedies(
+    problem: PlanningProblem, space: PlacementSpace, missing: Mapping[str, int], need: int, place: Place
 ) -> Iterator[str]:
-    """Lift a pin, allow row-wise, a smaller batch (where buffers are to blame), SSD, memory, hosts, a smaller dim.
-
-    ``extra``: bytes a rank lacks, by memory; ``need``: least bytes in all. Lazy: a caller may stop early.
-    """
-    inputs = setting.inputs
-    yield from _lift_pins(setting, place)
+    """Lift a pin, allow row-wise, a smaller batch (where buffers are to blame), SSD, memory, hosts, a smaller dim."""
+    # Each is planned before it is named, and a caller stops early.
+    inputs = problem.inputs
+    yield from _lift_pins(problem, place)
     if ROW_WISE not in inputs.plan.sharding_types and inputs.world_size > 1:
-        yield from _first(inputs, place, "plan.sharding_types", [[*inputs.plan.sharding_types, ROW_WISE]])
-    buffers_to_blame = sum(table.bytes for table in setting.tables) <= sum(space.room.each) * inputs.world_size
-    halves = [inputs.batch >> power for power in range(1, 2 * TRIES + 1)]
-    smaller = ("train.global_batch", [batch for batch in halves if batch >= inputs.world_size])
+        yield from _try_values(inputs, place, "plan.sharding_types", [[*inputs.plan.sharding_types, ROW_WISE]])
+    buffers_to_blame = sum(table.bytes for table in problem.tables) <= sum(space.room.each) * inputs.world_size
+    batches = []
+    for power in range(1, 2 * TRIES + 1):
+        if inputs.batch >> power >= inputs.world_size:
+            batches.append(inputs.batch >> power)
     if buffers_to_blame:
-        yield from _first(inputs, place, *smaller)
-    yield from _ssd(setting, place)
-    yield from _memory(inputs, extra, place)
-    yield from _first(inputs, place, "hardware.hosts", _more_hosts(inputs, space, need))
-    yield from _first(inputs, place, "model.embedding_dim", _smaller_dims(inputs.model.embedding_dim))
+        yield from _try_values(inputs, place, "train.global_batch", batches)
+    yield from _add_ssd(problem, place)
+    for memory, size in sorted(missing.items(), key=lambda item: item[1]):
+        yield from _try_values(inputs, place, f"hardware.{memory}_gib", _larger_sizes(inputs, memory, size))
+    yield from _try_values(inputs, place, "hardware.hosts", _more_hosts(inputs, space, need))
+    yield from _try_values(inputs, place, "model.embedding_dim", _smaller_dims(inputs.model.embedding_dim))
     if not buffers_to_blame:
-        yield from _first(inputs, place, *smaller)
+        yield from _try_values(inputs, place, "train.global_batch", batches)
 
 
-def _works(inputs: PlanInputs, place: Place) -> Placement | None:
+def _try_place(inputs: PlanInputs, place: Place) -> Placement | None:
     try:
         return place(inputs)
     except NightjarError:
         return None
 
 
-def _first(inputs: PlanInputs, place: Place, path: str, values: Iterable[object]) -> Iterator[str]:
+def _try_values(inputs: PlanInputs, place: Place, path: str, values: Iterable[object]) -> Iterator[str]:
     """The override of the setting at ``path`` with the first of ``values`` that makes the tables fit."""
     for value in values:
-        if _works(inputs.changed(path, value), place) is not None:
+        if _try_place(inputs.changed(path, value), place) is not None:
             text = f"{value:g}" if isinstance(value, float) else str(value).replace("'", "").replace(" ", "")
             yield f"{path}={text}"
             return
 
 
-def _lift_pins(setting: PlanningProblem, place: Place) -> Iterator[str]:
-    """The largest pinned tables first: row-wise where it can run, else without the pin."""
-    inputs = setting.inputs
-    for table in sorted(setting.tables, key=lambda t: -t.bytes):
+def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:
+    # The largest pinned tables first: row-wise where it can run, else without the pin.
+    inputs = problem.inputs
+    for table in sorted(problem.tables, key=lambda table: -table.bytes):
         if table.name not in inputs.plan.tables:
             continue
         pin = inputs.plan.tables[table.name]
         path = f"plan.tables.{table.name}"
-        split = not impossible(inputs.hardware, table, ROW_WISE, table.dim) and inputs.world_size > 1
+        split = not find_obstacle(inputs.hardware, table, ROW_WISE, table.dim) and inputs.world_size > 1
         if pin.sharding not in ("", ROW_WISE) and split:
-            yield from _first(inputs, place, f"{path}.sharding", [ROW_WISE])
-            continue
-        if _works(inputs.changed(path, TablePin()), place) is not None:
+            yield from _try_values(inputs, place, f"{path}.sharding", [ROW_WISE])
+        elif _try_place(inputs.changed(path, TablePin()), place) is not None:
             yield f"~{path}"
 
 
-def _ssd(setting: PlanningProblem, place: Place) -> Iterator[str]:
-    """As much SSD as the coldest tables need, with their names."""
-    inputs = setting.inputs
-    everything = sum(table.bytes for table in setting.tables) / GIB
-    ample = inputs.hardware.ssd_gib + 4 * math.ceil(everything) + 1
-    placement = _works(inputs.changed("hardware.ssd_gib", ample), place)
+def _add_ssd(problem: PlanningProblem, place: Place) -> Iterator[str]:
+    # As much SSD as the coldest tables need, with their names. An ample disk shows which these are.
+    inputs = problem.inputs
+    size = {table.name: table.bytes for table in problem.tables}
+    ample = inputs.hardware.ssd_gib + 4 * math.ceil(sum(size.values()) / GIB) + 1
+    placement = _try_place(inputs.changed("hardware.ssd_gib", ample), place)
     if placement is None:
         return
-    used = max(size[MEMORIES.index("ssd")] for size in placement.memory) / GIB
+    used = max(memory[MEMORIES.index("ssd")] for memory in placement.memory) / GIB
     gib = _round_up(used / (1 - inputs.plan.ssd_reserve) * 1.01)
-    size = {table.name: table.bytes for table in setting.tables}
-    cold = sorted((n for n, offer in placement.offers.items() if offer.tier == "ssd"), key=lambda n: -size[n])
+    cold = [name for name, offer in placement.offers.items() if offer.tier == "ssd"]
+    cold.sort(key=lambda name: -size[name])
     if gib <= inputs.hardware.ssd_gib or not cold:
         return
-    shown = ", ".join(cold[:NAMED_TABLES]) + (
-        f" and {len(cold) - NAMED_TABLES} more" if len(cold) > NAMED_TABLES else ""
-    )
-    for remedy in _first(inputs, place, "hardware.ssd_gib", [gib]):
-        yield f"{remedy} (with {shown} on SSD)"
+    names = ", ".join(cold[:NAMED_TABLES])
+    if len(cold) > NAMED_TABLES:
+        names += f" and {len(cold) - NAMED_TABLES} more"
+    for remedy in _try_values(inputs, place, "hardware.ssd_gib", [gib]):
+        yield f"{remedy} (with {names} on SSD)"
 
 
-def _memory(inputs: PlanInputs, extra: Mapping[str, int], place: Place) -> Iterator[str]:
-    for memory, missing in sorted(extra.items(), key=lambda item: item[1]):
-        reserve = 1.0 - float(getattr(inputs.plan, f"{memory}_reserve"))
-        # A larger memory also stages larger checkpoints, so the tables may get only half of it. A tiny one lacks more
-        # than the tables' shortfall, because the rest of a rank does not fit either.
-        sizes = [memory_gib(inputs.hardware, memory) + factor * missing / GIB / reserve for factor in GROWTHS]
-        sizes += [max(sizes[-1], SMALLEST_GIB) * 2**k for k in range(1, TRIES)]
-        yield from _first(inputs, place, f"hardware.{memory}_gib", map(_round_up, sizes))
+def _larger_sizes(inputs: PlanInputs, memory: str, missing: int) -> Iterator[float]:
+    share = 1.0 - float(getattr(inputs.plan, f"{memory}_reserve"))
+    # A larger memory also stages larger checkpoints, so the tables may get only half of it. A tiny one lacks more
+    # than the tables' shortfall, because the rest of a rank does not fit either.
+    gib = 0.0
+    for factor in GROWTHS:
+        gib = memory_gib(inputs.hardware, memory) + factor * missing / GIB / share
+        yield _round_up(gib)
+    for power in range(1, TRIES):
+        yield _round_up(max(gib, SMALLEST_GIB) * 2**power)
 
 
 def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterator[int]:
@@ -219,5 +229,5 @@ def _smaller_dims(dim: int) -> Iterator[int]:
 
 
 def _round_up(gib: float) -> float:
-    """Up to a tenth of a GiB."""
+    # To a tenth of a GiB.
     return math.ceil(10 * gib) / 10

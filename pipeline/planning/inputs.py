@@ -32,7 +32,6 @@ class PlanInputs:
 
     @staticmethod
     def of(config: Config, schema: DatasetSchema, profile: Profile) -> PlanInputs:
-        """The inputs of a plan for this ``config`` and dataset."""
         return PlanInputs(
             data=config.data,
             ingest=config.ingest,
@@ -46,7 +45,6 @@ class PlanInputs:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         return self.hardware.world_size
 
     @property
@@ -60,9 +58,10 @@ class PlanInputs:
         return EventLengths(self.profile.sequences or {}, self.train.max_events)
 
     def changed(self, path: str, value: object) -> PlanInputs:
-        """A copy with the setting at dotted ``path`` changed; of a table side with hosts, all of them hold tables."""
+        """Copy the inputs with the setting at dotted ``path`` changed."""
         inputs: PlanInputs = _changed(self, path.split("."), value)
         if path == "hardware.hosts" and self.hardware.only_tables:
+            # Of a table side all hosts hold tables.
             inputs = _changed(inputs, ["hardware", "embedding_hosts"], value)
         return inputs
 
@@ -72,9 +71,13 @@ def table_side(inputs: PlanInputs) -> PlanInputs:
     hardware = inputs.hardware
     if not hardware.embedding_hosts or hardware.only_tables:
         return inputs
-    given = {name: getattr(hardware, f"embedding_{name}") for name in OF_EMBEDDING_HOSTS}
-    own = {name: value for name, value in given.items() if value is not None}
-    return replace(inputs, hardware=replace(hardware, device="cpu", hosts=hardware.embedding_hosts, hbm_gib=0.0, **own))
+    figures = {}
+    for name in OF_EMBEDDING_HOSTS:
+        value = getattr(hardware, f"embedding_{name}")
+        if value is not None:
+            figures[name] = value
+    hosts = hardware.embedding_hosts
+    return replace(inputs, hardware=replace(hardware, device="cpu", hosts=hosts, hbm_gib=0.0, **figures))
 
 
 def worker_side(inputs: PlanInputs) -> PlanInputs:

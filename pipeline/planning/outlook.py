@@ -6,25 +6,25 @@ are the coldest of their table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
 
 from pipeline.errors import NightjarError, PlanError
-from pipeline.planning.growth import BAND, FIXED, SHORT, Projection, project
+from pipeline.planning.growth import BAND, FIXED, SHORT, Limit, Nights, Projection, check_tables, project
 from pipeline.planning.hardware import memories, memory_gib
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.nights import Limit, Nights, check_tables
 from pipeline.planning.planner import make_plan, sketch
 from pipeline.planning.problem import build_problem
-from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile
+from pipeline.planning.whatif import count_by_tier
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
-from pipeline.records.plan import Plan
 
-SHOWN_PARTS = 3  # plans are shown of tonight and so many equal parts of the nights
-CAPPED = 3  # the most tables whose limits a remedy lowers
-MORE = (1.25, 1.5, 2.0, 3.0, 4.0)  # of a memory
+# Plans are shown of tonight and so many equal parts of the nights.
+SHOWN_PARTS = 3
+# The most tables whose limits a remedy lowers.
+CAPPED = 3
+# What a remedy multiplies a memory, or the hosts, by.
+MORE_MEMORY = (1.25, 1.5, 2.0, 3.0, 4.0)
 MORE_HOSTS = (2, 3, 4)
 SHOWN_REMEDIES = 3
 Progress = Callable[[int, int], None]
@@ -40,24 +40,38 @@ def outlook(
     model: str,
     progress: Progress = lambda done, total: None,
 ) -> Outlook:
-    """Project the tables over the next ``count`` nights, plan some of them, and find when each memory is full.
+    """Project the tables over the nights to come, plan some of them, and find when each memory is full.
 
-    ``inputs``: with the schema and profile of the last night; ``limits``: by table; ``settings``: those that vary.
-    ConfigError where the settings have other tables, or a pin cannot run.
+    Args:
+        inputs: With the schema and profile of the last night.
+        nights: Those in the store.
+        limits: By table.
+        count: Nights to come.
+        settings: Those that vary.
+        model: Its name, for the record.
+        progress: Called with (parts done, parts in all).
+
+    Raises:
+        ConfigError: The settings have other tables, or a pin cannot run.
     """
     check_tables(nights.newest, list(limits))
-    growth = {
-        name: project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
-        for name, limit in limits.items()
-    }
+    growth = {}
+    for name, limit in limits.items():
+        growth[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
     shown = shown_nights(count)
     progress(0, len(shown) + 1)
     plans = []
     for done, night in enumerate(shown, 1):
-        plans.append(_planned(inputs, growth, nights, night))
+        plans.append(_plan_night(inputs, growth, nights, night))
         progress(done, len(shown) + 1)
-    tiers = _tiers(inputs, growth, limits, count, plans[-1].hint)
+    tiers = _find_full_tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
+    notes = []
+    short = [name for name, projection in growth.items() if projection.kind == SHORT]
+    if short:
+        notes.append(f"{', '.join(short)}: fewer than 3 nights, so no trend; taken to keep the rows of the last night")
+    if nights.gone:
+        notes.append(f"the dataset of the night before {nights.nights[0].name} is gone from the store")
     return Outlook(
         settings=settings,
         hardware=inputs.hardware.name,
@@ -68,10 +82,10 @@ def outlook(
         read=tuple(night.name for night in nights.nights),
         missing=nights.missing,
         fits=all(plan.fits for plan in plans),
-        tables=_tables(nights, growth, limits, shown),
-        plans=tuple(_with_moves(plans)),
+        tables=_describe_tables(nights, growth, limits, shown),
+        plans=tuple(_compare_places(plans)),
         tiers=tiers,
-        notes=tuple(_notes(nights, growth)),
+        notes=tuple(notes),
     )
 
 
@@ -80,142 +94,104 @@ def shown_nights(count: int) -> list[int]:
     return sorted({round(count * part / SHOWN_PARTS) for part in range(SHOWN_PARTS + 1)})
 
 
-def _tables(
+def _describe_tables(
     nights: Nights, growth: Mapping[str, Projection], limits: Mapping[str, Limit], shown: list[int]
 ) -> dict[str, TableOutlook]:
     tables = {}
-    for name, one in growth.items():
-        night, earliest, latest = one.full()
-        paths = tuple(
-            (int(low), int(rows), int(high)) for low, rows, high in zip(one.low, one.rows, one.high, strict=True)
-        )
+    for name, projection in growth.items():
+        paths = []
+        for low, rows, high in zip(projection.low, projection.rows, projection.high, strict=True):
+            paths.append((int(low), int(rows), int(high)))
+        full = Reached()
+        if projection.kind != FIXED:
+            trend, earliest, latest = projection.full()
+            full = Reached(night=trend, earliest=earliest, latest=latest)
         tables[name] = TableOutlook(
-            trend=one.kind,
+            trend=projection.kind,
             history=tuple(int(rows) for rows in nights.history(name).rows),
-            limit=one.limit,
+            limit=projection.limit,
             setting=limits[name].setting,
             when_full=limits[name].when_full if limits[name].grows else "",
             rows={str(night): paths[night] for night in shown},
-            paths=paths,
-            full=Reached() if one.kind == FIXED else Reached(night=night, earliest=earliest, latest=latest),
+            paths=tuple(paths),
+            full=full,
         )
     return tables
 
 
-def _notes(nights: Nights, growth: Mapping[str, Projection]) -> Iterator[str]:
-    short = [name for name, one in growth.items() if one.kind == SHORT]
-    if short:
-        yield f"{', '.join(short)}: fewer than 3 nights, so no trend; taken to keep the rows of the last night"
-    if nights.gone:
-        yield f"the dataset of the night before {nights.nights[0].name} is gone from the store"
-
-
 def with_rows(inputs: PlanInputs, rows: Mapping[str, int]) -> PlanInputs:
-    """``inputs`` whose tables have these ``rows``; those on top are as cold as the coldest measured ones."""
-    return replace(inputs, schema=_schema(inputs.schema, rows), profile=_profile(inputs, rows))
-
-
-def _schema(schema: DatasetSchema, rows: Mapping[str, int]) -> DatasetSchema:
+    """Copy the inputs for tables of these ``rows``; those on top are as cold as the coldest measured ones."""
+    schema = inputs.schema
+    columns = tuple(replace(column, rows=rows[column.owner]) for column in schema.sparse)
+    sequences = []
+    for sequence in schema.sequences:
+        resized = tuple(replace(column, rows=rows[column.owner]) for column in sequence.columns)
+        sequences.append(replace(sequence, columns=resized))
+    profiles = dict(inputs.profile.sparse)
+    for column in schema.id_columns:
+        profile = profiles.get(column.name)
+        if profile is not None:
+            # The histogram ends at the table's new last row.
+            size, hot = rows[column.owner], list(profile.hot_rows)
+            if hot:
+                hot[-1] = max(size, hot[-1])
+            profiles[column.name] = replace(profile, rows=size, hot_rows=hot)
     return replace(
-        schema,
-        sparse=tuple(replace(column, rows=rows[column.owner]) for column in schema.sparse),
-        sequences=tuple(
-            replace(group, columns=tuple(replace(column, rows=rows[column.owner]) for column in group.columns))
-            for group in schema.sequences
-        ),
+        inputs,
+        schema=replace(schema, sparse=columns, sequences=tuple(sequences)),
+        profile=replace(inputs.profile, sparse=profiles),
     )
 
 
-def _profile(inputs: PlanInputs, rows: Mapping[str, int]) -> Profile:
-    owners = {column.name: column.owner for column in inputs.schema.id_columns}
-    sparse = {
-        name: _feature(one, rows[owners[name]]) if name in owners else one
-        for name, one in inputs.profile.sparse.items()
-    }
-    return replace(inputs.profile, sparse=sparse)
+def _rows_on(growth: Mapping[str, Projection], side: str, night: int) -> dict[str, int]:
+    return {name: int(getattr(projection, side)[night]) for name, projection in growth.items()}
 
 
-def _feature(feature: FeatureProfile, rows: int) -> FeatureProfile:
-    """The histogram ends at the table's new last row."""
-    hot = [*feature.hot_rows[:-1], max(rows, *feature.hot_rows[-1:])] if feature.hot_rows else []
-    return replace(feature, rows=rows, hot_rows=hot)
-
-
-def _rows(growth: Mapping[str, Projection], side: str, night: int) -> dict[str, int]:
-    return {name: int(getattr(one, side)[night]) for name, one in growth.items()}
-
-
-def _planned(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Nights, night: int) -> NightPlan:
-    rows = _rows(growth, "rows", night)
+def _plan_night(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Nights, night: int) -> NightPlan:
+    rows = _rows_on(growth, "rows", night)
     last = nights.newest.last
-    record = NightPlan(
-        night=night, day=str(last + timedelta(days=night)) if last else "", rows=sum(rows.values()), fits=False
-    )
+    day = str(last + timedelta(days=night)) if last else ""
+    record = NightPlan(night=night, day=day, rows=sum(rows.values()), fits=False)
     then = with_rows(inputs, rows)
     try:
         plan = make_plan(then)
     except PlanError as error:
         return replace(record, problem=error.message, hint=error.hint)
     room = build_problem(then).room
-    used = {tier: [rank.get(tier, 0) for rank in plan.memory] for tier in memories(inputs.hardware)}
+    tier_bytes, filled = {}, {}
+    for memory in memories(inputs.hardware):
+        used = [rank.get(memory, 0) for rank in plan.memory]
+        tier_bytes[f"{memory}_bytes"] = sum(used)
+        if room.of(memory):
+            filled[memory] = round(max(used) / room.of(memory), 4)
+    # Where each table lies, twice, until ``_compare_places`` knows where it was.
+    places = {name: (f"{table.tier} {table.sharding}",) * 2 for name, table in plan.tables.items()}
     return replace(
         record,
         fits=True,
         step_ms=plan.predicted_step_ms,
-        tables=_by_tier(plan),
-        moved=_places(plan),
-        tiers={f"{tier}_bytes": sum(sizes) for tier, sizes in used.items()},
-        filled={tier: round(max(sizes) / room.of(tier), 4) for tier, sizes in used.items() if room.of(tier)},
+        tables=count_by_tier(plan),
+        moved=places,
+        tiers=tier_bytes,
+        filled=filled,
     )
 
 
-def _by_tier(plan: Plan) -> dict[str, int]:
-    tiers = [table.tier for table in plan.tables.values()]
-    return {tier: tiers.count(tier) for tier in dict.fromkeys(tiers)}
-
-
-def _places(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Where each table lies, twice, until ``_with_moves`` knows where it was."""
-    return {name: (f"{table.tier} {table.sharding}",) * 2 for name, table in plan.tables.items()}
-
-
-def _with_moves(plans: list[NightPlan]) -> Iterator[NightPlan]:
-    """The plans with what moved since the one before; a night without a plan leaves the tables where they are."""
+def _compare_places(plans: list[NightPlan]) -> Iterator[NightPlan]:
+    # What moved since the plan before; a night without a plan leaves the tables where they are.
     before: dict[str, tuple[str, str]] = {}
     for plan in plans:
         places = plan.moved or {}
-        moved = {name: (before[name][1], now) for name, (_, now) in places.items() if name in before}
-        yield replace(plan, moved={name: pair for name, pair in moved.items() if pair[0] != pair[1]} or None)
+        moved = {}
+        for name, (_, now) in places.items():
+            if name in before and before[name][1] != now:
+                moved[name] = (before[name][1], now)
+        yield replace(plan, moved=moved or None)
         before = places or before
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Levels:
-    """How many memories the tables need on a night, with one side of the band (low, rows, high); each planned once."""
-
-    inputs: PlanInputs
-    growth: Mapping[str, Projection]
-    known: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    def of(self, side: str, night: int) -> int:
-        """The slowest memory that the tables lie in, as its place among all; their number where nothing fits."""
-        if (side, night) not in self.known:
-            self.known[side, night] = level(with_rows(self.inputs, _rows(self.growth, side, night)))
-        return self.known[side, night]
-
-    def first(self, side: str, place: int, count: int) -> int | None:
-        """The first night, up to ``count``, on which the memories up to ``place`` do not suffice, by bisection."""
-        if self.of(side, count) <= place:
-            return None
-        low, high = -1, count
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.of(side, middle) > place else (middle, high)
-        return high
-
-
-def level(inputs: PlanInputs) -> int:
-    """The place among the hardware's memories of the slowest one in use; their number where the tables do not fit.
+def slowest_memory(inputs: PlanInputs) -> int:
+    """Find the slowest memory in use, as its place among the hardware's; their number where the tables do not fit.
 
     Tables with a pinned tier do not count: they lie where the user wants them.
     """
@@ -223,33 +199,71 @@ def level(inputs: PlanInputs) -> int:
     known = memories(inputs.hardware)
     if placement is None:
         return len(known)
-    pinned = {name for name, pin in inputs.plan.tables.items() if pin.tier or pin.avoid}
-    tiers = {offer.tier for name, offer in placement.offers.items() if name not in pinned}
-    return max((known.index("ddr" if tier == "hbm_cached" else tier) for tier in tiers), default=0)
+    slowest = 0
+    for name, offer in placement.offers.items():
+        pin = inputs.plan.tables.get(name)
+        if pin is None or not (pin.tier or pin.avoid):
+            slowest = max(slowest, known.index("ddr" if offer.tier == "hbm_cached" else offer.tier))
+    return slowest
 
 
-def _tiers(
+@dataclass(frozen=True, kw_only=True)
+class _MemoryNeeds:
+    """The slowest memory that a night needs, with one side of the band (low, rows, high); each planned once."""
+
+    inputs: PlanInputs
+    growth: Mapping[str, Projection]
+    known: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def of(self, side: str, night: int) -> int:
+        if (side, night) not in self.known:
+            self.known[side, night] = slowest_memory(with_rows(self.inputs, _rows_on(self.growth, side, night)))
+        return self.known[side, night]
+
+    def find_first(self, side: str, place: int, count: int) -> int | None:
+        """The first night, up to ``count``, on which the memories up to ``place`` do not suffice, by bisection."""
+        if self.of(side, count) <= place:
+            return None
+        low, high = -1, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.of(side, middle) > place:
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+def _find_full_tiers(
     inputs: PlanInputs, growth: Mapping[str, Projection], limits: Mapping[str, Limit], count: int, hint: str | None
 ) -> dict[str, TierOutlook]:
-    """By memory that is full by the last night of the band's upper end; ``hint``: of the last night's plan."""
-    levels, known, found = _Levels(inputs=inputs, growth=growth), memories(inputs.hardware), dict[str, TierOutlook]()
+    needs, known = _MemoryNeeds(inputs=inputs, growth=growth), memories(inputs.hardware)
+    found: dict[str, TierOutlook] = {}
     for place, memory in enumerate(known):
-        earliest = levels.first("high", place, count)
+        # The upper end of the band is full first.
+        earliest = needs.find_first("high", place, count)
         if earliest is None:
             break
-        night, latest = levels.first("rows", place, count), levels.first("low", place, count)
+        night = needs.find_first("rows", place, count)
+        latest = needs.find_first("low", place, count)
         last = place == len(known) - 1
-        remedies = _Remedies(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
+        remedies = list[str]()
+        if night is not None:
+            search = _RemedySearch(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
+            remedies = search.lower_limits(night) if night else []
+            if last and hint:
+                # What the planner found for the last night.
+                remedies = [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
+            else:
+                remedies += search.add_hardware()
         found[memory] = TierOutlook(
-            full=Reached(night=night, earliest=earliest, latest=latest),
-            last=last,
-            remedies=tuple(remedies.found(night, hint if last else None)),
+            full=Reached(night=night, earliest=earliest, latest=latest), last=last, remedies=tuple(remedies)
         )
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Remedies:
+class _RemedySearch:
     """What keeps the tables within the memories up to ``place`` until night ``count``; everything is planned first."""
 
     inputs: PlanInputs
@@ -258,63 +272,53 @@ class _Remedies:
     place: int
     count: int
 
-    def found(self, night: int | None, hint: str | None) -> list[str]:
-        """Overrides for a memory that is full on ``night``; ``hint``: what the planner found for the last night."""
-        if night is None:
-            return []
-        remedies = [*self._limits(night)] if night else []
-        if hint:
-            return [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
-        return [*remedies, *self._hardware()]
-
-    @cached_property
-    def _at_end(self) -> dict[str, int]:
-        return _rows(self.growth, "rows", self.count)
-
     def _works(self, inputs: PlanInputs, rows: Mapping[str, int]) -> bool:
         try:
-            return level(with_rows(inputs, rows)) <= self.place
+            return slowest_memory(with_rows(inputs, rows)) <= self.place
         except NightjarError:
             return False
 
-    def _limits(self, night: int) -> Iterator[str]:
-        """Lower limits of the tables that grow by the most bytes, as few as help: the rows of the night before."""
-        then = _rows(self.growth, "rows", night - 1)
-        grown = {name: (self._at_end[name] - then[name]) * self.inputs.model.dim_of(name) for name in then}
-        most = [name for name in sorted(grown, key=lambda name: -grown[name]) if grown[name] > 0][:CAPPED]
-        rows = dict(self._at_end)
-        for number, name in enumerate(most, 1):
-            rows[name] = then[name]
+    def lower_limits(self, night: int) -> list[str]:
+        """Lower limits of the tables that grow by the most bytes, as few as help: the rows before ``night``."""
+        before, rows = _rows_on(self.growth, "rows", night - 1), _rows_on(self.growth, "rows", self.count)
+        grown = {}
+        for name in before:
+            size = (rows[name] - before[name]) * self.inputs.model.dim_of(name)
+            if size > 0:
+                grown[name] = size
+        overrides = []
+        for name in sorted(grown, key=lambda name: -grown[name])[:CAPPED]:
+            rows[name] = before[name]
+            overrides.append(f"{self.limits[name].setting}={before[name]}")
             if self._works(self.inputs, rows):
-                yield " ".join(f"{self.limits[each].setting}={then[each]}" for each in most[:number])
-                return
+                return [" ".join(overrides)]
+        return []
 
-    def _hardware(self) -> Iterator[str]:
-        """More of the memory, or more hosts."""
+    def add_hardware(self) -> list[str]:
+        """More of the memory, or more hosts; of embedding hosts beside the same workers."""
         hardware = self.inputs.hardware
         memory = memories(hardware)[self.place]
-        sizes = [round(memory_gib(hardware, memory) * factor, 3) for factor in MORE]
-        if hardware.embedding_hosts:
-            yield from self._embedding_hosts(sizes)
-            return
-        yield from self._first(f"hardware.{memory}_gib", sizes)
-        if self.inputs.world_size > 1:
-            yield from self._first("hardware.hosts", [hardware.hosts * factor for factor in MORE_HOSTS])
-
-    def _embedding_hosts(self, sizes: list[float]) -> Iterator[str]:
-        """More memory of embedding hosts, or more of them beside the same workers."""
-        hardware = self.inputs.hardware
-        yield from self._first("hardware.embedding_ddr_gib", sizes)
+        setting = "embedding_ddr_gib" if hardware.embedding_hosts else f"{memory}_gib"
+        more_memory, more_hosts = [], []
+        for factor in MORE_MEMORY:
+            more_memory.append([(f"hardware.{setting}", round(memory_gib(hardware, memory) * factor, 3))])
         for factor in MORE_HOSTS:
-            more = hardware.embedding_hosts * (factor - 1)
-            hosts, owners = hardware.hosts + more, hardware.embedding_hosts + more
-            grown = self.inputs.changed("hardware.hosts", hosts).changed("hardware.embedding_hosts", owners)
-            if self._works(grown, self._at_end):
-                yield f"hardware.hosts={hosts} hardware.embedding_hosts={owners}"
-                return
+            if hardware.embedding_hosts:
+                more = hardware.embedding_hosts * (factor - 1)
+                change = [("hardware.hosts", hardware.hosts + more)]
+                change.append(("hardware.embedding_hosts", hardware.embedding_hosts + more))
+                more_hosts.append(change)
+            elif self.inputs.world_size > 1:
+                more_hosts.append([("hardware.hosts", hardware.hosts * factor)])
+        return self._try_each(more_memory) + self._try_each(more_hosts)
 
-    def _first(self, path: str, values: list[int] | list[float]) -> Iterator[str]:
-        for value in values:
-            if self._works(self.inputs.changed(path, value), self._at_end):
-                yield f"{path}={value:g}"
-                return
+    def _try_each(self, changes: Sequence[Sequence[tuple[str, float]]]) -> list[str]:
+        """The overrides of the first change that works."""
+        rows = _rows_on(self.growth, "rows", self.count)
+        for change in changes:
+            inputs = self.inputs
+            for path, value in change:
+                inputs = inputs.changed(path, value)
+            if self._works(inputs, rows):
+                return [" ".join(f"{path}={value:g}" for path, value in change)]
+        return []

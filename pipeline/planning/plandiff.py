@@ -1,23 +1,28 @@
-"""Plans in a store, by key, run or file; what moved from one to another, and which change of the inputs explains it."""
+"""Plans in a store, by key, run or file; what moved from one to another and why; a former plan used again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
+from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.plan import MovedTable, Plan, PlanDiff, PlanSide, ShardPlan, TablePlan, TierBytes
 from pipeline.records.record import read
 from pipeline.store.artifacts import Store
 
 PINS = "plan.tables."
 FILE = "plan.json"
-SHOWN = 8
-KEY = 12
+# Names in an error, and characters of a key.
+SHOWN, KEY = 8, 12
+# Of a table's lookups per sample, in a plan that is used again.
+MOST_CHANGE = 0.1
+
+Pair = list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,35 +35,44 @@ class StoredPlan:
 
 
 def find_plan(store: Store, text: str) -> StoredPlan:
-    """The plan that ``text`` names: a file or directory, a run, or a prefix of a plan's key.
+    """Find the plan that ``text`` names: a file or directory, a run, or a prefix of a plan's key.
 
-    Raises ArtifactError for a name of no plan or of several, and for a file that is no plan.
+    Raises:
+        ArtifactError: No plan or several have the name, or the file is no plan.
     """
     path = Path(text)
-    if path.is_file() or (path / FILE).is_file():
-        return _from_file(path if path.is_file() else path / FILE)
-    keys = [key for key in store.names("plans") if text and key.startswith(text.removeprefix("plans/"))]
-    artifact = _plan_of_run(store, text) or (f"plans/{keys[0]}" if len(keys) == 1 else "")
+    if path.is_file():
+        return _read_file(path)
+    if (path / FILE).is_file():
+        return _read_file(path / FILE)
+    all_keys = store.names("plans")
+    keys = [key for key in all_keys if text and key.startswith(text.removeprefix("plans/"))]
+    artifact = _find_plan_of_run(store, text)
+    if not artifact and len(keys) == 1:
+        artifact = f"plans/{keys[0]}"
     if artifact:
-        return _from_store(store, artifact, text)
+        return _read_artifact(store, artifact, text)
     if keys:
         raise ArtifactError(
-            f"{text!r} is a prefix of {len(keys)} plans' keys: {_some([key[:KEY] for key in keys])}",
+            f"{text!r} is a prefix of {len(keys)} plans' keys: {_list_some([key[:KEY] for key in keys])}",
             hint="use more characters of the key",
         )
-    runs = [run for run in store.names("runs") if _plan_of_run(store, run)]
+    runs = [run for run in store.names("runs") if _find_plan_of_run(store, run)]
     raise ArtifactError(
-        f"{text!r} names no plan in store {store.url}: expected a run ({_some(runs)}), a prefix of a plan's key "
-        f"({_some([key[:KEY] for key in store.names('plans')])}) or a path to {FILE}",
+        f"{text!r} names no plan in store {store.url}: expected a run ({_list_some(runs)}), a prefix of a plan's key "
+        f"({_list_some([key[:KEY] for key in all_keys])}) or a path to {FILE}",
         hint="--store <URL of its store>, or nightjar plan makes one",
     )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", .." if len(names) > SHOWN else "") or "none"
+def _list_some(names: list[str]) -> str:
+    text = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        text += ", .."
+    return text or "none"
 
 
-def _plan_of_run(store: Store, run: str) -> str:
+def _find_plan_of_run(store: Store, run: str) -> str:
     """Path of the plan that ``run`` made or used, "" if there is none."""
     path = f"runs/{run}/steps.json"
     if not run or "/" in run or not store.exists(path):
@@ -70,7 +84,7 @@ def _plan_of_run(store: Store, run: str) -> str:
     return str(paths[0]) if paths and store.exists(f"{paths[0]}/{FILE}") else ""
 
 
-def _from_store(store: Store, path: str, text: str) -> StoredPlan:
+def _read_artifact(store: Store, path: str, text: str) -> StoredPlan:
     artifact = store.get(path, "plan")
     store.verify(artifact, FILE)
     key = artifact.key[:KEY]
@@ -79,11 +93,13 @@ def _from_store(store: Store, path: str, text: str) -> StoredPlan:
     return StoredPlan(name=name, plan=plan, settings=leaves(artifact.config))
 
 
-def _from_file(path: Path) -> StoredPlan:
+def _read_file(path: Path) -> StoredPlan:
+    config = {}
     try:
         record = json.loads(path.read_text())
         manifest = path.parent / "manifest.json"
-        config = json.loads(manifest.read_text()).get("config", {}) if manifest.is_file() else {}
+        if manifest.is_file():
+            config = json.loads(manifest.read_text()).get("config", {})
     except (OSError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} cannot be read as JSON: {error}", hint="nightjar plan force=true") from None
     return StoredPlan(name=str(path), plan=Plan.from_json(record, str(path)), settings=leaves(config))
@@ -101,48 +117,53 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
-    """Compare two plans."""
+    """Compare two plans: what moved, at what cost, and which change of the inputs explains it."""
     a, b = first.plan, second.plan
     shared = [name for name in a.tables if name in b.tables]
-    changes = _changes(first, second)
-    moved = {name: _moved(name, first, second, changes) for name in shared}
-    moved = {name: table for name, table in moved.items() if table.places}
+    changes = _find_changes(first, second)
+    own, moved = {}, {}
+    for name in shared:
+        old, new = a.tables[name], b.tables[name]
+        of_table = _find_table_changes(name, old, new, changes)
+        if of_table:
+            own[name] = of_table
+        table = _describe_move(old, new, _explain_move(of_table, changes))
+        if table.places:
+            moved[name] = table
     order = sorted(moved, key=lambda name: (-moved[name].bytes_moved, -moved[name].bytes, name))
     return PlanDiff(
-        first=_side(first),
-        second=_side(second),
+        first=_describe_side(first),
+        second=_describe_side(second),
         changes={path: pair for path, pair in changes.items() if not path.startswith(PINS)},
-        own={name: own for name in shared if (own := _table_changes(name, first, second, changes))},
+        own=own,
         tables={name: moved[name] for name in order},
         tables_in_both=len(shared),
         only_in_first=[name for name in a.tables if name not in b.tables],
         only_in_second=[name for name in b.tables if name not in a.tables],
         bytes_moved=sum(table.bytes_moved for table in moved.values()),
         step_ms=[a.predicted_step_ms, b.predicted_step_ms],
-        phases=_phases(first, second),
-        memory={tier: used for tier in MEMORIES if (used := _memory(first, second, tier))},
+        phases=_compare_phases(a, b),
+        memory=_compare_memory(a, b),
     )
 
 
 def moved_bytes(old: TablePlan, new: TablePlan) -> int:
-    """Bytes of ``new``, fp32 with state, on a rank and tier that did not hold them in ``old``."""
+    """Count the bytes of ``new``, fp32 with state, on a rank and tier that did not hold them in ``old``."""
     before: dict[int, list[ShardPlan]] = {}
-    for shard in old.shards:
-        before.setdefault(shard.rank, []).append(shard)
+    if old.tier == new.tier:
+        for shard in old.shards:
+            before.setdefault(shard.rank, []).append(shard)
     cells = 0
     for shard in new.shards:
-        kept = before.get(shard.rank, []) if old.tier == new.tier else []
-        cells += shard.rows * shard.columns - sum(_overlap(shard, other) for other in kept)
+        cells += shard.rows * shard.columns
+        for other in before.get(shard.rank, []):
+            rows = min(shard.row + shard.rows, other.row + other.rows) - max(shard.row, other.row)
+            columns = min(shard.column + shard.columns, other.column + other.columns) - max(shard.column, other.column)
+            cells -= max(rows, 0) * max(columns, 0)
     return round(cells * new.row_bytes(new.dim) / new.dim)
 
 
-def _overlap(one: ShardPlan, other: ShardPlan) -> int:
-    rows = min(one.row + one.rows, other.row + other.rows) - max(one.row, other.row)
-    columns = min(one.column + one.columns, other.column + other.columns) - max(one.column, other.column)
-    return max(rows, 0) * max(columns, 0)
-
-
-def _side(stored: StoredPlan) -> PlanSide:
+def _describe_side(stored: StoredPlan) -> PlanSide:
     plan = stored.plan
     return PlanSide(
         name=stored.name,
@@ -154,91 +175,87 @@ def _side(stored: StoredPlan) -> PlanSide:
     )
 
 
-def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
-    """Inputs of the whole plan that differ, by dotted path; only the plan's own figures where settings are unknown."""
-    sides = [_inputs(stored, with_settings=bool(first.settings and second.settings)) for stored in (first, second)]
-    paths = dict.fromkeys([*sides[0], *sides[1]])
-    return {path: [side.get(path) for side in sides] for path in paths if sides[0].get(path) != sides[1].get(path)}
+def _find_changes(first: StoredPlan, second: StoredPlan) -> dict[str, Pair]:
+    # Inputs of the whole plan that differ, by dotted path; only the plan's own figures where settings are unknown.
+    sides = []
+    for stored in (first, second):
+        plan = stored.plan
+        inputs: dict[str, Any] = {
+            "hardware.name": plan.hardware,
+            "hardware.device": plan.device,
+            "hardware.ranks_per_host": plan.ranks_per_host,
+            "hardware.hosts": plan.world_size // max(plan.ranks_per_host, 1),
+            "global_batch": plan.global_batch,
+            "profile": plan.profile_key[:12] or None,
+        }
+        for name, figure in plan.figures.items():
+            inputs[f"hardware.{name}"] = figure
+        if first.settings and second.settings:
+            for path, value in stored.settings.items():
+                # A pin's empty field asks for nothing.
+                if not path.startswith(PINS) or value not in ("", [], None):
+                    inputs[path] = value
+        sides.append(inputs)
+    changes = {}
+    for path in {**sides[0], **sides[1]}:
+        pair = [side.get(path) for side in sides]
+        if pair[0] != pair[1]:
+            changes[path] = pair
+    return changes
 
 
-def _inputs(stored: StoredPlan, with_settings: bool) -> dict[str, Any]:
-    plan = stored.plan
-    inputs: dict[str, Any] = {
-        "hardware.name": plan.hardware,
-        "hardware.device": plan.device,
-        "hardware.ranks_per_host": plan.ranks_per_host,
-        "hardware.hosts": plan.world_size // max(plan.ranks_per_host, 1),
-        "global_batch": plan.global_batch,
-        "profile": plan.profile_key[:12] or None,
-    }
-    inputs |= {f"hardware.{name}": value for name, value in plan.figures.items()}
-    settings = stored.settings if with_settings else {}
-    return inputs | {path: value for path, value in settings.items() if not path.startswith(PINS) or _is_pin(value)}
-
-
-def _is_pin(value: Any) -> bool:
-    """Whether a pin's field asks for something; an empty one does not."""
-    return value not in ("", [], None)
-
-
-def _table_changes(
-    name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]
-) -> dict[str, list[Any]]:
-    """What changed of one table's own inputs: rows, dim, pooling, pins."""
-    old, new = first.plan.tables[name], second.plan.tables[name]
+def _find_table_changes(name: str, old: TablePlan, new: TablePlan, changes: dict[str, Pair]) -> dict[str, Pair]:
+    # One table's own inputs: rows, dim, pooling, pins.
     pairs = {key: [getattr(old, key), getattr(new, key)] for key in ("rows", "dim", "pooling")}
     own = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-    pins = {path: pair for path, pair in changes.items() if f"{path}.".startswith(f"{PINS}{name}.")}
-    return own | pins
+    for path, pair in changes.items():
+        if f"{path}.".startswith(f"{PINS}{name}."):
+            own[path] = pair
+    return own
 
 
-def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> MovedTable:
-    """One table: how its place changed, at what cost, and why."""
-    old, new = first.plan.tables[name], second.plan.tables[name]
-    places: dict[str, list[Any]] = {
+def _describe_move(old: TablePlan, new: TablePlan, because: list[str]) -> MovedTable:
+    places: dict[str, Pair] = {
         "tier": [old.tier, new.tier],
         "sharding": [old.sharding, new.sharding],
         "ranks": [old.ranks, new.ranks],
         "cache_rows": [old.cache_rows, new.cache_rows],
         "host_rows": [old.host_rows, new.host_rows],
     }
+    texts, kinds = [], []
+    for table in (old, new):
+        count = len(table.ranks)
+        where = f"{table.tier} {table.sharding} on "
+        text = where + (f"rank {table.ranks[0]}" if count == 1 else f"{count} ranks")
+        # The place without its numbers, equal for tables that moved alike.
+        kind = where + ("one rank" if count == 1 else f"{count} ranks")
+        if table.cache_rows:
+            text += f", {table.cache_rows:,} rows cached"
+            kind += ", cached"
+        if table.host_rows:
+            text += f", {table.host_rows:,} in host memory"
+        texts.append(text)
+        kinds.append(kind)
     return MovedTable(
         places={key: pair for key, pair in places.items() if pair[0] != pair[1]},
-        before=_place(old),
-        to=_place(new),
-        kinds=[_kind(old), _kind(new)],
+        before=texts[0],
+        to=texts[1],
+        kinds=kinds,
         bytes=new.bytes,
         bytes_moved=moved_bytes(old, new),
         cost_ms=[old.cost_ms, new.cost_ms],
         hit_rate=[old.hit_rate, new.hit_rate],
-        because=_because(_table_changes(name, first, second, changes), changes),
+        because=because,
         reasons=[old.reason, new.reason],
     )
 
 
-def _place(table: TablePlan) -> str:
-    ranks = table.ranks
-    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-    cache = f", {table.cache_rows:,} rows cached" if table.cache_rows else ""
-    host = f", {table.host_rows:,} in host memory" if table.host_rows else ""
-    return f"{table.tier} {table.sharding} on {where}{cache}{host}"
-
-
-def _kind(table: TablePlan) -> str:
-    """The place without its numbers, equal for tables that moved alike."""
-    ranks = len(table.ranks)
-    where = "one rank" if ranks == 1 else f"{ranks} ranks"
-    return f"{table.tier} {table.sharding} on {where}{', cached' if table.cache_rows else ''}"
-
-
-def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[str]:
-    """The changed inputs that explain a table's move: its own, else those of the whole plan."""
-    if own:
-        return [f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in own.items()]
-    shared = [path for path in changes if not path.startswith(PINS)]
-    if shared:
-        return [f"{path} {_text(changes[path][0])} -> {_text(changes[path][1])}" for path in shared]
-    return ["other tables changed, and this one moved to make or use room"]
+def _explain_move(own: dict[str, Pair], changes: dict[str, Pair]) -> list[str]:
+    # A table's own inputs explain its move, else those of the whole plan.
+    causes = own or {path: pair for path, pair in changes.items() if not path.startswith(PINS)}
+    if not causes:
+        return ["other tables changed, and this one moved to make or use room"]
+    return [f"{path} {_text(old)} -> {_text(new)}" for path, (old, new) in causes.items()]
 
 
 def _text(value: Any) -> str:
@@ -246,20 +263,90 @@ def _text(value: Any) -> str:
         return "not set"
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
-    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
 
 
-def _phases(first: StoredPlan, second: StoredPlan) -> dict[str, list[float]]:
-    """Milliseconds of each phase on the slowest rank of either plan."""
-    if not (first.plan.phases and second.plan.phases):
+def _compare_phases(first: Plan, second: Plan) -> dict[str, list[float]]:
+    # Ms on the slowest rank of either plan.
+    if not (first.phases and second.phases):
         return {}
-    old, new = (stored.plan.phases[stored.plan.slowest_rank] for stored in (first, second))
-    return {name: [old.get(name, 0.0), new.get(name, 0.0)] for name in dict.fromkeys([*old, *new])}
+    old, new = first.phases[first.slowest_rank], second.phases[second.slowest_rank]
+    return {phase: [old.get(phase, 0.0), new.get(phase, 0.0)] for phase in {**old, **new}}
 
 
-def _memory(first: StoredPlan, second: StoredPlan, tier: str) -> TierBytes | None:
-    """Predicted bytes of ``tier`` in tables; None if neither plan uses it."""
-    used = [[rank.get(tier, 0) for rank in stored.plan.memory] or [0] for stored in (first, second)]
-    if not any(map(any, used)):
-        return None
-    return TierBytes(all_bytes=[sum(side) for side in used], fullest_bytes=[max(side) for side in used])
+def _compare_memory(first: Plan, second: Plan) -> dict[str, TierBytes]:
+    # Predicted bytes in tables, of tiers that a plan uses.
+    memory = {}
+    for tier in MEMORIES:
+        all_bytes, fullest_bytes = [], []
+        for plan in (first, second):
+            used = [rank.get(tier, 0) for rank in plan.memory]
+            all_bytes.append(sum(used))
+            fullest_bytes.append(max(used, default=0))
+        if any(fullest_bytes):
+            memory[tier] = TierBytes(all_bytes=all_bytes, fullest_bytes=fullest_bytes)
+    return memory
+
+
+# Plan reuse: the plan of an earlier night, where nothing it depends on has changed, so that tables stay in place.
+
+
+def reused_plan(
+    store: Store, former: str, covered: Mapping[str, Any], schema: DatasetSchema, profile: Profile, profile_key: str
+) -> tuple[Plan | None, str]:
+    """Use the plan of an earlier night again, where what it depends on is the same.
+
+    Args:
+        store: Of the plan.
+        former: The path of its artifact.
+        covered: The settings that a plan's key covers, as they are now. They must be the same.
+        schema: Every table must have the same rows.
+        profile: A table's lookups per sample may differ by MOST_CHANGE.
+        profile_key: Recorded in the plan.
+
+    Returns:
+        The plan, or None where a new one is needed, and the reason in words.
+    """
+    artifact = store.find(former)
+    if artifact is None:
+        return None, f"{former} is gone"
+    try:
+        store.verify(artifact, FILE)
+        plan = read(Plan, store, f"{former}/{FILE}")
+    except ArtifactError as error:
+        return None, error.message
+    # The settings of an older plan may say train.global_batch=auto; the plan itself has the number.
+    then = {**artifact.config, "train": {**artifact.config.get("train", {}), "global_batch": plan.global_batch}}
+    # Which plan a plan follows does not count.
+    then["plan"] = {**then["plan"], "former": None}
+    now = {**covered, "plan": {**covered["plan"], "former": None}}
+    change = _find_difference(then, now, "") or _find_table_difference(plan, schema, profile)
+    if change:
+        return None, change
+    return replace(plan, profile_key=profile_key), "tables and settings are the same"
+
+
+def _find_difference(then: Any, now: Any, path: str) -> str:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in {**then, **now}:
+            difference = _find_difference(then.get(name), now.get(name), f"{path}.{name}")
+            if difference:
+                return difference
+        return ""
+    return "" if then == now else f"{path[1:]} was {then}, is {now}"
+
+
+def _find_table_difference(plan: Plan, schema: DatasetSchema, profile: Profile) -> str:
+    names = {table.name for table in schema.tables}
+    different = names ^ plan.tables.keys()
+    if different:
+        return f"table {min(different)} is {'new' if min(different) in names else 'gone'}"
+    for table in schema.tables:
+        then, pooling = plan.tables[table.name], profile.table(table.columns).pooling
+        if then.rows != table.rows:
+            return f"table {table.name} had {then.rows:,} rows, has {table.rows:,}"
+        if abs(pooling - then.pooling) > MOST_CHANGE * then.pooling:
+            return f"table {table.name} had {then.pooling:.2f} lookups a sample, has {pooling:.2f}"
+    return ""

@@ -2,89 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.bipartite import bipartite_plan
-from pipeline.planning.candidates import offers, whole_layout
+from pipeline.planning.candidates import build_offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, PlannedTable
 from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
 from pipeline.planning.infeasibility import plan_error
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.problem import PlanningProblem, build_problem, rounds
-from pipeline.planning.quiet import quiet
-from pipeline.planning.report import reason
-from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, anywhere, best
+from pipeline.planning.problem import PlanningProblem, build_problem, search_rounds
+from pipeline.planning.report import explain
+from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, find_best, find_feasible
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
 
 def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
-    """Place every table on the ranks of the hardware at the least predicted step time. Needs no process group.
+    """Place every table on the ranks of the hardware at the least predicted step time.
 
-    ``profile_key``: the dataset's, recorded in the plan. Deterministic: equal inputs give equal plans. Raises
-    ConfigError (pins, types, hardware figures), ArtifactError (profile and schema differ) and PlanError (no fit).
+    Needs no process group. Equal inputs give equal plans.
+
+    Args:
+        inputs: The configuration and the dataset.
+        profile_key: The dataset's, recorded in the plan.
+
+    Raises:
+        ConfigError: Pins, types or hardware figures cannot be.
+        ArtifactError: Profile and schema differ.
+        PlanError: The tables do not fit.
     """
     if inputs.hardware.embedding_hosts and not inputs.hardware.only_tables:
-        return bipartite_plan(inputs, lambda own: make_plan(own, profile_key))
-    setting = build_problem(inputs)
-    with quiet():
-        for offered in rounds(setting):
-            space = open_space(setting, offered)
-            chosen = best(space, None if _only_whole(setting.inputs.hardware, offered) else default_plan(space))
+        return bipartite_plan(inputs, lambda table_side: make_plan(table_side, profile_key))
+    # 1. What each table may get, and what a rank keeps for everything else.
+    problem = build_problem(inputs)
+    hardware = problem.inputs.hardware
+    with silence_warnings():
+        # 2. The fastest memory alone first. Slower ones are offered where nothing fits.
+        for offered in search_rounds(problem):
+            # 3. Every way to place every table, priced by both cost models.
+            space = build_space(problem, offered)
+            # 4. What TorchRec's planner would do; with one layout a table it has nothing to say.
+            default = None if _lies_whole(hardware, offered) else default_plan(space)
+            # 5. The fastest placement of all that is not rated worse.
+            chosen = find_best(space, default)
             if chosen is not None:
-                return _assemble(setting, space, chosen, profile_key)
-        raise plan_error(setting, space, sketch)
+                return _assemble(problem, space, chosen, profile_key)
+        raise plan_error(problem, space, sketch)
 
 
 def sketch(inputs: PlanInputs) -> Placement | None:
-    """The assignment's placement alone, or None; remedies of an infeasible plan are tried with it."""
-    setting = build_problem(inputs)
-    for offered in rounds(setting):
-        placement = anywhere(open_space(setting, offered))
+    """Find any placement that fits, or None; remedies of an infeasible plan are tried with it."""
+    problem = build_problem(inputs)
+    for offered in search_rounds(problem):
+        placement = find_feasible(build_space(problem, offered))
         if placement is not None:
             return placement
     return None
 
 
-def open_space(setting: PlanningProblem, offered: dict[str, Choice]) -> PlacementSpace:
-    """Every offer of the ``offered`` choices with both costs and its bytes.
-
-    On one CPU rank every table lies whole: TorchRec has nothing to say, and loading it would take longer than the rest.
-    """
-    hardware, train = setting.inputs.hardware, setting.inputs.train
-    if _only_whole(hardware, offered):
-        layouts = {table.name: [whole_layout(train.batch, table)] for table in setting.tables}
+def build_space(problem: PlanningProblem, offered: dict[str, Choice]) -> PlacementSpace:
+    hardware, train = problem.inputs.hardware, problem.inputs.train
+    if _lies_whole(hardware, offered):
+        # TorchRec has nothing to say, and loading it would take longer than the rest.
+        layouts = {table.name: [whole_layout(train.batch, table)] for table in problem.tables}
     else:
         from pipeline.planning.torchrec_planner import TorchRecPlanner
 
-        layouts = TorchRecPlanner(hardware, train.batch, setting.tables, offered, setting.room).layouts()
-    all_offers = {t.name: offers(hardware, train, t, offered[t.name], layouts[t.name]) for t in setting.tables}
-    return PlacementSpace(hardware=hardware, offers=all_offers, room=setting.room, fixed=setting.fixed)
+        layouts = TorchRecPlanner(hardware, train.batch, problem.tables, offered, problem.room).layouts()
+    offers = {}
+    for table in problem.tables:
+        offers[table.name] = build_offers(hardware, train, table, offered[table.name], layouts[table.name])
+    return PlacementSpace(hardware=hardware, offers=offers, room=problem.room, fixed=problem.fixed)
 
 
-def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool:
-    alone = hardware.world_size == 1 and hardware.device == "cpu"
-    return alone and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
+def _lies_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool:
+    one_cpu_rank = hardware.world_size == 1 and hardware.device == "cpu"
+    return one_cpu_rank and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
 
 
-def _assemble(setting: PlanningProblem, space: PlacementSpace, chosen: BestPlacement, profile_key: str) -> Plan:
-    inputs, placement = setting.inputs, chosen.placement
+@contextmanager
+def silence_warnings() -> Iterator[None]:
+    """Suppress Python warnings and log records of TorchRec's planner: what matters is a result or an error."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlacement, profile_key: str) -> Plan:
+    inputs, placement = problem.inputs, chosen.placement
     hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
-    tables = {table.name: _table(setting, space, chosen, table) for table in setting.tables}
     margin = int(memory_gib(hardware, fast) * GIB * float(getattr(inputs.plan, f"{fast}_reserve")))
+    phases = []
+    for spent in placement.phases:
+        phases.append({phase: round(ms, 6) for phase, ms in spent.items()})
     return Plan(
         hardware=hardware.name,
         device=hardware.device,
         world_size=hardware.world_size,
         ranks_per_host=hardware.ranks_per_host,
         global_batch=inputs.batch,
-        tables=tables,
+        tables={table.name: _plan_table(problem, space, chosen, table) for table in problem.tables},
         memory=[dict(zip(MEMORIES, used, strict=True)) for used in placement.memory],
         predicted_step_ms=round(placement.step_ms, 6),
-        phases=[{phase: round(ms, 6) for phase, ms in phases.items()} for phases in placement.phases],
-        reserved=[{**setting.reserved, "margin": margin} for _ in range(hardware.world_size)],
+        phases=phases,
+        reserved=[{**problem.reserved, "margin": margin} for _ in range(hardware.world_size)],
         reserved_tier=fast,
         gap=round(chosen.gap, 6),
         figures=figures(hardware),
@@ -92,13 +123,19 @@ def _assemble(setting: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     )
 
 
-def _table(setting: PlanningProblem, space: PlacementSpace, chosen: BestPlacement, table: PlannedTable) -> TablePlan:
+def _plan_table(
+    problem: PlanningProblem, space: PlacementSpace, chosen: BestPlacement, table: PlannedTable
+) -> TablePlan:
     offer, ranks = chosen.placement.offers[table.name], chosen.placement.ranks[table.name]
+    # A rank may hold several shards of a table.
     spent = dict.fromkeys(ranks, 0.0)
-    for rank, ms in zip(ranks, offer.ms, strict=True):
+    shards = []
+    for rank, block, ms in zip(ranks, offer.layout.shards, offer.ms, strict=True):
         spent[rank] += ms
-    shards = zip(ranks, offer.layout.shards, strict=True)
-    why = reason(table, setting.offered[table.name], offer, space)
+        shards.append(ShardPlan(rank=rank, **block._asdict()))
+    reason = explain(table, problem.offered[table.name], offer, space)
+    if chosen.remark:
+        reason += f"; {chosen.remark}"
     return TablePlan(
         rows=table.rows,
         dim=table.dim,
@@ -106,9 +143,9 @@ def _table(setting: PlanningProblem, space: PlacementSpace, chosen: BestPlacemen
         tier=offer.tier,
         sharding=offer.sharding,
         kernel=offer.kernel,
-        shards=tuple(ShardPlan(rank=rank, **block._asdict()) for rank, block in shards),
+        shards=tuple(shards),
         cost_ms=round(max(spent.values()), 6),
-        reason=why + (f"; {chosen.remark}" if chosen.remark else ""),
+        reason=reason,
         cache_rows=offer.cache_rows,
         hit_rate=round(offer.hit_rate, 6),
         host_rows=offer.host_rows,

@@ -8,7 +8,7 @@ from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import SHARDING_TYPES, PlanConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.planning.candidates import BESIDE
+from pipeline.planning.candidates import OVERLAPPED, ShardBlock, compute_workload
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     MIN_COLUMNS,
@@ -17,17 +17,17 @@ from pipeline.planning.choices import (
     TABLE_WISE,
     Choice,
     PlannedTable,
-    impossible,
+    apply_pin,
+    check_pins,
+    find_obstacle,
     table_tiers,
     tables_of,
     tiers_of,
 )
-from pipeline.planning.constraints import check_pins, pinned
 from pipeline.planning.cost import fixed_ms, shard_ms
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
 from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.planning.reservations import dense_bytes, host_bytes
-from pipeline.planning.shard_workload import ShardBlock, asked_of
 
 # Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
@@ -49,115 +49,125 @@ class PlanningProblem:
 
 
 def build_problem(inputs: PlanInputs) -> PlanningProblem:
-    """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side."""
+    """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side.
+
+    Raises:
+        ConfigError: An unknown type or pinned table, a pin that cannot run, a hardware figure of 0.
+        ArtifactError: Profile and schema differ.
+    """
     inputs = table_side(inputs)
     hardware, batch = inputs.hardware, inputs.batch
     check_hardware(hardware)
     tables = tables_of(inputs)
-    heavy = HEAVY_SHARE if len(tables) * hardware.world_size > SEARCH_PAIRS else 0.0
     reserved = dense_bytes(inputs)
+    check_values(inputs.plan, "plan")
+    check_pins(inputs.plan, {table.name for table in tables})
     return PlanningProblem(
         inputs=inputs,
         tables=tables,
-        offered=choices(inputs.plan, hardware, batch, tables, heavy),
+        offered=_build_choices(inputs.plan, hardware, batch, tables),
         reserved=reserved,
         room=capacity(hardware, inputs.plan, reserved, host_bytes(inputs)),
         fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events),
     )
 
 
-def choices(
-    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[PlannedTable], heavy: float
+def _build_choices(
+    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[PlannedTable]
 ) -> dict[str, Choice]:
-    """What the planner may try for every table, for a global ``batch`` of samples.
-
-    Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, and replicas
-    only of tables that cost less so all the ranks that whole tables would keep busy, which keeps 1,000 tables on 128
-    ranks searchable; 0 offers every type. Raises ConfigError for an unknown type, an unknown pinned table or a pin that
-    cannot run.
-    """
-    check_values(plan, "plan")
-    check_pins(plan, {table.name for table in tables})
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
+    # What keeps 1,000 tables on 128 ranks searchable: tables below a share of a rank's fair load (bytes and lookups
+    # alike) are not offered split, and replicas only of tables that cost less so all the ranks that whole tables would
+    # keep busy.
+    large = len(tables) * hardware.world_size > SEARCH_PAIRS
     offered = {}
     for table in tables:
-        share = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
         pin = plan.tables.get(table.name)
         if pin is not None and pin.sharding:
-            offered[table.name] = pinned(hardware, table, pin, None)
+            offered[table.name] = apply_pin(hardware, table, pin, None)
             continue
-        replicas = not heavy or _cheap_replicas(hardware, batch, table, min(hardware.world_size, len(tables)))
-        free = _free(plan.sharding_types, hardware, table, share >= heavy, replicas)
-        offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
+        load = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
+        split = not large or load >= HEAVY_SHARE
+        replicas = not large or _has_cheap_replicas(hardware, batch, table, min(hardware.world_size, len(tables)))
+        free = _build_free_choice(plan.sharding_types, hardware, table, split, replicas)
+        offered[table.name] = free if pin is None else apply_pin(hardware, table, pin, free)
     return offered
 
 
-def _cheap_replicas(hardware: HardwareConfig, batch: int, table: PlannedTable, busy: int) -> bool:
-    """Whether copies of the table cost ``busy`` ranks together no more than the table whole on one of them.
-
-    Of more ranks than tables the others would be idle, so their copies are free. What overlaps with the step is left
-    out, and memory: the search counts them.
-    """
+def _has_cheap_replicas(hardware: HardwareConfig, batch: int, table: PlannedTable, busy: int) -> bool:
+    # Whether copies of the table cost ``busy`` ranks together no more than the table whole on one of them. Of more
+    # ranks than tables the others would be idle, so their copies are free. What overlaps with the step is left out,
+    # and memory: the search counts them.
     whole, tier = ShardBlock(0, table.rows, 0, table.dim), tiers(hardware)[0]
     cost = {}
     for sharding in (TABLE_WISE, DATA_PARALLEL):
-        asked = asked_of(hardware.world_size, batch, table, sharding, [whole])
-        phases = shard_ms(hardware, asked.loads(hardware, tier, 0)[0], global_batch=batch)
-        cost[sharding] = sum(phases.values()) - phases[BESIDE]
+        workload = compute_workload(hardware.world_size, batch, table, sharding, [whole])
+        phases = shard_ms(hardware, workload.loads(hardware, tier, 0)[0], global_batch=batch)
+        cost[sharding] = sum(phases.values()) - phases[OVERLAPPED]
     return busy * cost[DATA_PARALLEL] <= cost[TABLE_WISE]
 
 
-def _free(wanted: list[str], hardware: HardwareConfig, table: PlannedTable, split: bool, replicas: bool) -> Choice:
-    """The choice of a table without a pin; ``split``, ``replicas``: whether it is offered split, and data-parallel."""
-    why = {name: impossible(hardware, table, name, MIN_COLUMNS) for name in SHARDING_TYPES if name in wanted}
-    possible = [name for name, problem in why.items() if not problem]
+def _build_free_choice(
+    wanted: list[str], hardware: HardwareConfig, table: PlannedTable, split: bool, replicas: bool
+) -> Choice:
+    possible = []
+    for name in SHARDING_TYPES:
+        if name in wanted and not find_obstacle(hardware, table, name, MIN_COLUMNS):
+            possible.append(name)
     if not possible:
+        obstacle = find_obstacle(hardware, table, wanted[0], MIN_COLUMNS)
         raise ConfigError(
-            f"plan.sharding_types=[{','.join(wanted)}] leaves no placement for table {table.name!r}: {why[wanted[0]]}",
+            f"plan.sharding_types=[{','.join(wanted)}] leaves no placement for table {table.name!r}: {obstacle}",
             hint=f"plan.sharding_types=[{','.join(dict.fromkeys([TABLE_WISE, *wanted]))}]",
         )
-    idle = set() if split else set(SPLIT_TYPES)
-    idle |= set() if replicas and hardware.world_size > 1 else {DATA_PARALLEL}
-    idle |= {TABLE_ROW_WISE} if hardware.ranks_per_host == 1 else set()  # table_wise by another name
-    worthwhile = [name for name in possible if name not in idle] or possible
+    pointless = set[str]()
+    if not split:
+        pointless.update(SPLIT_TYPES)
+    if not replicas or hardware.world_size == 1:
+        pointless.add(DATA_PARALLEL)
+    if hardware.ranks_per_host == 1:
+        # It is table_wise by another name.
+        pointless.add(TABLE_ROW_WISE)
+    worthwhile = [name for name in possible if name not in pointless] or possible
     if hardware.world_size == 1 and TABLE_WISE in possible:
         worthwhile = [TABLE_WISE]
     return Choice(sharding=tuple(worthwhile), tiers=table_tiers(hardware, table), columns=MIN_COLUMNS)
 
 
-def rounds(setting: PlanningProblem) -> list[dict[str, Choice]]:
-    """The choices for each round of the search: the fastest memory alone first, then with slower ones."""
-    hardware, room = setting.inputs.hardware, setting.room
-    need = sum(table.bytes for table in setting.tables)
-    allowances, have = [], 0
-    for memory in memories(hardware):
-        have += room.of(memory) * setting.inputs.world_size
-        last = memory == memories(hardware)[-1]
-        if last or need <= have:
-            allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
-            allowances.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
-    small, fast = _small(setting), tiers(hardware)[:1]
+def search_rounds(problem: PlanningProblem) -> list[dict[str, Choice]]:
+    """List the choices for each round of the search: the fastest memory alone first, then with slower ones."""
+    hardware = problem.inputs.hardware
+    known, all_tiers = memories(hardware), tiers(hardware)
+    need = sum(table.bytes for table in problem.tables)
+    allowances, allowed = [], all_tiers
+    have = 0
+    for memory in known:
+        have += problem.room.of(memory) * problem.inputs.world_size
+        if memory == known[-1] or need <= have:
+            allowed = all_tiers[: all_tiers.index(memory) + 1]
+            allowances.append({name: _within(choice, allowed) for name, choice in problem.offered.items()})
+
+    # Before the last round comes one in which the smallest tables keep the fastest memory: together they take so
+    # little of it that a slower tier gains nothing.
+    fast_bytes = problem.room.of(fast_memory(hardware)) * problem.inputs.world_size
+    small = set[str]()
+    taken = 0
+    for table in sorted(problem.tables, key=lambda table: table.bytes):
+        taken += table.bytes
+        if taken > SMALL_SHARE * fast_bytes:
+            break
+        small.add(table.name)
     if small and len(allowed) > 1:
-        near = {name: _within(choice, fast if name in small else allowed) for name, choice in allowances[-1].items()}
-        allowances.insert(-1, near)
+        with_small = {}
+        for name, choice in allowances[-1].items():
+            with_small[name] = _within(choice, all_tiers[:1] if name in small else allowed)
+        allowances.insert(-1, with_small)
     return allowances
 
 
-def _small(setting: PlanningProblem) -> set[str]:
-    """The smallest tables, which together take so little of the fastest memory that a slower tier gains nothing."""
-    room = setting.room.of(fast_memory(setting.inputs.hardware)) * setting.inputs.world_size
-    small, taken = set(), 0
-    for table in sorted(setting.tables, key=lambda t: t.bytes):
-        taken += table.bytes
-        if taken > SMALL_SHARE * room:
-            break
-        small.add(table.name)
-    return small
-
-
 def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
-    """The choice within the ``allowed`` tiers; unchanged if it has none of them, because a pin wins."""
-    kept = tuple(tier for tier in choice.tiers if tier in allowed)
-    sharding = tuple(name for name in choice.sharding if tiers_of(name, kept))
-    return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
+    offered = tuple(tier for tier in choice.tiers if tier in allowed)
+    sharding = tuple(name for name in choice.sharding if tiers_of(name, offered))
+    # A choice that has none of the allowed tiers stays as it is, because a pin wins.
+    return replace(choice, tiers=offered, sharding=sharding) if sharding else choice

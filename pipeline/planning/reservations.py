@@ -26,17 +26,17 @@ BATCHES_IN_WORK = 3
 
 
 def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
-    """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU they include ``host_bytes``.
+    """Count the bytes that one rank reserves in its fastest memory, by purpose; on a CPU they include ``host_bytes``.
 
     ``staging`` is a checkpoint's copy of the rank's rows, for tables spread evenly; on a CPU it takes at most half of
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
-    hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
+    hardware, model, schema, world = inputs.hardware, inputs.model, inputs.schema, inputs.world_size
     linked = world > 1 or hardware.only_tables
-    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema, inputs.events)
-    activations = float(batch * vector_costs(inputs.model, schema).activations)
-    activations += kept_activations(inputs.model, schema, inputs.events, batch)
-    pooled = batch * FLOAT * sum(len(table.features) * inputs.model.dim_of(table.name) for table in schema.tables)
+    batch, costs = local_batch(inputs.batch, world), dense_costs(model, schema, inputs.events)
+    activations = float(batch * vector_costs(model, schema).activations)
+    activations += kept_activations(model, schema, inputs.events, batch)
+    pooled = batch * FLOAT * sum(len(table.features) * model.dim_of(table.name) for table in schema.tables)
     pooled += int(event_bytes(inputs, batch))
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
     reserved = {
@@ -47,11 +47,13 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
         "staging": 0,
         "runtime": RUNTIME + (RUNTIME_LINKED if linked else 0),
     }
-    if hardware.only_tables:  # the dense part is there, but it has no samples and learns nothing
+    if hardware.only_tables:
+        # The dense part is there, but it has no samples and learns nothing.
         reserved |= {"dense": FLOAT * int(costs.parameters), "activations": 0, "inputs": 0}
     if hardware.device == "cpu":
         host = host_bytes(inputs)
-        reserved["inputs"] += 0 if hardware.only_tables else host["inputs"]
+        if not hardware.only_tables:
+            reserved["inputs"] += host["inputs"]
         reserved["process"] = host["process"]
         rest = hardware.ddr_gib * GIB - sum(reserved.values())
         reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))
@@ -59,46 +61,50 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
 
 
 def event_bytes(inputs: PlanInputs, samples: int) -> float:
-    """Bytes of the embeddings of the events of ``samples`` rows, in the batches that have most of them.
+    """Count the bytes of embeddings of the events of ``samples`` rows, in the batches that have most of them.
 
     Every table of sequences has a value for each row of events; rows are those of ``embeddings.event_lookups``.
     """
     lookups = event_lookups(inputs.schema)
     if lookups is None:
         return 0.0
-    longest = {each.name: each.max_length for each in inputs.schema.sequences}
-    rows = sum(inputs.events.of_batch(each.sequence, longest[each.sequence], samples) for each in lookups.events)
+    longest = {sequence.name: sequence.max_length for sequence in inputs.schema.sequences}
+    rows = sum(inputs.events.of_batch(event.sequence, longest[event.sequence], samples) for event in lookups.events)
     return rows * FLOAT * sum(inputs.model.dim_of(table) for table in lookups.tables)
 
 
 def host_bytes(inputs: PlanInputs) -> dict[str, int]:
-    """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
+    """Count the bytes that one rank needs in host memory on any device.
+
+    They are the process (interpreter and libraries), rows read ahead, and a checkpoint's copy.
+    """
     schema, train, world = inputs.schema, inputs.train, inputs.world_size
     row = row_bytes(schema, inputs.profile)
-    groups = [rows for file in schema.groups.get("train", []) for rows in file]
-    largest = max(groups, default=inputs.ingest.rows_per_group)
-    windows = _window_rows(inputs, largest, len(groups)) * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)
     rules = table_rules(inputs.model, train)
-    sizes = ((table, inputs.model.dim_of(table.name)) for table in schema.tables)
-    tables = sum(t.rows * staged_row(dim * FLOAT + rules.of(t.name).state_bytes(dim)) for t, dim in sizes)
-    process = int(inputs.hardware.process_gib * GIB)  # interpreter and libraries
-    return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
+    staged = 0
+    for table in schema.tables:
+        dim = inputs.model.dim_of(table.name)
+        staged += table.rows * staged_row(dim * FLOAT + rules.of(table.name).state_bytes(dim))
+    return {
+        "process": int(inputs.hardware.process_gib * GIB),
+        "inputs": int(_decoded_rows(inputs) * row) + batches,
+        "staging": staged // world,
+    }
 
 
-def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
-    """Rows of decoded windows in memory, of row ``groups`` of at most ``largest`` rows: each lane's, and those ahead.
-
-    A window is decoded into memory of its own, and its rows are mixed into that of the lane
-    (``training/shuffle_buffer.py``). Rows that are not shuffled need less.
-    """
+def _decoded_rows(inputs: PlanInputs) -> int:
+    # Rows of decoded windows in memory: each lane's, and those ahead. A window is decoded into memory of its own, and
+    # its rows are mixed into that of the lane (``training/shuffle_buffer.py``). Rows that are not shuffled need less.
     train = inputs.train
-    lanes = fitting_lanes(train.lanes, train.batch, groups)
-    together = max(1, -(-train.shuffle_window_groups // lanes))
-    own = max(1, -(-lanes // inputs.world_size))
-    ahead = max(1, min(own, train.shuffle_window_groups // together))
-    window = min(together * largest, max(inputs.schema.rows.get("train", 0), 1))
-    return (own + ahead + min(ahead, 2)) * window
+    groups = [rows for file in inputs.schema.groups.get("train", []) for rows in file]
+    largest = max(groups, default=inputs.ingest.rows_per_group)
+    lanes = fitting_lanes(train.lanes, train.batch, len(groups))
+    groups_per_window = max(1, -(-train.shuffle_window_groups // lanes))
+    lanes_per_rank = max(1, -(-lanes // inputs.world_size))
+    ahead = max(1, min(lanes_per_rank, train.shuffle_window_groups // groups_per_window))
+    window = min(groups_per_window * largest, max(inputs.schema.rows.get("train", 0), 1))
+    return (lanes_per_rank + ahead + min(ahead, 2)) * window
 
 
 def staged_row(size: int) -> int:
@@ -107,11 +113,14 @@ def staged_row(size: int) -> int:
 
 
 def row_bytes(schema: DatasetSchema, profile: Profile) -> float:
-    """Mean bytes of a sample: label, dense values, and every feature's ids with their weights."""
+    """Count the mean bytes of a sample: label, dense values, and every feature's ids with their weights."""
     size = float(FLOAT * (1 + len(schema.dense)))
     for column in schema.sparse:
-        each = FLOAT * (2 if column.weighted else 1)
-        size += profile.sparse[column.name].pooling * each + OFFSET if column.multi else FLOAT
+        if column.multi:
+            per_id = FLOAT * (2 if column.weighted else 1)
+            size += profile.sparse[column.name].pooling * per_id + OFFSET
+        else:
+            size += FLOAT
     for event in schema.event_columns:
         size += profile.sparse[event.name].pooling * (FLOAT + OFFSET) + OFFSET
     return size

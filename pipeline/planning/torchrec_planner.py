@@ -32,11 +32,10 @@ from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
 from pipeline.config.hardware import HardwareConfig as Hardware
 from pipeline.config.plan import SHARDING_TYPES
-from pipeline.planning.candidates import Stock, TableSharding
+from pipeline.planning.candidates import ShardBlock, Stock, TableSharding
 from pipeline.planning.choices import Choice, PlannedTable, tiers_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT
 from pipeline.planning.hardware import Capacity, kernel_of
-from pipeline.planning.shard_workload import ShardBlock
 from pipeline.specs.optimizers import TableOptimizer
 
 
@@ -44,7 +43,6 @@ class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
     """Offers all types: TorchRec withholds row-wise types from CPU plans, though its execution has them."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Every type; what each table may get is decided by its constraints."""
         return list(SHARDING_TYPES)
 
 
@@ -54,7 +52,8 @@ class Enumerator(EmbeddingEnumerator):
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
         """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
         options = super().enumerate(module, sharders)
-        order = {name: index for index, name in enumerate(dict.fromkeys(option.name for option in options))}
+        tables = list(dict.fromkeys(option.name for option in options))
+        order = {name: number for number, name in enumerate(tables)}
         return sorted(options, key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
 
 
@@ -69,15 +68,16 @@ class OncePerSize(ShardEstimator):
         self._inner = EmbeddingPerfEstimator(topology, constraints)
 
     def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
-        """Fill in ``perf`` (ms) of every shard of every option."""
-        kept = [option.shards for option in sharding_options]
+        # Each option shows TorchRec one shard of each size, and gets all of its shards back.
+        all_shards = []
         for option in sharding_options:
-            option.shards = list(_by_size(option.shards).values())
+            all_shards.append(option.shards)
+            option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
         self._inner.estimate(sharding_options, *args, **kwargs)
-        for option, shards in zip(sharding_options, kept, strict=True):
-            estimated = _by_size(option.shards)
+        for option, shards in zip(sharding_options, all_shards, strict=True):
+            perf = {tuple(shard.size): shard.perf for shard in option.shards}
             for shard in shards:
-                shard.perf = estimated[tuple(shard.size)].perf
+                shard.perf = perf[tuple(shard.size)]
             option.shards = shards
 
 
@@ -89,11 +89,13 @@ class TorchRecPlanner:
     ) -> None:
         self._tables = tables
         self._batch = -(-batch // hardware.world_size)
-        self._constraints = {t.name: _constraints(t, choices[t.name], hardware) for t in tables}
+        self._constraints = {table.name: _constrain(table, choices[table.name], hardware) for table in tables}
         self.topology = build_topology(hardware, room)
-        self._enumerator = Enumerator(
-            self.topology, self._batch, self._constraints, estimator=_estimators(self.topology, self._constraints)
-        )
+        estimators: list[ShardEstimator] = [
+            OncePerSize(self.topology, self._constraints),
+            EmbeddingStorageEstimator(self.topology, self._constraints),
+        ]
+        self._enumerator = Enumerator(self.topology, self._batch, self._constraints, estimator=estimators)
         self._collection = meta_collection(tables)
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
@@ -102,7 +104,10 @@ class TorchRecPlanner:
         options: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
         for option in self._enumerator.enumerate(self._collection, self._sharders):
             options[option.name].setdefault(option.sharding_type, []).append(option)
-        return {t.name: [_layout(same, t.optimizer) for same in options[t.name].values()] for t in self._tables}
+        layouts = {}
+        for table in self._tables:
+            layouts[table.name] = [_build_layout(same, table.optimizer) for same in options[table.name].values()]
+        return layouts
 
 
 def build_topology(hardware: Hardware, room: Capacity) -> Topology:
@@ -122,21 +127,21 @@ def build_topology(hardware: Hardware, room: Capacity) -> Topology:
             hbm_to_ddr_mem_bw=hardware.hbm_to_ddr_gb_per_s * BYTES_PER_MS or None,
             ssd_mem_bw=hardware.ssd_gb_per_s * BYTES_PER_MS or None,
         ),
-        KernelConfig(
-            compute_device=hardware.device,
-            use_hardware_based_bandwidth=True,
-        ),
+        KernelConfig(compute_device=hardware.device, use_hardware_based_bandwidth=True),
     )
 
 
 def meta_collection(tables: list[PlannedTable]) -> EmbeddingBagCollection:
     """The tables without storage, marked with their optimizer so that TorchRec counts its state."""
-    configs = [
-        EmbeddingBagConfig(
-            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[*t.features] or [t.name]
+    configs = []
+    for table in tables:
+        config = EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.dim,
+            feature_names=[*table.features] or [table.name],
         )
-        for t in tables
-    ]
+        configs.append(config)
     weighted = any(table.weighted for table in tables)
     collection = EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=torch.device("meta"))
     for parameter, table in zip(collection.parameters(), tables, strict=True):
@@ -154,61 +159,48 @@ def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer],
     return (RowWiseAdagrad, 1, 0) if optimizer.row_bytes else (SGD, 0, 0)
 
 
-def _constraints(table: PlannedTable, choice: Choice, hardware: Hardware) -> ParameterConstraints:
+def _constrain(table: PlannedTable, choice: Choice, hardware: Hardware) -> ParameterConstraints:
+    kernels = {"dense": None, "fused": None}
+    for sharding in choice.sharding:
+        for tier in tiers_of(sharding, choice.tiers):
+            # TorchRec's own search has no kernel for tables on SSD.
+            if tier != "ssd":
+                kernels[kernel_of(hardware, tier, sharding)] = None
     return ParameterConstraints(
         sharding_types=list(choice.sharding),
-        compute_kernels=list(dict.fromkeys(["dense", "fused", *_offered_kernels(choice, hardware)])),
+        compute_kernels=list(kernels),
         min_partition=choice.columns,
         pooling_factors=[table.pooling / table.outputs] * table.outputs,
         is_weighted=table.weighted,
     )
 
 
-def _offered_kernels(choice: Choice, hardware: Hardware) -> tuple[str, ...]:
-    """The kernels that TorchRec's own search may take; SSD has none there."""
-    return tuple(
-        dict.fromkeys(
-            kernel_of(hardware, tier, sharding)
-            for sharding in choice.sharding
-            for tier in tiers_of(sharding, choice.tiers)
-            if tier != "ssd"
-        )
-    )
-
-
-def _layout(options: list[ShardingOption], optimizer: TableOptimizer) -> TableSharding:
-    """One table under one sharding type; its kernels differ in cost alone."""
+def _build_layout(options: list[ShardingOption], optimizer: TableOptimizer) -> TableSharding:
+    # One table under one sharding type; its kernels differ in cost alone.
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
-    shards = tuple(ShardBlock(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
-    return TableSharding(
-        sharding=plain.sharding_type,
-        shards=shards,
-        buffers=tuple(_buffers(plain, shard, optimizer) for shard in plain.shards),
-        stock={option.compute_kernel: tuple(_stock(shard) for shard in option.shards) for option in options},
-    )
+    shards, buffers = [], []
+    for shard in plain.shards:
+        (row, column), (rows, columns) = shard.offset, shard.size
+        shards.append(ShardBlock(row, rows, column, columns))
+        buffers.append(_buffer_bytes(plain, shard, optimizer))
+    stock = {}
+    for option in options:
+        costs = []
+        for shard in option.shards:
+            assert shard.perf is not None
+            comms = shard.perf.fwd_comms + shard.perf.bwd_comms
+            costs.append(Stock(compute=shard.perf.total - comms, comms=comms))
+        stock[option.compute_kernel] = tuple(costs)
+    return TableSharding(sharding=plain.sharding_type, shards=tuple(shards), buffers=tuple(buffers), stock=stock)
 
 
-def _buffers(option: ShardingOption, shard: Shard, optimizer: TableOptimizer) -> int:
-    """Bytes of a batch's ids and looked-up rows: TorchRec's charge for a shard without weights and optimizer state."""
+def _buffer_bytes(option: ShardingOption, shard: Shard, optimizer: TableOptimizer) -> int:
+    # Ids and looked-up rows of a batch: TorchRec's charge for a shard without weights and optimizer state.
     assert shard.storage is not None
     rows, dim = option.tensor.shape
-    whole = option.sharding_type == "data_parallel"
-    weights = 4 * rows * dim if whole else math.ceil(4 * rows * dim * (shard.size[0] * shard.size[1]) / (rows * dim))
+    weights = 4 * rows * dim
+    if option.sharding_type != "data_parallel":
+        weights = math.ceil(weights * (shard.size[0] * shard.size[1]) / (rows * dim))
     _, by_row, by_value = _charged_as(optimizer)
     state = math.ceil(weights / dim) * by_row + weights * by_value
     return max(0, shard.storage.hbm + shard.storage.ddr - weights - state)
-
-
-def _stock(shard: Shard) -> Stock:
-    assert shard.perf is not None
-    comms = shard.perf.fwd_comms + shard.perf.bwd_comms
-    return Stock(compute=shard.perf.total - comms, comms=comms)
-
-
-def _by_size(shards: list[Shard]) -> dict[tuple[int, ...], Shard]:
-    return {tuple(shard.size): shard for shard in shards}
-
-
-def _estimators(topology: Topology, constraints: dict[str, ParameterConstraints]) -> list[ShardEstimator]:
-    """The estimators of TorchRec's perf (ms) and storage (bytes)."""
-    return [OncePerSize(topology, constraints), EmbeddingStorageEstimator(topology, constraints)]

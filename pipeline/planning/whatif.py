@@ -31,67 +31,79 @@ class Refused:
 
 
 def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Each job's overrides that not all jobs share, by key."""
+    """Select each job's overrides that not all jobs share, by key."""
     common = set(jobs[0]).intersection(*jobs)
-    return [dict(_parts(override) for override in job if override not in common) for job in jobs]
-
-
-def _parts(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key.lstrip("+"), value
+    settings = []
+    for job in jobs:
+        own = {}
+        for override in job:
+            if override not in common:
+                key, _, value = override.partition("=")
+                own[key.lstrip("+")] = value
+        settings.append(own)
+    return settings
 
 
 def what_if(
     cases: Sequence[Case | Refused], planner: Planner, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[PlannedCase]:
-    """Plan every case. A combination that does not fit or is invalid gives a record with ``fits`` false.
+    """Plan every case.
 
-    ``progress``: called with (plans made, plans in all).
+    Args:
+        cases: The combinations.
+        planner: Plans one.
+        progress: Called with (plans made, plans in all).
+
+    Returns:
+        Their records. A combination that does not fit or is invalid gives one with ``fits`` false.
     """
     records = []
     progress(0, len(cases))
     for number, case in enumerate(cases, 1):
-        records.append(_planned(case, planner) if isinstance(case, Case) else _problem(case.settings, case.error))
+        if isinstance(case, Case):
+            started = time.perf_counter()
+            try:
+                record = _record_plan(case.settings, planner(case.inputs))
+            except (PlanError, ConfigError) as error:
+                record = _record_error(case.settings, error)
+            hardware = case.inputs.hardware
+            seconds = round(time.perf_counter() - started, 3)
+            record = replace(record, hardware=hardware.name, world_size=hardware.world_size, seconds=seconds)
+        else:
+            record = _record_error(case.settings, case.error)
+        records.append(record)
         progress(number, len(cases))
     return records
 
 
-def _planned(case: Case, planner: Planner) -> PlannedCase:
-    started = time.perf_counter()
-    try:
-        record = _outcome(case.settings, planner(case.inputs))
-    except (PlanError, ConfigError) as error:
-        record = _problem(case.settings, error)
-    return replace(
-        record,
-        hardware=case.inputs.hardware.name,
-        world_size=case.inputs.world_size,
-        seconds=round(time.perf_counter() - started, 3),
-    )
-
-
-def _problem(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
-    kind = "infeasible" if isinstance(error, PlanError) else "refused"
+def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
+    # The clauses of a planner's message that say what is short; the whole message where none does.
+    clauses = [clause.strip() for clause in error.message.split(";") if " short " in clause]
     return PlannedCase(
         settings=settings,
         fits=False,
-        problem=kind,
-        short=_short(error.message),
+        problem="infeasible" if isinstance(error, PlanError) else "refused",
+        short="; ".join(clauses) or error.message,
         way_out=error.hint.split(", or ")[0],
         message=error.message,
         hint=error.hint,
     )
 
 
-def _outcome(settings: dict[str, str], plan: Plan) -> PlannedCase:
+def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
+    tiers, reserved = dict.fromkeys((f"{memory}_bytes" for memory in MEMORIES), 0), 0
+    for number, rank in enumerate(plan.memory):
+        reserved += plan.reserved_bytes(number)
+        for memory in MEMORIES:
+            tiers[f"{memory}_bytes"] += rank.get(memory, 0)
     record = PlannedCase(
         settings=settings,
         fits=True,
         step_ms=plan.predicted_step_ms,
         gap=plan.gap,
-        tiers={f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in MEMORIES},
-        reserved_bytes=sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))),
-        tables=_tables_by_tier(plan),
+        tiers=tiers,
+        reserved_bytes=reserved,
+        tables=count_by_tier(plan),
     )
     if not plan.phases:
         return record
@@ -100,12 +112,8 @@ def _outcome(settings: dict[str, str], plan: Plan) -> PlannedCase:
     return replace(record, bottleneck=worst, bottleneck_ms=phases[worst], phases=phases)
 
 
-def _tables_by_tier(plan: Plan) -> dict[str, int]:
-    tiers = [table.tier for table in plan.tables.values()]
-    return {tier: tiers.count(tier) for tier in dict.fromkeys(tiers)}
-
-
-def _short(message: str) -> str:
-    """The clauses of a planner's ``message`` that say what is short; the whole message where none does."""
-    clauses = [clause.strip() for clause in message.split(";") if " short " in clause]
-    return "; ".join(clauses) or message
+def count_by_tier(plan: Plan) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for table in plan.tables.values():
+        counts[table.tier] = counts.get(table.tier, 0) + 1
+    return counts

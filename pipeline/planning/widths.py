@@ -18,7 +18,8 @@ from pipeline.planning.inputs import PlanInputs
 from pipeline.specs.optimizers import FLOAT
 
 _HALVINGS = 40
-_STEEPEST = 4.0  # exponent at which all tables but the most frequent one have the least width
+# Exponent at which all tables but the most frequent one have the least width.
+_STEEPEST = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,63 +37,72 @@ class TableWidths:
     @property
     def override(self) -> str | None:
         """What gives the tables these widths on a command line; None where only YAML can write a table's name."""
-        keys = [override_key(name) for name in self.dims]
-        if None in keys:
-            return None
-        parts = (f"{key}: {{dim: {dim}}}" for key, dim in zip(keys, self.dims.values(), strict=True))
+        parts = []
+        for name, dim in self.dims.items():
+            key = override_key(name)
+            if key is None:
+                return None
+            parts.append(f"{key}: {{dim: {dim}}}")
         return "+model.tables={" + ", ".join(parts) + "}"
 
     @property
     def yaml(self) -> str:
-        """The same as a line of YAML."""
-        parts = (f"{json.dumps(name)}: {{dim: {dim}}}" for name, dim in self.dims.items())
+        parts = [f"{json.dumps(name)}: {{dim: {dim}}}" for name, dim in self.dims.items()]
         return "model: {tables: {" + ", ".join(parts) + "}}"
 
 
 def widths(inputs: PlanInputs, share: float) -> TableWidths:
-    """Widths of at most ``share`` of the bytes that one width takes, the widest being ``model.embedding_dim``.
+    """Choose widths of at most ``share`` of the bytes that one width takes, the widest being ``model.embedding_dim``.
 
-    ConfigError where the narrowest tables take more.
+    Raises:
+        ConfigError: The narrowest tables take more.
     """
     widest = inputs.model.embedding_dim
-    rows = {table.name: table.rows for table in inputs.schema.tables}
-    reads = {t.name: max(inputs.profile.table(t.columns).pooling, 1e-9) / t.rows for t in inputs.schema.tables}
+    rows, reads = {}, {}
+    for table in inputs.schema.tables:
+        rows[table.name] = table.rows
+        reads[table.name] = max(inputs.profile.table(table.columns).pooling, 1e-9) / table.rows
     even = FLOAT * widest * sum(rows.values())
+    most = max(reads.values())
 
-    def at(exponent: float) -> TableWidths:
-        dims = {name: _width(widest, each / max(reads.values()), exponent) for name, each in reads.items()}
-        taken = FLOAT * sum(rows[name] * dim for name, dim in dims.items())
-        return TableWidths(dims=dims, exponent=round(exponent, 4), bytes=taken, even_bytes=even)
+    def choose(exponent: float) -> TableWidths:
+        dims, size = {}, 0
+        for name, frequency in reads.items():
+            # To a multiple that kernels take.
+            width = round(widest * (frequency / most) ** exponent / COLUMN_STEP) * COLUMN_STEP
+            dims[name] = max(COLUMN_STEP, width)
+            size += FLOAT * rows[name] * dims[name]
+        return TableWidths(dims=dims, exponent=round(exponent, 4), bytes=size, even_bytes=even)
 
     low, high = 0.0, _STEEPEST
-    if at(high).bytes > share * even:
+    narrowest = choose(high).bytes
+    if narrowest > share * even:
         raise ConfigError(
-            f"the narrowest tables take {at(high).bytes / even:.0%} of the bytes of width {widest}, expected at most "
+            f"the narrowest tables take {narrowest / even:.0%} of the bytes of width {widest}, expected at most "
             f"{share:.0%}",
-            hint=f"--share {at(high).bytes / even + 0.005:.2f}, or a larger model.embedding_dim",
+            hint=f"--share {narrowest / even + 0.005:.2f}, or a larger model.embedding_dim",
         )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if at(middle).bytes <= share * even else (middle, high)
-    return at(high)
-
-
-def _width(widest: int, frequency: float, exponent: float) -> int:
-    """The width of a table with this share of the highest frequency, to a multiple that kernels take."""
-    return max(COLUMN_STEP, round(widest * frequency**exponent / COLUMN_STEP) * COLUMN_STEP)
+        if choose(middle).bytes <= share * even:
+            high = middle
+        else:
+            low = middle
+    return choose(high)
 
 
 def shown(chosen: TableWidths, rows: Mapping[str, int]) -> list[str]:
-    """Lines about ``chosen`` for people: tables by width, bytes, and the override."""
+    """Describe ``chosen`` in lines for people: tables by width, bytes, and the override."""
     by_width: dict[int, list[str]] = {}
     for name, dim in chosen.dims.items():
         by_width.setdefault(dim, []).append(name)
-    return [
-        *(
-            f"width {dim:>4}: {units.plural(len(names), 'table')}, {sum(rows[name] for name in names):,} rows: "
-            f"{', '.join(names)}"
-            for dim, names in sorted(by_width.items(), reverse=True)
-        ),
-        f"{chosen.bytes:,} bytes of {chosen.even_bytes:,} ({chosen.bytes / chosen.even_bytes:.0%})",
-        f"'{chosen.override}'" if chosen.override else f"in YAML (no override can write these names): {chosen.yaml}",
-    ]
+    lines = []
+    for dim, names in sorted(by_width.items(), reverse=True):
+        tables, total = units.plural(len(names), "table"), sum(rows[name] for name in names)
+        lines.append(f"width {dim:>4}: {tables}, {total:,} rows: {', '.join(names)}")
+    lines.append(f"{chosen.bytes:,} bytes of {chosen.even_bytes:,} ({chosen.bytes / chosen.even_bytes:.0%})")
+    if chosen.override:
+        lines.append(f"'{chosen.override}'")
+    else:
+        lines.append(f"in YAML (no override can write these names): {chosen.yaml}")
+    return lines

@@ -69,9 +69,9 @@ class PlanStage(Stage):
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
         from pipeline.calibration.hardware_cache import with_figures
         from pipeline.planning.inputs import PlanInputs
+        from pipeline.planning.plandiff import reused_plan
         from pipeline.planning.planner import make_plan
         from pipeline.planning.report import plan_summary, render_plan
-        from pipeline.planning.reuse import reused_plan
         from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.stages.read import read_dataset
 

@@ -17,7 +17,7 @@ def small_problem(seed: int) -> AssignmentProblem:
     """At most 6 tables on 2 ranks and 3 tiers; capacities from ample to too little, ranks equal or not."""
     rng = np.random.default_rng(seed)
     tables = {f"T{t}": _small_table(rng) for t in range(rng.integers(1, 7))}
-    most = [np.max([np.sum([p.takes for p in c.pieces], axis=0) for c in cs], axis=0) for cs in tables.values()]
+    most = [np.max([np.sum([p.usage for p in c.shards], axis=0) for c in cs], axis=0) for cs in tables.values()]
     room = np.sum(most, axis=0) / 2 * rng.uniform(0.35, 1.6, size=(2, 3) if rng.random() < 0.5 else (1, 3))
     capacity = np.broadcast_to(np.ceil(room), (2, 3)).astype(int)
     base = rng.uniform(0, 2, 2) if rng.random() < 0.5 else np.full(2, 0.5)
@@ -44,7 +44,7 @@ def _candidate(rng: np.random.Generator, kind: str, tier: str, size: int, cost: 
     skew = rng.uniform(0.5, 1.5) if kind == "row" else 1.0
     ms = [cost * slow / count * (1.15 if count > 1 else 1) * s for s in (skew, 2 - skew)[:count]]
     places = {"row": ((0, 1),), "first": ((0,),), "pairs": ((0, 1), (1, 0))}.get(kind)
-    return Candidate(pieces=tuple(ShardCost(ms=m, takes=held) for m in ms), places=places)
+    return Candidate(shards=tuple(ShardCost(ms=m, usage=held) for m in ms), places=places)
 
 
 def brute_force(problem: AssignmentProblem) -> float | None:
@@ -63,13 +63,13 @@ def brute_force(problem: AssignmentProblem) -> float | None:
 
 
 def _ways(candidate: Candidate, ranks: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    places = candidate.places or tuple(itertools.product(range(ranks), repeat=len(candidate.pieces)))
+    places = candidate.places or tuple(itertools.product(range(ranks), repeat=len(candidate.shards)))
     ways = []
     for place in places:
         ms, size = np.zeros(ranks), np.zeros((ranks, 3))
-        for piece, rank in zip(candidate.pieces, place, strict=True):
+        for piece, rank in zip(candidate.shards, place, strict=True):
             ms[rank] += piece.ms
-            size[rank] += piece.takes
+            size[rank] += piece.usage
         ways.append((ms, size))
     return ways
 
@@ -80,11 +80,11 @@ def check(problem: AssignmentProblem, assignment: Assignment) -> None:
     assert set(assignment.chosen) == set(assignment.ranks) == set(problem.candidates)
     for table, number in assignment.chosen.items():
         candidate, ranks = problem.candidates[table][number], assignment.ranks[table]
-        assert len(ranks) == len(candidate.pieces)
+        assert len(ranks) == len(candidate.shards)
         assert candidate.places is None or ranks in candidate.places
-        for piece, rank in zip(candidate.pieces, ranks, strict=True):
+        for piece, rank in zip(candidate.shards, ranks, strict=True):
             load[rank] += piece.ms
-            used[rank] += piece.takes
+            used[rank] += piece.usage
     assert (used <= np.array(problem.capacity)).all()
     assert abs(assignment.ms - load.max()) <= 1e-9 * load.max()
     assert (
@@ -112,8 +112,8 @@ def cluster_problem(
                 (ranks, (tuple(range(ranks)),)),
             ]:
                 held = tuple(-(-int(size * share) // count) for share in (device, behind, ssd))
-                piece = ShardCost(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), takes=held)
-                options.append(Candidate(pieces=(piece,) * count, places=places))
+                piece = ShardCost(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), usage=held)
+                options.append(Candidate(shards=(piece,) * count, places=places))
         candidates[f"T{t}"] = tuple(options)
     return AssignmentProblem(
         candidates=candidates, capacity=((hbm, 4 * hbm, 40 * hbm),) * ranks, base_ms=(0.5,) * ranks

@@ -8,17 +8,17 @@ from assign_cases import brute_force, check, cluster_problem, small_problem
 
 from pipeline.planning.assign import assign
 from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
-from pipeline.planning.quiet import quiet_native
+from pipeline.planning.assign_programs import silence_native_output
 
 GIB = 2**30
 
 
 def piece(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> ShardCost:
-    return ShardCost(ms=ms, takes=(hbm, ddr, ssd))
+    return ShardCost(ms=ms, usage=(hbm, ddr, ssd))
 
 
 def whole(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Candidate:
-    return Candidate(pieces=(piece(ms, hbm, ddr, ssd),), places=None)
+    return Candidate(shards=(piece(ms, hbm, ddr, ssd),), places=None)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_equal_problems_give_equal_assignments() -> None:
 
 
 def test_the_solver_prints_nothing(capfd) -> None:
-    with quiet_native():
+    with silence_native_output():
         os.write(1, b"a native line")
     assign(cluster_problem(9, tables=6, ranks=2, splits=(1, 2), tightness=1.0))
     print("a line of ours")
@@ -121,7 +121,7 @@ def test_the_answer_counts_only_candidates_as_they_were_given() -> None:
 def test_pieces_go_to_one_of_the_places_in_order() -> None:
     pieces = (piece(2.0, hbm=1), piece(1.0, hbm=3))
     problem = AssignmentProblem(
-        candidates={"A": (Candidate(pieces=pieces, places=((0, 1), (3, 2))),)},
+        candidates={"A": (Candidate(shards=pieces, places=((0, 1), (3, 2))),)},
         capacity=((9, 0, 0), (2, 0, 0), (9, 0, 0), (9, 0, 0)),
         base_ms=(0.0,) * 4,
     )
@@ -135,14 +135,14 @@ def test_no_tables_cost_what_the_slowest_rank_does_anyway() -> None:
 
 
 def test_a_place_with_one_rank_twice_is_refused() -> None:
-    twice = Candidate(pieces=(piece(1.0), piece(1.0)), places=((0, 0),))
+    twice = Candidate(shards=(piece(1.0), piece(1.0)), places=((0, 0),))
     with pytest.raises(ValueError, match="'A', candidate 0: a place names one rank for two pieces"):
         assign(AssignmentProblem(candidates={"A": (twice,)}, capacity=((1, 1, 1),) * 2, base_ms=(0.0, 0.0)))
 
 
 def test_anything_else_that_has_a_limit_is_taken_up_like_memory() -> None:
-    quick, slow = ShardCost(ms=1.0, takes=(1, 0, 0, 0.7)), ShardCost(ms=2.0, takes=(1, 0, 0, 0.2))
-    both = tuple(Candidate(pieces=(each,), places=None) for each in (quick, slow))
+    quick, slow = ShardCost(ms=1.0, usage=(1, 0, 0, 0.7)), ShardCost(ms=2.0, usage=(1, 0, 0, 0.2))
+    both = tuple(Candidate(shards=(each,), places=None) for each in (quick, slow))
     capacity = ((9, 0, 0, 1.0),) * 2
     assignment = assign(
         AssignmentProblem(candidates=dict.fromkeys("ABC", both), capacity=capacity, base_ms=(0.0, 0.0)), thorough=False

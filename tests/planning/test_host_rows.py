@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import TrainConfig
-from pipeline.planning.candidates import HOST_SHARES, offers, whole_layout
+from pipeline.planning.candidates import HOST_SHARES, build_offers, whole_layout
 from pipeline.planning.choices import Choice, PlannedTable
 from pipeline.planning.hitrate import HitCurve
 from pipeline.records import HOST_ROW_BYTES
@@ -36,7 +36,7 @@ def offered(device="cuda", **choice):
     )
     wanted = Choice(sharding=("table_wise",), tiers=("ssd",), columns=64, **choice)
     hardware = replace(GPU, device=device)
-    return offers(hardware, TrainConfig(global_batch=BATCH), table, wanted, [whole_layout(BATCH, table)])
+    return build_offers(hardware, TrainConfig(global_batch=BATCH), table, wanted, [whole_layout(BATCH, table)])
 
 
 def test_more_rows_in_host_memory_serve_more_take_their_bytes_and_leave_the_disk_less():

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.embeddings.ssd.log import place_type
-from pipeline.planning.candidates import CachedRows, _bytes
+from pipeline.planning.candidates import CachedRows, ShardBlock, shard_bytes
 from pipeline.planning.choices import PlannedTable
-from pipeline.planning.shard_workload import ShardBlock
 from pipeline.records import HOST_ROW_BYTES, ShardPlan, TablePlan, place_bytes
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.planning.plan_cases import cpu
@@ -28,7 +27,7 @@ def counted(device, tier, rows=MILLION, cache_rows=0, host_rows=0):
     table = PlannedTable(
         name="t", rows=rows, dim=16, pooling=1.0, curve=None, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad")
     )
-    return _bytes(hardware, table, tier, CachedRows(cache_rows, host_rows), ShardBlock(0, rows, 0, 16), 0, 0)[:2]
+    return shard_bytes(hardware, table, tier, CachedRows(cache_rows, host_rows), ShardBlock(0, rows, 0, 16), 0, 0)[:2]
 
 
 def test_a_gpu_keeps_a_mark_for_every_row_of_every_tier():

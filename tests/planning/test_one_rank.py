@@ -12,7 +12,7 @@ import pytest
 from plan_cases import configure, cpu, dataset
 
 from pipeline.planning import PlanInputs
-from pipeline.planning.planner import open_space
+from pipeline.planning.planner import build_space
 from pipeline.planning.problem import build_problem
 from pipeline.planning.torchrec_planner import TorchRecPlanner
 
@@ -23,7 +23,7 @@ def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
     """Planned without loading TorchRec; shards and buffers must be those of its enumerator and estimators."""
     config = configure(replace(cpu(1, 1), ssd_gib=ssd), dim=12, batch=1001)
     setting = build_problem(PlanInputs.of(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling})))
-    space = open_space(setting, setting.offered)
+    space = build_space(setting, setting.offered)
     theirs = TorchRecPlanner(
         config.hardware, config.train.batch, setting.tables, setting.offered, setting.room
     ).layouts()

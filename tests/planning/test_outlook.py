@@ -12,8 +12,8 @@ from plan_cases import configure, cpu, dataset
 
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning import PlanInputs
-from pipeline.planning.nights import Limit, NightDataset, Nights, check_tables, read_nights
-from pipeline.planning.outlook import level, outlook, shown_nights, with_rows
+from pipeline.planning.growth import Limit, NightDataset, Nights, check_tables, read_nights
+from pipeline.planning.outlook import outlook, shown_nights, slowest_memory, with_rows
 from pipeline.records import DatasetSchema, SparseColumn, plain
 from pipeline.records.outlook import Outlook
 from pipeline.records.schema import json_schema
@@ -60,7 +60,7 @@ def planted(
 
 def first_short(inputs: PlanInputs, rows_at, place: int = 0) -> int:
     """The first night with the planted rows for which the planner needs more than the memories up to ``place``."""
-    return next(night for night in range(200) if level(with_rows(inputs, rows_at(night))) > place)
+    return next(night for night in range(200) if slowest_memory(with_rows(inputs, rows_at(night))) > place)
 
 
 def linear(start: int, pace: int, count: int = 8, seed: int = 0) -> list[int]:
@@ -84,11 +84,14 @@ def test_remedies_keep_the_tables_there_until_the_last_night():
     inputs, record = planted({"user": linear(1_000_000, 100_000), "city": [5_000] * 8}, ddr=1.0)
     cap, *others = record.tiers["ddr"].remedies
     setting, rows = cap.split("=")
-    assert setting == "data.sparse.user.rows" and level(with_rows(inputs, {"user": int(rows), "city": 5_000})) == 0
+    assert (
+        setting == "data.sparse.user.rows"
+        and slowest_memory(with_rows(inputs, {"user": int(rows), "city": 5_000})) == 0
+    )
     assert any(remedy.startswith("hardware.ssd_gib=") for remedy in others)
     ddr = next(remedy for remedy in others if remedy.startswith("hardware.ddr_gib="))
     larger = inputs.changed("hardware.ddr_gib", float(ddr.partition("=")[2]))
-    assert level(with_rows(larger, {name: table.rows["30"][1] for name, table in record.tables.items()})) == 0
+    assert slowest_memory(with_rows(larger, {name: table.rows["30"][1] for name, table in record.tables.items()})) == 0
 
 
 def test_remedies_of_a_bipartite_cluster_are_those_of_its_embedding_hosts():
@@ -103,7 +106,7 @@ def test_remedies_of_a_bipartite_cluster_are_those_of_its_embedding_hosts():
         changed = inputs
         for path, _, value in (each.partition("=") for each in remedy.split()):
             changed = changed.changed(path, float(value) if "gib" in path else int(value))
-        assert level(with_rows(changed, last)) == 0, remedy
+        assert slowest_memory(with_rows(changed, last)) == 0, remedy
     assert "hardware.embedding_hosts=" in hosts and not any("hardware.ddr_gib" in each for each in remedies)
 
 

@@ -8,10 +8,10 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
+from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import PlannedTable
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
-from pipeline.planning.shard_workload import ShardBlock, asked_of
 from pipeline.planning.step_prediction import predict
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
@@ -78,7 +78,7 @@ def loads(kind, ranked):
         optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
     )
     blocks = [ShardBlock(s.row, s.rows, s.column, s.columns) for s in plan_of(a=kind).tables["a"].shards]
-    asked = asked_of(config().world_size, config().train.batch, table, kind, blocks)
+    asked = compute_workload(config().world_size, config().train.batch, table, kind, blocks)
     return asked.loads(HARDWARE, "ddr", 0)
 
 

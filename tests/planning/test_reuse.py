@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.planning import PlanInputs, make_plan
-from pipeline.planning.reuse import reused_plan
+from pipeline.planning.plandiff import reused_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
 from tests.keys import key_config

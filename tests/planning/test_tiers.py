@@ -13,12 +13,12 @@ from pipeline.config import TablePin
 from pipeline.embeddings.ssd.scratch_files import pieces
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
+from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import tables_of
 from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import size_text
-from pipeline.planning.planner import open_space
-from pipeline.planning.problem import build_problem, rounds
-from pipeline.planning.shard_workload import ShardBlock, asked_of
+from pipeline.planning.planner import build_space
+from pipeline.planning.problem import build_problem, search_rounds
 from pipeline.records import PHASES, Plan
 from pipeline.records.scratch import log_shape
 from tests.keys import key_config
@@ -162,7 +162,7 @@ def test_never_worse_than_torchrecs_default_in_either_model(hardware):
     data = dataset(criteo(cap=1_000_000), {name: float(count) for name, count in DLRM.items()})
     plan = make_plan(PlanInputs.of(config, *data))
     setting = build_problem(PlanInputs.of(config, *data))
-    space = open_space(setting, rounds(setting)[0])
+    space = build_space(setting, search_rounds(setting)[0])
     default = default_plan(space)
     offers = {
         name: next(
@@ -206,7 +206,7 @@ def test_ranked_rows_make_row_wise_uneven():
     name = next(iter(config.data.sparse))
     config.plan.tables = {name: TablePin(sharding="row_wise")}
     setting = build_problem(PlanInputs.of(config, *dataset({name: 100_000})))
-    offer = open_space(setting, rounds(setting)[0]).offers[name][0]
+    offer = build_space(setting, search_rounds(setting)[0]).offers[name][0]
     assert offer.phases[0]["lookup"] > 1.5 * offer.phases[1]["lookup"]
     assert offer.stock_ms[0] == offer.stock_ms[1]
 
@@ -245,7 +245,7 @@ def test_a_gpus_cache_of_a_table_on_ssd_has_room_for_batches_and_the_places_are_
         blocks = [ShardBlock(s.row, s.rows, s.column, s.columns) for s in table.shards]
         for shard, distinct in zip(
             table.shards,
-            asked_of(config.world_size, config.train.batch, planned, "row_wise", blocks).distinct,
+            compute_workload(config.world_size, config.train.batch, planned, "row_wise", blocks).distinct,
             strict=True,
         ):
             slots = table.cache_rows * shard.rows / table.rows

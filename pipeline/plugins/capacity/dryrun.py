@@ -37,8 +37,7 @@ from pipeline.launch.local_ranks import local_world
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.planner import make_plan
-from pipeline.planning.quiet import quiet
+from pipeline.planning.planner import make_plan, silence_warnings
 from pipeline.plugins.capacity.record import DryRank, DryRun
 from pipeline.plugins.capacity.worlds import resized
 from pipeline.records.checkpoint import Extent, Index, TableSize
@@ -130,7 +129,7 @@ class _World:
     def _sharded(self, rank: int) -> list[Shard]:
         """The shards that TorchRec gives ``rank``; of measured ranks, the bytes of its objects."""
         weigh = rank in self._measured
-        with fake_rank(rank, self._plan.world_size, self._plan.ranks_per_host), quiet():
+        with fake_rank(rank, self._plan.world_size, self._plan.ranks_per_host), silence_warnings():
             if weigh:
                 tracemalloc.start()
             model = sharded_on_meta(self._inputs, self._plan)
