@@ -23,7 +23,6 @@ def frame_of(batch: pa.RecordBatch | pa.Table, columns: Sequence[str]) -> pl.Dat
 
 
 def _pairs(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A column of maps as lists of their keys with their values; any other as it is."""
     if not pa.types.is_map(column.type):
         return column
     kind = pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)]))
@@ -69,7 +68,6 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
 
 
 def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) -> None:
-    """Raise DataError for a field of the structs in ``column`` that they do not have, or that is no single value."""
     types = {field.name: field.type for field in kind}
     for sequence in spec.sequences:
         for source in sequence.sources:

@@ -247,7 +247,7 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
 
 
 def _by_name(name: str) -> Found:
-    """Points for words of codes in ``name``, and against for words of quantities; the last one says what it is."""
+    # Points for words of codes in `name`, and against for words of quantities; the last one says what it is.
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return
@@ -268,10 +268,8 @@ def _by_name(name: str) -> Found:
 
 
 def _kind(word: str) -> str:
-    """What a word of a name stands for: code | codes | group | quantity | number; "" where no list has it.
-
-    ``codes``: a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
-    """
+    # What a word of a name stands for: code | codes | group | quantity | number; "" where no list has it.
+    # `codes`: a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
     if word in _KINDS:
         return _KINDS[word]
     single = f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")
@@ -282,7 +280,7 @@ def _kind(word: str) -> str:
 
 
 def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
-    """Points for values as somebody gave them out: from 0 or 1 without gaps, in blocks, or few out of very many."""
+    # Points for values as somebody gave them out: from 0 or 1 without gaps, in blocks, or few out of very many.
     span = distinct[-1] - distinct[0] + 1
     if distinct[0] <= 1 and len(distinct) >= GAPLESS * span:
         yield 1, f"values from {distinct[0]:g} to {distinct[-1]:g} almost without gaps"
@@ -304,7 +302,7 @@ def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
 
 
 def _by_neighbours(counts: np.ndarray) -> Found:
-    """A point where the frequency of a value says nothing of its neighbour's: quantities have a shape."""
+    # A point where the frequency of a value says nothing of its neighbour's: quantities have a shape.
     logs = np.log(counts)
     if len(counts) < LEAST_VALUES or counts.mean() < LEAST_COUNT or logs.std() == 0:
         return
@@ -313,17 +311,15 @@ def _by_neighbours(counts: np.ndarray) -> Found:
 
 
 def _likeness(logs: np.ndarray) -> float:
-    """Correlation of each of ``logs`` with the next one; NaN where all, but for one at an end, are equal."""
+    # Correlation of each of `logs` with the next one; NaN where all, but for one at an end, are equal.
     if np.ptp(logs[:-1]) == 0 or np.ptp(logs[1:]) == 0:
         return math.nan
     return float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
 
 
 def _against_by_shape(counts: np.ndarray) -> Found:
-    """A point against a histogram as quantities have: smooth, or of few values with one peak.
-
-    A histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
-    """
+    # A point against a histogram as quantities have: smooth, or of few values with one peak.
+    # A histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
     logs, ranks = np.log(counts), np.argsort(np.argsort(-counts, kind="stable"))
     if len(counts) >= LEAST_VALUES and counts.mean() >= LEAST_COUNT and logs.std() > 0:
         falls = np.corrcoef(ranks, np.arange(len(counts)))[0, 1] > 0.8
@@ -338,10 +334,8 @@ def _against_by_shape(counts: np.ndarray) -> Found:
 
 
 def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Found:
-    """A point for very many values of what the name calls a code, where a quantity would have a tail.
-
-    So a column of users is told in a log that has one or two rows of each, in which the label can say nothing.
-    """
+    # A point for very many values of what the name calls a code, where a quantity would have a tail.
+    # So a column of users is told in a log that has one or two rows of each, in which the label can say nothing.
     if len(distinct) <= MANY:
         return
     low, *_, high = quarters = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
@@ -353,11 +347,9 @@ def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Fo
 
 
 def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
-    """Points by whether the order of values explains their click rates.
-
-    What values say is the covariance of their click rates in two halves of the rows; noise is not common to both, so
-    few rows decide nothing. A parabola by the values' rank, fitted in each half, takes away what their order says.
-    """
+    # Points by whether the order of values explains their click rates.
+    # What values say is the covariance of their click rates in two halves of the rows; noise is not common to both, so
+    # few rows decide nothing. A parabola by the values' rank, fitted in each half, takes away what their order says.
     count = int(place.max()) + 1
     if count < LEAST_RATES or len(np.unique(clicks)) < 2:
         return
@@ -374,10 +366,8 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
 
 
 def _effects(place: np.ndarray, residuals: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Effects of ``count`` values times the root of their rows, and those without a parabola by rank, float64 [count].
-
-    Either has the variance of ``residuals`` where values say nothing.
-    """
+    # Effects of `count` values times the root of their rows, and those without a parabola by rank, float64 [count].
+    # Either has the variance of `residuals` where values say nothing.
     rows = np.bincount(place, minlength=count)
     root = np.sqrt(rows)
     effects = np.bincount(place, residuals, count) / np.maximum(root, 1)

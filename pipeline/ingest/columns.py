@@ -127,7 +127,7 @@ def without_broken_times(column: SampleColumn) -> SampleColumn:
 
 
 def _masks_of_times(column: SampleColumn) -> Iterator[pl.Series]:
-    """Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970."""
+    # Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970.
     if column.kind == pl.String:
         yield column.text.str.contains(_ISO)
     if column.is_numeric and _TIME_NAMES.search(column.name):

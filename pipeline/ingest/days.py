@@ -75,7 +75,6 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
 
 
 def _waits(data: DataConfig, day: date, now: float | None) -> bool:
-    """Whether it is too early to do without what has not arrived."""
     hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
     most = data.watermark.max_age_hours
     return most is None or hours < most
@@ -118,7 +117,6 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
 
 
 def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
-    """In words, what a table or stream lacks of ``day``."""
     limit = data.watermark
     missing = list(delivery.missing) if _waits(data, day, now) else []
     if not delivery.parts:

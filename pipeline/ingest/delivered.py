@@ -133,7 +133,6 @@ def _mixed_up(data: DataConfig) -> LaunchError:
 
 
 def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
-    """The record of the log that was first read with ``mark``: ``record``, if there is none yet."""
     data = (json.dumps(record, indent=1) + "\n").encode()
     seen = read_marked(store, _path(mark, _FIRST))
     if seen.data is None:
@@ -150,7 +149,6 @@ def _path(mark: str, name: str) -> str:
 
 
 def _name(folders: list[str]) -> str:
-    """The file about logs in ``folders``."""
     return _digest("\n".join(folders)) + ".json"
 
 
@@ -159,19 +157,17 @@ def _digest(text: str) -> str:
 
 
 def _read(store: Store, mark: str, name: str) -> dict[str, Any] | None:
-    """A record of ``sources/``; None where there is none."""
     data = read_marked(store, _path(mark, name)).data
     record: dict[str, Any] | None = None if data is None else json.loads(data)
     return record
 
 
 def _looks_alike(files: Sequence[tuple[AbstractFileSystem, str]]) -> bool:
-    """Whether logs of other content may have the marks of ``files``."""
+    # Whether logs of other content may have the marks of `files`.
     return any(not tells_content(fs, fs.info(path)) for fs, path in files)
 
 
 def _files(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
-    """The files of ``data``'s logs, and of the clicks that come later; none where they are no files."""
     if data.format in ("synthetic", "tables") or data.connector is not None:
         return []
     days = data.days or (None,)
@@ -181,7 +177,7 @@ def _files(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
 
 
 def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
-    """The folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file."""
+    # The folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file.
     found = set()
     for fs, name in files:
         folder = name.rpartition("/")[0]
@@ -194,7 +190,7 @@ def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
 
 
 def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threading.Event) -> str:
-    """Hash of the names and bytes of all files; of some of them once it is ``stopped``."""
+    # Hash of the names and bytes of all files; of some of them once it is `stopped`.
     digest = xxhash.xxh3_128()
     for fs, name in files:
         content = xxhash.xxh3_128()

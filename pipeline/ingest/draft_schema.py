@@ -73,7 +73,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
 
 
 def _on_one_line(line: str) -> str:
-    """``line`` with line breaks and the like, which names of columns may hold, as they are escaped within quotes."""
+    # `line` with line breaks and the like, which names of columns may hold, as they are escaped within quotes.
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
@@ -84,7 +84,6 @@ def _doubt(schema: Schema) -> str:
 
 
 def _features(group: str, guesses: list[Guess]) -> list[str]:
-    """The lines of a group, the comments below each other."""
     if not guesses:
         return [f"{group}: {{}}"]
     entries = []

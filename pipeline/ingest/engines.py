@@ -171,10 +171,8 @@ class LocalEngine(IngestEngine):
             yield self._numbering.numbered(part, parts[part], counted)
 
     def _together(self, spec: DataSpec) -> int:
-        """Blocks that are worked on at a time: as many as workers, fewer where rows have very many columns.
-
-        Memory so does not grow with columns times workers; Polars divides a wide block among threads of its own.
-        """
+        # Blocks that are worked on at a time: as many as workers, fewer where rows have very many columns.
+        # Memory so does not grow with columns times workers; Polars divides a wide block among threads of its own.
         return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
 
     def fit(self) -> Fit:
@@ -203,7 +201,7 @@ class LocalEngine(IngestEngine):
         return fitted_state(spec, fit.train, before, day, lambda work, each: in_order(work, iter(each), together))
 
     def _fitted_together(self, train: Partial) -> int:
-        """Features whose fits take no more memory at a time than that of a single one may; of ids on disk one."""
+        # Features whose fits take no more memory at a time than that of a single one may; of ids on disk one.
         if any(counts.on_disk for counts in train.counts.values()):
             return 1
         each = IDS_IN_MEMORY // max(sum(f.mapping.vocabulary for f in train.spec.sparse), 1)
@@ -233,10 +231,8 @@ class LocalEngine(IngestEngine):
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep freed pieces up to 64 MiB for the next block, whichever thread takes it: less is cleared anew.
-
-    Other C libraries are left as they are.
-    """
+    # Have glibc keep freed pieces up to 64 MiB for the next block, whichever thread takes it: less is cleared anew.
+    # Other C libraries are left as they are.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for parameter, value in _MALLOC.items():
@@ -244,7 +240,7 @@ def _keep_freed_memory() -> None:
 
 
 def _give_freed_memory_back() -> None:
-    """Have glibc hand pages of freed pieces to the system; other C libraries are left as they are."""
+    # Have glibc hand pages of freed pieces to the system; other C libraries are left as they are.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))

@@ -131,7 +131,6 @@ def _sequence(
 
 
 def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSource, spec: DataSpec) -> pl.Series:
-    """A list of the events' values for each row: of a field of structs where ``source`` names one."""
     values = raw[source.column]
     if values.dtype != pl.List:
         text = texts[source.column]
@@ -152,7 +151,7 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
 def _lengths(
     lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: RejectedRows
 ) -> np.ndarray:
-    """Events of each row, int64: 0 where its lists differ in length, which rejects the row."""
+    # Events of each row, int64: 0 where its lists differ in length, which rejects the row.
     by_column = {name: each.list.len().fill_null(0).to_numpy().astype(np.int64) for name, each in lists.items()}
     first, lengths = next(iter(by_column.items()))
     lengths, wrong = lengths.copy(), np.zeros(len(lengths), bool)
@@ -172,14 +171,14 @@ def _lengths(
 
 
 def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
-    """The elements of the rows that have ``lengths`` events; of rejected rows none."""
+    # The elements of the rows that have `lengths` events; of rejected rows none.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
     values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
     return values if values.dtype.is_temporal() else strings_of(values)
 
 
 def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
-    """Which events are among the ``most`` newest of their row, of those ``kept``: bool [events]."""
+    # Which events are among the `most` newest of their row, of those `kept`: bool [events].
     kept = np.ones(int(lengths.sum()), bool) if kept is None else kept
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])
@@ -188,7 +187,7 @@ def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> n
 
 
 def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
-    """Seconds since 1970 (Float64) of times as ``data.timestamp`` is written; null for what is none."""
+    # Seconds since 1970 (Float64) of times as `data.timestamp` is written; null for what is none.
     text = standard(values, strings_of(values), spec.time_format)
     return instants(values, text, spec.time_zone or "UTC").dt.timestamp("us") / 1e6
 
@@ -196,10 +195,8 @@ def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
 def _check_times(
     sequence: SequenceSpec, came: pl.Series, ages: pl.Series, row: np.ndarray, rows: int, rejected: RejectedRows
 ) -> np.ndarray:
-    """Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
-
-    Equal times are in order.
-    """
+    # Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
+    # Equal times are in order.
     assert sequence.time is not None
     shown, name = sequence.time.shown, sequence.name
     unknown = came.is_null().to_numpy()
@@ -239,6 +236,6 @@ def _check_times(
 
 
 def _age_ids(seconds: np.ndarray, bins: int) -> pl.Series:
-    """The number of each age's bin as an id: bins of log(1 + seconds) up to ``OLDEST``."""
+    # The number of each age's bin as an id: bins of log(1 + seconds) up to `OLDEST`.
     place = np.log1p(np.maximum(seconds, 0.0)) * (bins / math.log1p(OLDEST))
     return pl.Series(np.minimum(place, bins - 1).astype(np.int64)).cast(pl.String)

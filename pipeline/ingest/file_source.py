@@ -82,7 +82,7 @@ class FileSource(Source):
         return [replace(self, file=replace(self.file, start=start, stop=stop)) for start, stop in ranges]
 
     def _by_members(self, source: BinaryIO, size: int) -> list[FileSource]:
-        """A file that is not on this machine's disks is searched for members only where it likely has several."""
+        # A file that is not on this machine's disks is searched for members only where it likely has several.
         if not isinstance(self.fs, LocalFileSystem) and has_one(source):
             return [self]
         parts = members_of(source, size, lambda text: self.format.first_cut(text, self.file))
@@ -112,7 +112,7 @@ class FileSource(Source):
                 yield (PartitionBlock(block=block, values=values, columns=columns) if values else block), source.tell()
 
     def _text(self, source: BinaryIO) -> AbstractContextManager[BinaryIO]:
-        """Uncompressed bytes; files of columns compress their own pages."""
+        # Uncompressed bytes; files of columns compress their own pages.
         if self.members is not None:
             return text_of(source, self.members)
         return decompressed(source, self.path if self.format.by_line else "")

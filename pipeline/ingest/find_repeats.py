@@ -81,7 +81,6 @@ def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, own_da
 
 
 def _add_clicks(engine: IngestEngine, repeats: Repeats, data: DataConfig, spec: DataSpec, day: date) -> None:
-    """Take in the log of clicks that came on ``day``; DataError where there is none."""
     if data.label.late_path is None:
         return
     path, column = days.filled(data.label.late_path, day), spec.event_key or ""

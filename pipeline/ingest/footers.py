@@ -85,8 +85,7 @@ def rows_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWri
 
 
 def _shift(group: Struct, by: int) -> None:
-    """Move every place that a row group names; 0 stands for none."""
-
+    # Move every place that a row group names; 0 stands for none.
     def moved(struct: Struct, fields: Sequence[int]) -> None:
         for field in fields:
             if field in struct and struct[field][1]:

@@ -90,12 +90,12 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
 
 
 def _small(sizes: list[int]) -> np.ndarray:
-    """The smaller half of the features: each combination of their ids is seen often enough to be learnt."""
+    # The smaller half of the features: each combination of their ids is seen often enough to be learnt.
     return np.argsort(sizes)[: SPARSE // 2]
 
 
 def _quads(config: SyntheticConfig, sizes: list[int], seed: int) -> list[dict[int, Effects]]:
-    """Groups of four features, each in one at most, with an effect of standard deviation 1 for every id."""
+    # Groups of four features, each in one at most, with an effect of standard deviation 1 for every id.
     rng = np.random.default_rng([seed, 9])
     chosen = rng.permutation(_small(sizes))[: 4 * config.quads].reshape(config.quads, 4)
     return [{int(feature): _draw(rng, 1.0, sizes[feature]) for feature in four} for four in chosen]
@@ -115,7 +115,7 @@ def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: floa
 
 
 def _in_groups(truth: Truth, groups: int, seed: int) -> Truth:
-    """Every id with the effects of its group: those of one of the feature's first ``groups`` ids, drawn at random."""
+    # Every id with the effects of its group: those of one of the feature's first `groups` ids, drawn at random.
     rng = np.random.default_rng([seed, 8])
     group = [rng.integers(0, min(groups, len(ids)), len(ids)) for ids in truth.ids]
 
@@ -137,7 +137,7 @@ def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
 
 
 def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, Effects, Effects]]:
-    """All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block."""
+    # All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block.
     blocks = [[int(name[1:]) - 1 for name in block] for block in planted_blocks(config, seed)]
     within = [(a, b) for block in blocks for a, b in itertools.combinations(block, 2)]
     rng = np.random.default_rng([seed, 4])
@@ -181,7 +181,6 @@ class _Grower:
         self.grown: dict[int, Effects] = {}
 
     def effects(self, effects: Effects, feature: int) -> Effects:
-        """``effects`` of the first day's ids of ``feature``, with those of all ids since."""
         if id(effects) not in self.grown:
             number, (fresh, days) = len(self.grown), self.added[feature]
             scale, shape = float(effects.start.std()), (fresh, *effects.start.shape[1:])

@@ -66,7 +66,7 @@ def has_one(source: BinaryIO) -> bool:
 
 
 def _next_mark(source: BinaryIO, at: int, size: int) -> int:
-    """The first place from ``at`` on where the bytes are those of a member's header; ``size`` where there is none."""
+    # The first place from `at` on where the bytes are those of a member's header; `size` where there is none.
     while at < size:
         source.seek(at)
         data = source.read(_CHUNK + len(_MARK))
@@ -80,7 +80,6 @@ def _next_mark(source: BinaryIO, at: int, size: int) -> int:
 
 
 def _text_at(source: BinaryIO, at: int) -> bytes:
-    """What the members from ``at`` on begin with; nothing where they are none."""
     source.seek(at)
     try:
         with gzip.GzipFile(fileobj=source) as stream:
@@ -120,11 +119,9 @@ class _LimitedBytes(io.RawIOBase):
         self._source, self._left = source, left
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        """Fill ``target`` as far as bytes are left."""
         data = self._source.read(min(len(target), self._left))
         target[: len(data)] = data
         self._left -= len(data)
@@ -138,11 +135,9 @@ class _JoinedStreams(io.RawIOBase):
         self._streams = streams
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        """Fill a part of ``target``."""
         while self._streams:
             if count := self._streams[0].readinto(target):
                 return count

@@ -72,7 +72,6 @@ def _before(store: Store, data: DataConfig) -> dict[date, Artifact]:
 
 
 def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
-    """Datasets of later days with the days of ``data.day`` that they have clicks of."""
     last, window = data.days[-1], data.label.window_days
     if not window:
         return []
@@ -87,7 +86,6 @@ def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
 
 
 def _corrections(dataset: Artifact, first: date) -> list[tuple[date, str]]:
-    """The days from ``first`` on that a dataset has corrections of, with their files."""
     named = [(_CORRECTED.fullmatch(name), name) for name in dataset.files]
     days = [(date.fromisoformat(match[1]), name) for match, name in named if match is not None]
     return sorted((day, name) for day, name in days if day >= first)

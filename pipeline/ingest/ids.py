@@ -83,7 +83,7 @@ def _multi(
     weights: pl.Series | None,
     beside: pl.Series | None,
 ) -> list[pl.Series]:
-    """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
+    # Lists of ids (and weights) of one row each; empty and missing elements are left out.
     flat = _elements(values, text, feature, spec, rejected)
     if weights is not None:
         flat = _with_weights(flat, weights, feature, spec, rejected)
@@ -112,10 +112,8 @@ def _multi(
 def _elements(
     values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
-    """``row`` and ``id`` of every element of a field, in order; of maps also ``text``, the weight.
-
-    A field of text without a separator is one element.
-    """
+    # `row` and `id` of every element of a field, in order; of maps also `text`, the weight.
+    # A field of text without a separator is one element.
     if text is not None:
         lists = text.str.split(feature.separator) if feature.separator else text.reshape((-1, 1)).arr.to_list()
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
@@ -136,12 +134,11 @@ def _elements(
 
 
 def _weight_text(weights: pl.Series) -> pl.Series:
-    """Weights as they are compared and read: numbers as Float64, all else as text."""
+    # Weights as they are compared and read: numbers as Float64, all else as text.
     return weights.cast(pl.Float64) if weights.dtype.is_numeric() else strings_of(weights)
 
 
 def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows of ``mask``, whose fields hold ``what``, another thing than ``feature`` says."""
     holds = "map" if what == "a map" else "list"
     kind = f"{feature.column} is {what}, not {'a map' if feature.maps else 'a list'}"
     rejected.add(mask.to_numpy(), kind, lambda _: f"{kind}; data.sparse.{feature.name}.holds={holds}", feature.column)
@@ -150,7 +147,7 @@ def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Re
 def _with_weights(
     flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
-    """``flat`` with ``text``, the weight of each element by the column of weights; a field of none weighs 1 each."""
+    # `flat` with `text`, the weight of each element by the column of weights; a field of none weighs 1 each.
     if weights.dtype != pl.List:
         text = strings_of(weights)
         lists = text.str.split(feature.separator) if feature.separator else text.reshape((-1, 1)).arr.to_list()
@@ -187,14 +184,12 @@ def as_text(values: pl.Series) -> pl.Series:
 
 
 def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec) -> pl.DataFrame:
-    """``id<sep>weight`` apart, as ``id`` and ``text``."""
     parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
     flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
     return flat.with_columns(pl.col("id", "text").str.strip_chars()) if spec.strip else flat
 
 
 def _weighed(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
-    """``flat`` with the weight that ``text`` (numbers, or text) says in place of it; none is 1."""
     numeric = flat["text"].dtype.is_numeric()
     weight = pl.col("text").fill_null(1.0 if numeric else "1").cast(pl.Float64, strict=False)
     flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
@@ -260,7 +255,6 @@ def cross_text(
 
 
 def _no_lists(column: str, feature: SparseSpec, rows: int, rejected: RejectedRows) -> pl.Series:
-    """Rejects all rows, which hold lists in ``column``; nulls."""
     kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
     rejected.add(np.ones(rows, bool), kind, lambda _: kind, column)
     return nulls(pl.String, rows)
@@ -274,7 +268,7 @@ def _bins(
     spec: DataSpec,
     rejected: RejectedRows,
 ) -> pl.Series:
-    """The number of each value's bin, as text: how many of ``bounds`` are not above it; null: missing."""
+    # The number of each value's bin, as text: how many of `bounds` are not above it; null: missing.
     numbers = number_of(raw[column], texts.get(column), column, spec, rejected)
     bins = pl.Series(bin_of(numbers.fill_null(0.0).to_numpy(), bounds)).cast(pl.String)
     return bins.zip_with(numbers.is_not_null(), nulls(pl.String, len(bins)))

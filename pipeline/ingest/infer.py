@@ -161,18 +161,16 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
 
 
 def _standard(column: SampleColumn, form: str) -> SampleColumn:
-    """A column of times that are written as ``form`` says, as they are written without it."""
     return SampleColumn(standard(column.text, column.text, form), ())
 
 
 def _periods(time: SampleColumn) -> np.ndarray:
-    """The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period."""
+    # The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period.
     rank = (time.numbers if time.is_numeric else time.text).rank("min").fill_null(1).to_numpy()
     return ((rank - 1) * PERIODS // len(rank)).astype(np.int64)
 
 
 def _with_own_names(guesses: list[Guess]) -> list[Guess]:
-    """``guesses``, no two of which have one name."""
     taken: set[str] = set()
     renamed = []
     for guess in guesses:
@@ -192,7 +190,6 @@ def _without_default(guess: Guess, transform: str) -> Guess:
 
 
 def _missing_words(frame: pl.DataFrame) -> list[str]:
-    """The words that stand for a missing value in some column of text."""
     words: set[str] = set()
     for values in frame.select(pl.col(pl.String)).get_columns():
         there = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
@@ -202,7 +199,6 @@ def _missing_words(frame: pl.DataFrame) -> list[str]:
 
 
 def _label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn, list[SampleColumn]]:
-    """The column that is the label, and others that could be."""
     if name is not None:
         named = [column for column in columns if column.name == name]
         if not named:
@@ -227,18 +223,16 @@ def _label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn,
 
 
 def _likeness(column: SampleColumn) -> int:
-    """How much a column of two values looks like a label."""
     named = 2 * bool(_LABEL_NAMES.search(column.name))
     return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
 
 
 def _positives(label: SampleColumn) -> np.ndarray:
-    """Whether each row has the positive value of ``label``, a column of two values."""
     return (label.text == _classes(label)[0]).fill_null(False).to_numpy()
 
 
 def _says(column: SampleColumn) -> np.ndarray:
-    """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
+    # Whether `column` says that something happened: a value that is none of missing, 0 and no.
     if column.distinct == 2:
         return _positives(column)
     here = column.text.is_not_null()
@@ -252,7 +246,7 @@ def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
 
 
 def _classes(label: SampleColumn) -> tuple[str, str]:
-    """The label's positive and negative value: the one that says yes, else the rarer one."""
+    # The label's positive and negative value: the one that says yes, else the rarer one.
     counts = label.present.value_counts(sort=True)[label.name].to_list()
     if len(counts) < 2:
         raise DataError(
@@ -294,22 +288,20 @@ class _Facts:
 
     @cached_property
     def different_rows(self) -> int:
-        """Rows of the sample without those that come again, by columns of single values."""
         frame = self.sample.frame
         return frame.select(name for name in frame.columns if not frame[name].dtype.is_nested()).n_unique()
 
     @cached_property
     def min_count(self) -> int:
-        """Lookups after which an id's own click rate says more than the average one: 1 / variance of the label."""
+        # Lookups after which an id's own click rate says more than the average one: 1 / variance of the label.
         rate = float(self.clicks.mean())
         return min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
 
     def guesses(self, columns: list[SampleColumn], times: list[SampleColumn]) -> list[Guess]:
-        """What ``columns`` are; ``times``: those that hold points in time."""
         return [guess for column in columns for guess in self.guess(column, another_time=column in times)]
 
     def guess(self, column: SampleColumn, *, another_time: bool) -> list[Guess]:
-        """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
+        # What `column` is: a feature, two of them (a number whose exact values matter), or left out.
         seen = column.seen()
         name = feature_name(column.name)
         if vector := text_vector(column.text):
@@ -353,7 +345,6 @@ class _Facts:
         return [dense, replace(again, settings={"column": column.name, **again.settings})]
 
     def _useless(self, column: SampleColumn, another_time: bool) -> str:
-        """Why no model should see ``column``; "" where one may."""
         rows = len(column.text)
         if column.nested:
             return f"it holds {column.kind}: write its parts as columns of their own"
@@ -385,7 +376,6 @@ class _Facts:
         return ""
 
     def _no_list(self, column: SampleColumn) -> str:
-        """Why a column of lists is no feature; "" where it is one."""
         if column.map or not (column.values.list.len() > 0).any():
             return "" if column.map else "it is always empty"
         if holds_numbers(column.values) and width_of(column.values) is None:
@@ -393,7 +383,6 @@ class _Facts:
         return ""
 
     def _several(self, column: SampleColumn, name: str) -> Guess:
-        """A feature of lists: a vector, a map, or ids."""
         if not column.map and (width := width_of(column.values)):
             unit = unit_length(column.values, width)
             seen = f"vectors of {width} numbers" + (", each of length 1" if unit else "")
@@ -417,7 +406,7 @@ class _Facts:
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def _follows(self, column: SampleColumn, seen: str) -> str:
-        """Why no model should see ``column``, which says something in rows with a click alone."""
+        # Why no model should see `column`, which says something in rows with a click alone.
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
         positive, negative = _classes(column)
@@ -443,22 +432,20 @@ class _Facts:
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def area_by_id(self, column: SampleColumn) -> float:
-        """AUC of predicting a row's label by the other rows with its value."""
+        # AUC of predicting a row's label by the other rows with its value.
         groups = self._grouped(column.text)
         return left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
 
     def area_by_number(self, column: SampleColumn) -> float:
-        """AUC of the number alone: higher or lower ones are likelier."""
+        # AUC of the number alone: higher or lower ones are likelier.
         groups = self._grouped(column.numbers).sort("v")
         area = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
         return max(area, 1 - area)
 
     def ne_by(self, values: pl.Series) -> float:
-        """Normalised entropy of predicting a row's label by the rate of the other rows with its value.
-
-        Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
-        was measured, and says nothing of those to come.
-        """
+        # Normalised entropy of predicting a row's label by the rate of the other rows with its value.
+        # Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
+        # was measured, and says nothing of those to come.
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
         groups = frame.group_by("v", period).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
@@ -472,7 +459,6 @@ class _Facts:
         return float(loss.sum() / counts.sum() / entropy)
 
     def _grouped(self, values: pl.Series) -> pl.DataFrame:
-        """Rows ``n`` and clicks ``p`` of each value ``v``."""
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         return frame.group_by("v").agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
 

@@ -51,7 +51,7 @@ def width_of(values: pl.Series) -> int | None:
 
 
 def _whole(values: pl.Series) -> bool:
-    """Whether all numbers in lists are whole: ids, as programs write them that know no others."""
+    # Whether all numbers in lists are whole: ids, as programs write them that know no others.
     flat = values.explode().drop_nulls()
     return bool((flat == flat.floor()).all()) and bool(len(flat))
 
@@ -75,7 +75,6 @@ def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Se
 
 
 def _common(one: str, other: str) -> int:
-    """Letters at the beginning that two names share."""
     same = [a == b for a, b in zip(one, other, strict=False)]
     return same.index(False) if False in same else len(same)
 

@@ -162,7 +162,7 @@ def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
 
 @lru_cache(_TABLES)
 def _quanta(feature: DenseSpec) -> np.ndarray:
-    """``quantised`` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same."""
+    # `quantised` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same.
     return small_numbers(feature).select(quantised(feature)).to_series().to_numpy().astype(np.int32)
 
 

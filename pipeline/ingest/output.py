@@ -87,7 +87,6 @@ class PartWriter:
             self._finish()
 
     def _encoded(self, frame: pl.DataFrame) -> Iterable[Encoded]:
-        """Some columns at a time, in order."""
         slices = [frame[:, at : at + _TOGETHER] for at in range(0, frame.width, _TOGETHER)]
 
         def work(columns: pl.DataFrame) -> Encoded:
@@ -96,7 +95,6 @@ class PartWriter:
         return map(work, slices) if self.pool is None else self.pool.map(work, slices)
 
     def _finish(self) -> None:
-        """Complete the open file, if there is one."""
         if self.writer is not None:
             self.writer.close()
         self._close()

@@ -80,20 +80,18 @@ class _PartQueue(Generic[A]):
         self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
 
     def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
-        """The next outcome, of any place."""
         done = self._done.get()
         self._room.release()
         return done
 
     def stop(self) -> None:
-        """Have the threads end after the blocks that they work on."""
+        # Have the threads end after the blocks that they work on.
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
         self._room.release(self._workers)
 
     def run(self) -> None:
-        """Read and work until all parts are done: what each thread does."""
         while True:
             self._room.acquire()
             part = self._claimed()
@@ -109,7 +107,6 @@ class _PartQueue(Generic[A]):
             return _BlockOutcome(error, False, [])
 
     def _claimed(self) -> _OpenPart | None:
-        """The first part that nobody reads, from now on read by the calling thread; None: no block is left."""
         with self._changed:
             while not self._stopped:
                 part = next((each for each in self._open if not each.is_read), None)
@@ -126,7 +123,7 @@ class _PartQueue(Generic[A]):
         return None
 
     def _next_block(self, part: _OpenPart) -> Block | None:
-        """The next block of ``part``, which others may read from then on; None at its end."""
+        # The next block of `part`, which others may read from then on; None at its end.
         block = None
         try:
             block = next(part.blocks, None)
@@ -140,5 +137,4 @@ class _PartQueue(Generic[A]):
 
 
 def _blocks(source: Source) -> Iterator[Block]:
-    """The source's, from the first one that is asked for on."""
     yield from source.blocks()

@@ -79,7 +79,6 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
 
 
 def _merged(parts: Sequence[Parsed], rejects: Sequence[Reject]) -> Parsed:
-    """``parts`` as one, and ``rejects`` among theirs."""
     others: dict[int, list[pl.DataFrame]] = {}
     for each in parts:
         for day, rows in each.other_days.items():
@@ -160,7 +159,7 @@ def _split_times(
     rule: DayRule | None,
     rejected: RejectedRows,
 ) -> pl.Series:
-    """The time that each row is split by, in seconds since 1970: its own, else when its hour or its day begins."""
+    # The time that each row is split by, in seconds since 1970: its own, else when its hour or its day begins.
     known = {each.name: each.cast(pl.Int64) for each in columns if each.name in (DAY, HOUR)}
     of_file = 0 if rule is None else rule.day
     day = known.get(DAY, pl.Series([of_file], dtype=pl.Int64).new_from_index(0, raw.height))
@@ -178,14 +177,13 @@ def _split_times(
 
 
 def _of_many_days(rule: DayRule | None) -> bool:
-    """Whether the log has rows of many days, of which those of one are wanted."""
+    # Whether the log has rows of many days, of which those of one are wanted.
     return rule is not None and rule.others == "drop"
 
 
 def _other_days(
     raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
-    """Take the rows of other days out: (those to keep by day, how many are dropped)."""
     wrong = _of_their_days(days, rule, rejected) if _of_many_days(rule) and rejected.bad.any() else 0
     other = (days != rule.day) & ~rejected.bad
     if not other.any():
@@ -214,7 +212,7 @@ def _other_days(
 
 
 def _of_their_days(days: np.ndarray, rule: DayRule, rejected: RejectedRows) -> int:
-    """Leave rejected rows of other days to these, and mark those of which no day is known (0); how many are left."""
+    # Leave rejected rows of other days to these, and mark those of which no day is known (0); how many are left.
     wrong = dict(zip(rejected.lines[rejected.bad].tolist(), days[rejected.bad].tolist(), strict=True))
     rejects = [each for each in rejected.rejects if wrong[each.line] in (0, rule.day)]
     left = len(rejected.rejects) - len(rejects)
@@ -227,7 +225,6 @@ def _date(day: int) -> str:
 
 
 def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows whose value is missing or out of range, where that is not allowed."""
     column = feature.column
     if feature.required:
         rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)

@@ -68,12 +68,11 @@ def missing_partitions(
 
 
 def _absent(names: list[str], folders: list[str]) -> list[str]:
-    """Those of ``names`` that are part of none of ``folders``."""
     return [name for name in names if not any(f"/{name}/" in f"/{folder}/" for folder in folders)]
 
 
 def _empty(fs: AbstractFileSystem, root: str, success: str, folders: list[str]) -> list[str]:
-    """Folders below ``root`` that hold the file ``success`` and no rows, neither themselves nor further down."""
+    # Folders below `root` that hold the file `success` and no rows, neither themselves nor further down.
     delivered = {below(name, root).rpartition("/")[0] for name in fs.find(root) if name.endswith(f"/{success}")}
     shown = [folder for folder in delivered - {""} if not is_hidden(f"{folder}/rows")]
     return [folder for folder in shown if not any(f"{other}/".startswith(f"{folder}/") for other in folders)]
@@ -85,7 +84,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _left_out(folders: list[str], count: int) -> list[str]:
-    """The names that numbered ``folders`` lack, where they count from 0, or from 1, to ``count`` in all."""
+    # The names that numbered `folders` lack, where they count from 0, or from 1, to `count` in all.
     parts = [_NUMBERED.fullmatch(folder) for folder in folders]
     if not parts or any(part is None or part[1] != parts[0][1] for part in parts):  # type: ignore[index]
         return []

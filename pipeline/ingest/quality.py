@@ -80,7 +80,7 @@ def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:
-    """Shares of all rows: of the bins, of what is in none of them, and of missing values."""
+    # Shares of all rows: of the bins, of what is in none of them, and of missing values.
     shares: np.ndarray = np.asarray(given, np.float64) * (1 - record["missing"])
     return np.concatenate([shares, [max(1 - record["missing"] - shares.sum(), 0.0), record["missing"]]])
 
@@ -158,7 +158,7 @@ def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, flo
 
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
-    """The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own."""
+    # The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own.
     counts, positives = sketch.rows, sketch.clicks
     absent = (train.rows - sketch.total, train.positives - int(positives.sum()))
     areas = []

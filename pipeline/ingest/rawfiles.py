@@ -93,7 +93,7 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
 
 
 def _check_links(paths: list[str]) -> None:
-    """Raise DataError for a link that leads to a folder, which a listing does not enter, or to nothing."""
+    # Raise DataError for a link that leads to a folder, which a listing does not enter, or to nothing.
     for name in map(Path, paths):
         if name.is_symlink() and not name.is_file():
             where = "a folder, whose files are not listed" if name.is_dir() else "no file"
@@ -151,7 +151,6 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
 
 
 def _partition_values(path: str, columns: Collection[str]) -> str:
-    """What the folders of ``path`` say of ``columns``."""
     folders = sorted(folder for folder in path.split("/")[:-1] if folder.partition("=")[0] in columns)
     return "".join(f"|{folder}" for folder in folders if "=" in folder)
 
@@ -186,7 +185,6 @@ def _plain(key: str) -> str:
 
 
 def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
-    """What the file system's own ``modified`` and ``ukey`` say, where it has them."""
     answers: dict[str, Any] = {}
     for name in ("modified", "ukey"):
         if getattr(type(fs), name) is getattr(AbstractFileSystem, name):

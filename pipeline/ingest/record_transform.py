@@ -99,7 +99,6 @@ class RecordTransform:
             return RecordInputs(self._inputs([], 0).inputs, np.zeros(0, np.int64), {at: str(error)})
 
     def _inputs(self, records: Sequence[Mapping[str, Any]], first: int) -> RecordInputs:
-        """Inputs of ``records``, which are numbered from ``first``; _UnreadableError for a value of no known type."""
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])
         places = np.arange(first, first + len(records))
         parsed = parse(raw, places, self.spec)
@@ -136,7 +135,6 @@ class RecordTransform:
 
 
 def _pairs(value: Any) -> Any:
-    """A mapping of ids to weights as the list of pairs that a column of maps holds; anything else as it is."""
     if not isinstance(value, Mapping):
         return value
     weights = {key: each if each is None or isinstance(each, str) else f"{each}" for key, each in value.items()}
@@ -144,7 +142,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _alike(values: Sequence[Any]) -> bool:
-    """Whether values, elements of lists, and fields of these are of one type: one Series holds them as they are."""
+    # Whether values, elements of lists, and fields of these are of one type: one Series holds them as they are.
     kinds = {type(value) for value in values if value is not None}
     elements = [each for value in values if isinstance(value, list) for each in value if each is not None]
     fields: dict[Any, set[type]] = {}

@@ -91,7 +91,6 @@ class _Verdict:
         self.late: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, events: pl.DataFrame) -> None:
-        """Judge the events of a partition."""
         now: tuple[int, int] | None = None
         first: tuple[int, int, int] | None = None  # day, kind, place of the row that stays
         known = False  # whether its click is known
@@ -121,7 +120,6 @@ class _Verdict:
             self.corrected[day] += 1
 
     def done(self) -> RepeatedRows:
-        """The verdict."""
         late = {
             day: pl.DataFrame(events, schema={"key": pl.UInt64, "check": pl.UInt64}, orient="row").sort("key", "check")
             for day, events in sorted(self.late.items())

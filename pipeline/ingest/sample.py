@@ -138,25 +138,20 @@ def _of_table(connector: Connector, path: str, options: dict[str, str]) -> LogSa
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of the numbers below ``count``, evenly spread."""
     return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
 
 
 def _thinned(frame: pl.DataFrame, parts: int) -> pl.DataFrame:
-    """Rows of ``frame``, evenly spread, as many as one of ``parts`` may have."""
     return frame[_spread(frame.height, ROWS // parts)]
 
 
 def _with_partitions(frame: pl.DataFrame, path: str) -> pl.DataFrame:
-    """``frame``, of the file at ``path``, with the columns that the path tells."""
     return frame.with_columns(pl.lit(value, pl.String).alias(name) for name, value in partition_values(path).items())
 
 
 def _columnar(
     kind: str, read: Callable[[BinaryIO, int], tuple[pa.Table, float]]
 ) -> Callable[[LogFiles, list[int]], LogSample]:
-    """What samples files of ``kind``; ``read``: some rows of a file of which so many are wanted, and all it has."""
-
     def sample(files: LogFiles, chosen: list[int]) -> LogSample:
         frames, seen, sizes = [], 0.0, 0
         for number in chosen:
@@ -183,7 +178,6 @@ def _orc(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
 
 
 def _avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
-    """Its first rows; how many there are, by how many bytes these took."""
     form, batches, rows = Avro(), [], 0
     schema = form.schema(source)
     for batch in form.batches(source, schema.names, 0):
@@ -244,13 +238,12 @@ def _text(files: LogFiles, chosen: list[int]) -> LogSample:
 
 
 def _begins_object(block: bytes) -> bool:
-    """Whether the first line of ``block`` is a JSON object."""
     first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     return first.startswith(b"{") and bool(list(object_lines([first], 0)))
 
 
 def _lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
-    """Whole lines of the first ``size`` bytes, and whether they are all there are; DataError where none ends there."""
+    # Whole lines of the first `size` bytes, and whether they are all there are; DataError where none ends there.
     data = b""
     while len(data) < size and (piece := stream.read(size - len(data))):
         data += piece
@@ -262,7 +255,6 @@ def _lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
 
 
 def _endless(label: str, start: bytes) -> DataError:
-    """The error for a log whose first line begins with ``start``, all that was read of it."""
     an_array = start.lstrip().startswith(b"[")
     hint = "jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF"
     return DataError(
@@ -298,7 +290,7 @@ def text_format(block: bytes) -> TextFormat:
 
 
 def _width(lines: list[str], separator: str) -> tuple[int, float]:
-    """The usual number of fields by ``separator``, and the share of lines that have it, 0 where there is one field."""
+    # The usual number of fields by `separator`, and the share of lines that have it, 0 where there is one field.
     rows = _rows(lines, separator)
     widths = Counter(map(len, rows))
     width, count = widths.most_common(1)[0] if widths else (1, 0)
@@ -306,7 +298,7 @@ def _width(lines: list[str], separator: str) -> tuple[int, float]:
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    """The records of ``lines``, of which one may go over several; plain lines where a stray quote swallows too much."""
+    # The records of `lines`, of which one may go over several; plain lines where a stray quote swallows too much.
     text = io.StringIO("\n".join(lines), newline="")
     try:
         return list(csv.reader(text, delimiter=separator))
@@ -351,7 +343,6 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
 
 
 def _captured(part: str) -> re.Pattern[str]:
-    """What captures the day that ``part`` spells out, or what its first wildcard stands for."""
     if _DAY.search(part):
         return re.compile(f"({_DAY.pattern})".join(map(re.escape, _DAY.split(part))))
     return re.compile(translate(part).replace(".*", "(.*?)", 1) if "*" in part else re.escape(part))

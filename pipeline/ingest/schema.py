@@ -287,12 +287,9 @@ def _is_number(word: str) -> bool:
 
 
 def _in_order(tasks: dict[str, TaskLabel]) -> list[tuple[str, TaskLabel]]:
-    """``tasks`` by name, each behind the one that it is given, however the configuration lists them.
-
-    A model's parts for a task go by its place. Records of a configuration have no order, so nothing else would tell
-    that a checkpoint's places are others.
-    """
-
+    # `tasks` by name, each behind the one that it is given, however the configuration lists them.
+    # A model's parts for a task go by its place. Records of a configuration have no order, so nothing else would tell
+    # that a checkpoint's places are others.
     def place(name: str) -> tuple[int, str]:
         depth, given = 0, tasks[name].given
         while given in tasks:
@@ -422,7 +419,6 @@ def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
 
 
 def _history(data: DataConfig, name: str, time: str) -> HistoryPlan:
-    """How the sequence ``name`` is built; its events are of the columns of the log that ``features`` name."""
     sequence = data.sequences[name]
     history, columns = sequence.history, dict[str, str]()
     for each, column in sequence.features.items():
@@ -441,7 +437,6 @@ def _history(data: DataConfig, name: str, time: str) -> HistoryPlan:
 
 
 def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
-    """The column ``feature`` of ``sequence`` as a feature of lists, which shares a table or has its own."""
     named = {event_feature(sequence.name, name): each for name, each in data.sequences[sequence.name].features.items()}
     column, source = named.get(feature, EventColumn()), sequence.columns.get(feature, sequence.time)
     assert source is not None
@@ -482,7 +477,6 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
 def _with_events(
     columns: dict[str, str], sequences: Sequence[SequenceSpec], histories: Sequence[HistoryPlan]
 ) -> dict[str, str]:
-    """``columns`` and those of the events, which are named by their own settings."""
     for plan in histories:
         for column in plan.read:
             columns.setdefault(column, plan.setting_of(column))
@@ -564,7 +558,6 @@ def _check_names(spec: DataSpec) -> None:
 
 
 def _check_vectors(spec: DataSpec, taken: set[str]) -> None:
-    """Raise ConfigError for a feature whose name is that of a column of a vector."""
     named = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
     for feature in spec.dense:
         if feature.vector and (shared := sorted(named & set(feature.columns))):

@@ -132,7 +132,7 @@ def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> t
 
 
 def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ``keys`` (below 2 * BUCKETS) in rising order, and how often each is there: int64."""
+    # The distinct `keys` (below 2 * BUCKETS) in rising order, and how often each is there: int64.
     if len(keys) < _FEW:
         distinct, seen = np.unique(keys, return_counts=True)
         return distinct.astype(np.int64), seen

@@ -297,7 +297,6 @@ class Streams(io.RawIOBase):
         return 0
 
     def _current(self) -> Decompressor | None:
-        """The stream that is being read, or the next one; None where there is none."""
         while self._stream is None:
             self._left = self._left.lstrip(b"\0")
             if self._left:

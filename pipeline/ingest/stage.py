@@ -111,7 +111,6 @@ def ingest(
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
-    """Raise DataError if the input logs changed after the dataset key was computed."""
     raw = draft.config.get("raw")
     if raw is None or without_folders(raw) == raw_fingerprint(data, draft.store):
         return
@@ -168,7 +167,6 @@ class _IngestRun:
             log.info("%s %s: the new dataset will replace %s", data.day, why, self.replaces.path)
 
     def _continued(self, path: str) -> FittedState:
-        """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
         if store.find(path) is None:
             near = days.previous_dataset(store, self.data.name, self.days[0]) if self.days else None
@@ -179,7 +177,6 @@ class _IngestRun:
         return self.engine.continued(continued_state(store, path, self.spec))
 
     def add(self, day: date | None) -> None:
-        """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
         number = None if day is None else days.day_number(day)
         first = days.day_number(self.days[0]) if self.days else 0
         shown = f"{day}: " if len(self.days) > 1 else ""
@@ -214,7 +211,7 @@ class _IngestRun:
         self.engine.end_day()
 
     def _finalize(self) -> None:
-        """Have all counts ready for the checks, and the mappings written: no later day changes either."""
+        # Have all counts ready for the checks, and the mappings written: no later day changes either.
         assert self.total is not None and self.state is not None
         features = self.before["features"] if self.before else {}
         self.engine.finalize(self.total.train, self.state, self.alone, features)
@@ -222,7 +219,6 @@ class _IngestRun:
         self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
 
     def _find_cut(self) -> TimeSplit | None:
-        """Where a split by time cuts the log; None where it has no rows."""
         cut = find_cut(
             self.engine, self.data, self.spec, self._events_sources, lambda day: day_rule(self.data, day, self.days)
         )
@@ -234,7 +230,7 @@ class _IngestRun:
         return cut
 
     def _is_test(self, day: date | None) -> bool | None:
-        """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
+        # Whether all rows of `day` are test rows, or none; None where that depends on the row.
         split = self.data.split
         if day is None or split.by in ("hash", "time"):
             return None
@@ -243,10 +239,8 @@ class _IngestRun:
         return day in self.days[-split.test_days :]
 
     def _first_pass(self, day: date | None, what: str) -> tuple[Fit, RejectCounts]:
-        """Count the logs of ``day``; a second time if they show that the split must go by place.
-
-        Rows of no day are in quarantine once, however many days of one log are read.
-        """
+        # Count the logs of `day`; a second time if they show that the split must go by place.
+        # Rows of no day are in quarantine once, however many days of one log are read.
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
         sources, meter = self._sources(day), _RateReporter(what, self.now)
         counts = RejectCounts()
@@ -275,7 +269,7 @@ class _IngestRun:
         return self.engine.fit(), counts
 
     def _sources(self, day: date | None) -> list[Source]:
-        """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
+        # The sources of the log's blocks, of `day` if it has files of its own; counts their bytes on disk.
         sources, size = self._log_sources(day, self.spec)
         self.bytes += size
         sources = self._without_repeats(day, sources)
@@ -289,14 +283,13 @@ class _IngestRun:
         return sources
 
     def _events_sources(self, day: date | None, spec: DataSpec) -> list[Source]:
-        """The rows that stay, as users' events are read."""
         return self._without_repeats(day, self._log_sources(day, spec)[0])
 
     def _without_repeats(self, day: date | None, sources: list[Source]) -> list[Source]:
         return sources if self.repeats is None else self.repeats.marked(day, sources)
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        """What was delivered for ``day`` (or all there is) and the late rows of it that other datasets keep; bytes."""
+        # What was delivered for `day` (or all there is) and the late rows of it that other datasets keep; bytes.
         sources, size = self._delivered(day, spec)
         store = self.draft.store
         for artifact, name in days.late_files(self.data, store, day) if day is not None else ():
@@ -306,7 +299,6 @@ class _IngestRun:
         return sources, size
 
     def _delivered(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        """What was delivered for ``day``, or everything there is, and its bytes; cut as for the whole schema."""
         if self.data.format == "synthetic":
             return [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
         if self.snapshot is not None:
@@ -316,7 +308,6 @@ class _IngestRun:
         return [*file_sources(self.data, spec, files, self.settings.block_mib, self.spec)], files.bytes
 
     def _second_pass(self, fit: Fit, number: int | None, meter: _RateReporter) -> None:
-        """Write the rows to the Parquet files of their splits."""
         assert self.state is not None
         job = TransformJob(self.spec, self.state, fit.first_test_day)
         for rows, events in self.engine.write(job, self.writers):
@@ -327,7 +318,6 @@ class _IngestRun:
             meter.add(rows)
 
     def finish(self) -> dict[str, Any]:
-        """Write everything but the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
         data, settings, draft, rows = self.data, self.settings, self.draft, self.total.rows
         again = self.again
@@ -397,12 +387,10 @@ class _IngestRun:
 
     @property
     def _tables(self) -> dict[str, FittedMapping]:
-        """The fitted mapping of every table."""
         assert self.state is not None
         return {feature.name: self.state.sparse[feature.name] for feature in self.spec.owners}
 
     def train_again(self) -> None:
-        """Add the train rows of earlier days whose clicks these logs brought."""
         if self.repeats is None:
             return
         assert self.state is not None
@@ -423,7 +411,6 @@ class _IngestRun:
             )
 
     def _quality(self, against: str | None, before: dict[str, Any] | None) -> dict[str, Any]:
-        """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
         checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, against, before)
@@ -441,7 +428,7 @@ class _IngestRun:
         return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
     def _before(self) -> tuple[str | None, dict[str, Any] | None]:
-        """Path and distribution of the dataset whose mappings continue, else of that of the newest day before."""
+        # Path and distribution of the dataset whose mappings continue, else of that of the newest day before.
         data, store = self.data, self.draft.store
         dataset = store.find(data.mapping_from) if data.mapping_from else None
         if dataset is None and self.days:
@@ -451,7 +438,6 @@ class _IngestRun:
         return dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"]
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
-        """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
         if not self.days or self.state is None:
             return {}
         freed = {name: fitted.freed_rows for name, fitted in self._tables.items()}
@@ -495,7 +481,6 @@ class _RateReporter:
         self.started = self.reported = now()
 
     def add(self, rows: int) -> None:
-        """Count ``rows`` more, and report them about once a second."""
         self.rows += rows
         now = self._now()
         if now - self.reported >= 1.0:

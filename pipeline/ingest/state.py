@@ -74,7 +74,6 @@ def fitted_dense(spec: DataSpec, train: Partial, before: FittedState | None) -> 
 
 
 def _counts(feature: SparseSpec, spec: DataSpec, train: Partial) -> Counts:
-    """The counts of all features that share the table of ``feature``, together."""
     sharing = [train.counts[f.name] for f in spec.sparse if f.owner == feature.name]
     if len(sharing) == 1:
         return sharing[0]
@@ -188,7 +187,6 @@ def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:
-    """What parsing needs of the sequences beside their features, and how those that are built were built."""
     built = {
         plan.name: {**{name: getattr(plan, name) for name in _HISTORY}, "of": dict(plan.of)} for plan in spec.histories
     }
@@ -354,7 +352,6 @@ def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
 
 
 def _frame(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:
-    """Parquet ``file`` of ``dataset``, None where it has none; ArtifactError for a damaged one."""
     if file not in dataset.files:
         return None
     store.verify(dataset, file)
@@ -382,7 +379,7 @@ def make_profile(spec: DataSpec, fit: Fit, state: FittedState) -> Profile:
 
 
 def _base_rate(train: Partial) -> float | None:
-    """The click rate of the rows that the train rows stand for; None where each stands for itself."""
+    # The click rate of the rows that the train rows stand for; None where each stands for itself.
     if COUNTS_FOR not in train.labels:
         return None
     rows = train.labels[COUNTS_FOR].mean

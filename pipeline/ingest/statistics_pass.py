@@ -249,7 +249,6 @@ class Fit:
         return RowSplits(test, looked_at, stay, left_out)
 
     def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
-        """The hash of each row that the split goes by; None where it needs none."""
         by_hash = self.split.by == "hash" and self.test is None
         if self.test or not (by_hash or self.split.validation_share or self._thins):
             return None
@@ -261,7 +260,6 @@ class Fit:
 
     @property
     def _thins(self) -> bool:
-        """Whether a share of the train rows without a click is left out."""
         return self.spec.sampling.negatives is not None
 
     def _test_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series:
@@ -273,7 +271,6 @@ class Fit:
         return hash_split(hashes, self.split.test_share)
 
     def _validation_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series | None:
-        """The rows that are validation rows unless they are test rows; None where there are none."""
         split = self.split
         if self.test or not split.validates:
             return None
@@ -292,10 +289,8 @@ class Fit:
         return not self.by_place and splits and self.contents.repeats
 
     def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], looked_at: pl.Series | None) -> None:
-        """Only the last ``test_days`` days seen so far can be test days: all before them are train, and added at once.
-
-        A log may have thousands of days, and each addition looks at the whole block.
-        """
+        # Only the last `test_days` days seen so far can be test days: all before them are train, and added at once.
+        # A log may have thousands of days, and each addition looks at the whole block.
         days = frame[DAY].to_numpy()
         none = np.zeros(frame.height, bool) if looked_at is None else looked_at.to_numpy()
         present = np.unique(days).tolist()
@@ -395,6 +390,5 @@ def validation_below(share: float, test_share: float) -> float:
 
 
 def _of(frame: pl.DataFrame, dense: DenseSpec, rows: pl.Series | None) -> pl.DataFrame:
-    """The column of ``dense``, or of it the ``rows``."""
     column = frame.select(f"dense:{dense.name}")
     return column if rows is None else column.filter(rows)

@@ -69,7 +69,7 @@ def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Dr
 
 
 def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndarray:
-    """Log odds without the bias; effects turn by ``drift`` radians a day, at midnight or every hour."""
+    # Log odds without the bias; effects turn by `drift` radians a day, at midnight or every hour.
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
     turns = chunk.time // step
@@ -92,7 +92,7 @@ def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndar
 
 
 def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig, seed: int) -> np.ndarray:
-    """Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks."""
+    # Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks.
     logits = np.zeros(len(chunk.time), np.float64)
     for i, effects in enumerate(truth.first):
         rng = np.random.default_rng([seed, 10, i])
@@ -106,7 +106,7 @@ def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig,
 def _conversions(
     truth: Truth, chunk: _DrawnRows, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
 ) -> pl.Series:
-    """Column ``conversion`` of the rows of a chunk, as text; drawn apart, so that it changes nothing else."""
+    # Column `conversion` of the rows of a chunk, as text; drawn apart, so that it changes nothing else.
     rng = np.random.default_rng([seeds[0], 11, *seeds[1:]])
     rate = sigmoid(_conversion_logits(truth, chunk, config, seeds[0]) + bias)
     converted = clicked & (rng.random(len(clicked)) < rate)
@@ -116,26 +116,24 @@ def _conversions(
 
 
 def _bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
-    """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
+    # The bias that makes the mean probability `base_rate`, by bisection on a sample of all days, or of `day`.
     chunk = _sample(truth, config, seed, day)
     return with_bias(_logits(truth, chunk, config), config.base_rate)
 
 
 def _conversion_bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None, bias: float) -> float:
-    """The bias that makes ``conversion_rate`` of the clicks convert, where clicks have ``bias``."""
     chunk = _sample(truth, config, seed, day)
     clicks = sigmoid(_logits(truth, chunk, config) + bias)
     return with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
 
 
 def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _DrawnRows:
-    """Rows of all days, or of ``day``, from which biases are found."""
     rng = np.random.default_rng([seed, 1])
     return _draw_chunk(truth, rng, _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day))
 
 
 def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
-    """Seconds since day 0 of rows ``index`` of ``rows``: evenly over all days, or over ``day``."""
+    # Seconds since day 0 of rows `index` of `rows`: evenly over all days, or over `day`.
     seconds = index * ((config.days if day is None else 1) * SECONDS_PER_DAY) // rows
     return seconds + (day or 0) * SECONDS_PER_DAY
 
@@ -195,7 +193,6 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
 
 
 def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_day: int) -> Iterator[pl.DataFrame]:
-    """The rows of all days, or of day ``number`` of the changing truth."""
     truth = planted_truth(config, seed)
     truth = truth if number is None else aged(truth, config, seed, number)
     bias = _bias(truth, config, seed, number)

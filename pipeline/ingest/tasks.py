@@ -49,7 +49,7 @@ def after_click(spec: DataSpec) -> list[str]:
 
 
 def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: RejectedRows) -> pl.Series:
-    """The labels of a task that cannot happen where ``given`` is 0: there they are 0, in the whole log (ESMM, 2018)."""
+    # The labels of a task that cannot happen where `given` is 0: there they are 0, in the whole log (ESMM, 2018).
     never = (given == 0).fill_null(False)
     impossible = (never & (values == 1)).fill_null(False)
     rejected.add(

@@ -76,13 +76,13 @@ def text_blocks(
 
 
 def _without_long_line(block: bytes) -> bytes:
-    """``block`` with ``TOO_LONG`` for its first line if that is too long: lines are told apart wherever blocks end."""
+    # `block` with `TOO_LONG` for its first line if that is too long: lines are told apart wherever blocks end.
     end = block.find(b"\n")
     return TOO_LONG + block[end:] if end > LONGEST_LINE else block
 
 
 def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
-    """Read on to the end of a line: the bytes behind it that are read with it, none where the file ends."""
+    # Read on to the end of a line: the bytes behind it that are read with it, none where the file ends.
     while data := stream.read(block_bytes):
         _, end, behind = data.partition(b"\n")
         if end:
@@ -91,7 +91,7 @@ def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
 
 
 def _whole(block: bytes, layout: TextLayout | None) -> int:
-    """Bytes of ``block``, whole lines, up to a record that may go on behind its end."""
+    # Bytes of `block`, whole lines, up to a record that may go on behind its end.
     if layout is None or not layout.quotes(block):
         return len(block)
     start = records(block, layout).open
@@ -99,7 +99,7 @@ def _whole(block: bytes, layout: TextLayout | None) -> int:
 
 
 def _cut(block: bytes) -> int:
-    """Bytes up to the end of the last line that is neither partial nor one of the blank ones at the end."""
+    # Bytes up to the end of the last line that is neither partial nor one of the blank ones at the end.
     filled = len(block.rstrip(b"\r\n"))
     end = block.find(b"\n", filled)
     return end + 1 if end >= 0 and filled else block.rfind(b"\n", 0, filled) + 1
@@ -118,7 +118,7 @@ def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.Da
 
 
 def _read_others(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    """As ``read_lines``, in parts, without the records that fail by themselves. Numbers stay text in all parts."""
+    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text in all parts.
     texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
     pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -159,10 +159,8 @@ def looks_packed(block: bytes) -> bool:
 
 
 def _read_behind(block: bytes, layout: TextLayout) -> pl.DataFrame:
-    """The frame of a block that Polars would take for compressed bytes, read behind a row that it cannot mistake.
-
-    Python's csv module would read it too, but its limits on fields would then hold for all rows of the block.
-    """
+    # The frame of a block that Polars would take for compressed bytes, read behind a row that it cannot mistake.
+    # Python's csv module would read it too, but its limits on fields would then hold for all rows of the block.
     row = b"0" + layout.separator.encode() * (len(layout.names) - 1) + b"\n"
     return _read(row + block, layout)[1:]
 
@@ -188,12 +186,10 @@ def _read(block: bytes, layout: TextLayout, numbers: frozenset[str] = frozenset(
 
 
 def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
-    """The frame of a block without a flaw, None if any line needs a closer look.
-
-    What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
-    refuses lines with too many fields and silently fills those with too few; as none has more
-    separators than it should, their total tells whether one has fewer.
-    """
+    # The frame of a block without a flaw, None if any line needs a closer look.
+    # What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
+    # refuses lines with too many fields and silently fills those with too few; as none has more separators than it
+    # should, their total tells whether one has fewer.
     if layout.quotes(block) or looks_packed(block):
         return None
     columns = split(block, ord(layout.separator), [name in layout.numbers for name in layout.names])
@@ -211,11 +207,9 @@ def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
 
 
 def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
-    """The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
-
-    Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of them
-    is read as text, so that what counts as a number never depends on the other lines of a block.
-    """
+    # The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
+    # Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of
+    # them is read as text, so that what counts as a number never depends on the other lines of a block.
     trimmed = _TRIMMED - set(layout.separator.encode())
     if not layout.numbers or any(byte in block for byte in trimmed):
         return None
@@ -235,7 +229,6 @@ def line_count(block: bytes | memoryview) -> int:
 
 
 def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.ndarray, list[Reject]]:
-    """Good lines joined, their numbers, and the others with a reason each."""
     data = np.frombuffer(block, np.uint8)
     ends = records(block, layout).ends
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -267,7 +260,7 @@ def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.
 
 
 def _breaks_before(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Of each record the line breaks inside of those before it, int64."""
+    # Of each record the line breaks inside of those before it, int64.
     lines = np.searchsorted(np.flatnonzero(data == NEWLINE), ends)
     return np.concatenate([[0], (lines - np.arange(len(ends)))[:-1]])
 
@@ -275,7 +268,7 @@ def _breaks_before(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
 def _quoted(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, separators: np.ndarray, quote: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which bytes lie inside quotes, and which lines have a quote where none may stand."""
+    # Which bytes lie inside quotes, and which lines have a quote where none may stand.
     quotes = data == quote
     seen = np.cumsum(quotes, dtype=np.int64)
     before = seen[starts] - quotes[starts]
@@ -302,6 +295,6 @@ def _undecodable(block: bytes, data: np.ndarray, starts: np.ndarray, ends: np.nd
 
 
 def _join_lines(block: bytes, starts: np.ndarray, ends: np.ndarray, keep: np.ndarray) -> bytes:
-    """The kept lines as one block, copied by runs of neighbours."""
+    # The kept lines as one block, copied by runs of neighbours.
     change = np.flatnonzero(np.diff(keep, prepend=False, append=False))
     return b"".join(block[starts[first] : ends[stop - 1] + 1] for first, stop in change.reshape(-1, 2))

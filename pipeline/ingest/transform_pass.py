@@ -140,7 +140,7 @@ def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
 
 
 def _looked_up(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
-    """The same of a column that mostly holds small whole numbers; None of any other."""
+    # The same of a column that mostly holds small whole numbers; None of any other.
     column = frame[f"dense:{feature.name}"].cast(pl.Float64)
     table = _values(feature, fitted.mean, fitted.std, fitted.missing)
     known = looked_up(column.to_arrow(), table, fitted.missing)
@@ -154,7 +154,7 @@ def _looked_up(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) 
 
 @lru_cache(_TABLES)
 def _values(feature: DenseSpec, mean: float, std: float, missing: float) -> np.ndarray:
-    """The values of the whole numbers below SMALL, float32; of the very expression, so that bits are the same."""
+    # The values of the whole numbers below SMALL, float32; of the very expression, so that bits are the same.
     fitted = DenseTransform(mean=mean, std=std, missing=missing)
     return small_numbers(feature).select(_dense(feature, fitted)).to_series().to_numpy()
 
@@ -169,7 +169,7 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 
 
 def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
-    """Rows of ``ids``, each looked up once; one without an id looks up the row of missing values, with weight 1."""
+    # Rows of `ids`, each looked up once; one without an id looks up the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
     rows = [taken(np.append(way.to_numpy(), np.int32(MISSING_ROW)), ids.codes) for way in ways]
     weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None

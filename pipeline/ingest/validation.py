@@ -95,7 +95,7 @@ def check_day(
 
 
 def _check_shares(fit: Fit, data: DataConfig) -> None:
-    """Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'."""
+    # Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'.
     column = data.sampling.column
     if column is None or data.sampling.correct != BY_LOGIT:
         return
@@ -119,7 +119,6 @@ def check_kept(train: int, fit: Fit, data: DataConfig) -> None:
 
 
 def _check_tasks(fit: Fit) -> None:
-    """Raise DataError for a task that the train rows say nothing of."""
     for task in fit.spec.tasks:
         seen = fit.train.labels[typed(task.name)]
         message = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
@@ -133,7 +132,7 @@ def _check_tasks(fit: Fit) -> None:
 
 
 def _ends_train(fit: Fit) -> bool:
-    """Whether a split by time takes rows of a day from training: what the rest lacks, the days before it have."""
+    # Whether a split by time takes rows of a day from training: what the rest lacks, the days before it have.
     return fit.cut is not None and fit.tested.rows + fit.gap.rows > 0
 
 
@@ -157,14 +156,12 @@ def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
 
 
 def _hours(data: DataConfig) -> str:
-    """The test rows of a split by hours, in words."""
     hours = data.split.test_hours
     what = "hour" if hours == 1 else f"{hours} hours"
     return f"the last {what} of the day, from {test_hours_from(hours)}:00 by data.timestamp"
 
 
 def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, rows: int) -> None:
-    """Raise DataError where too many ``rows`` went to quarantine, naming the columns and the most common reason."""
     limit = data.max_quarantine_share
     if quarantined <= limit * rows:
         return

@@ -78,7 +78,7 @@ def number_of(
 
 
 def _with_points(text: pl.Series, decimal: str) -> pl.Series:
-    """Numbers as casts read them; where ``decimal`` is no point, a point makes a text no number."""
+    # Numbers as casts read them; where `decimal` is no point, a point makes a text no number.
     return text if decimal == "." else text.str.replace_all(".", "?", literal=True).str.replace(decimal, ".")
 
 

@@ -39,14 +39,14 @@ def vector_of(
 
 
 def _divided(text: pl.Series, feature: DenseSpec, spec: DataSpec) -> pl.Series:
-    """Lists of text, null where missing; brackets around the numbers are left out."""
+    # Lists of text, null where missing; brackets around the numbers are left out.
     plain = text.str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
     some = ~absent_in(text, spec) & (plain != "").fill_null(False)
     return plain.str.split(feature.separator).zip_with(some, nulls(pl.List(pl.String), len(text)))
 
 
 def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> np.ndarray:
-    """float32 [len(rows), width] of lists of that width; a row with anything else than finite numbers is rejected."""
+    # float32 [len(rows), width] of lists of that width; a row with anything else than finite numbers is rejected.
     flat = lists.explode()
     if not (flat.dtype.is_numeric() or flat.dtype == pl.Boolean):
         flat = flat.cast(pl.String, strict=False).str.strip_chars()
@@ -68,7 +68,6 @@ def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: R
 
 
 def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows whose vector is missing or has a number out of range, where that is not allowed."""
     column = feature.column
     if feature.required:
         rejected.add(~whole, f"{column} is missing", lambda _: f"{column} is missing", column)

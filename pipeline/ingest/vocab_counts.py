@@ -191,7 +191,6 @@ class _Settled:
 
 
 def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
-    """The ``kept`` most frequent ids (ties by hash) and the ``wanted`` ones, one partition at a time."""
     best, named = pl.DataFrame(schema=COUNTS), []
     distinct = total = 0
     for part in disk.summed():
@@ -204,7 +203,7 @@ def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
 
 
 def _best(tables: Sequence[pl.DataFrame], kept: int, wanted: pl.Series) -> pl.DataFrame:
-    """The ``kept`` most frequent ids of ``tables`` (ties by hash), and those with hashes in ``wanted``."""
+    # The `kept` most frequent ids of `tables` (ties by hash), and those with hashes in `wanted`.
     table = pl.concat(tables)
     if table.height <= kept:
         return table
@@ -221,7 +220,6 @@ class _Partitions:
         self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
 
     def add(self, table: pl.DataFrame) -> None:
-        """Write the counts of ``table``."""
         ordered = table.sort("hash")
         bounds = np.arange(1, 1 << _PARTITION_BITS, dtype=np.uint64) << np.uint64(64 - _PARTITION_BITS)
         cuts = [0, *np.searchsorted(ordered["hash"].to_numpy(), bounds).tolist(), ordered.height]
@@ -232,11 +230,9 @@ class _Partitions:
                 self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
 
     def all(self) -> Iterator[pl.DataFrame]:
-        """Everything that was added, piece by piece."""
         return (pl.read_ipc(io.BytesIO(block)) for block in self._spill.read())
 
     def summed(self) -> Iterator[pl.DataFrame]:
-        """The counts of each partition, one row per id."""
         for blocks in self._blocks:
             pieces = [pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in blocks]
             if pieces:
@@ -244,11 +240,9 @@ class _Partitions:
 
 
 def _copied(piece: pl.DataFrame) -> pl.DataFrame:
-    """The same in memory of its own.
-
-    What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
-    again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
-    """
+    # The same in memory of its own.
+    # What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
+    # again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
     half = piece.height // 2
     return pl.concat([piece.head(half), piece.slice(half)], rechunk=True)
 

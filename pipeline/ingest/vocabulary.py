@@ -62,7 +62,7 @@ def updated(
 
 
 def _dated(ids: pl.DataFrame, day: int | None) -> pl.DataFrame:
-    """``ids``, of which those of a log without days were last seen the day before ``day``: they age from then on."""
+    # `ids`, of which those of a log without days were last seen the day before `day`: they age from then on.
     return ids if day is None else ids.with_columns(pl.col("last_day").fill_null(day - 1))
 
 
@@ -95,7 +95,6 @@ def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.Dat
 
 
 def _heat(ids: pl.DataFrame, day: int | None) -> pl.Series:
-    """``now``: the heat of ``ids`` on ``day``, float64."""
     known = ids["heat"].fill_null(ids["count"].cast(pl.Float64)).to_numpy()
     if day is None:
         return pl.Series("now", known)
@@ -104,7 +103,6 @@ def _heat(ids: pl.DataFrame, day: int | None) -> pl.Series:
 
 
 def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """``ids`` without those that were not seen for too long, and those of them that had rows."""
     if day is None:
         return ids, no_rows_freed()
     limit = feature.evict_after_days
@@ -119,7 +117,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
 
 
 def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -> FittedMapping:
-    """Give the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap."""
+    # Give the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap.
     ids = mapping.ids
     assert ids is not None
     wanting = _ranked(ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count)))
@@ -140,10 +138,8 @@ def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -
 
 
 def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, used: pl.Series) -> FittedMapping:
-    """Give the hottest ids that still want a row those of the coldest ids, as long as they are colder.
-
-    Rows in ``used`` stay. Who loses its row waits as a candidate.
-    """
+    # Give the hottest ids that still want a row those of the coldest ids, as long as they are colder.
+    # Rows in `used` stay. Who loses its row waits as a candidate.
     assert mapping.ids is not None and mapping.freed is not None
     ids = mapping.ids.with_columns(_heat(mapping.ids, day))
     wanting = ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count))

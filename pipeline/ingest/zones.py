@@ -77,7 +77,7 @@ def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl
 
 
 def _midnights(day: pl.Series, zone: str) -> pl.Series:
-    """When each ``day`` begins in ``zone``; numbers that are no days of usual calendars count as days of UTC."""
+    # When each `day` begins in `zone`; numbers that are no days of usual calendars count as days of UTC.
     usual = day.is_between(*_USUAL_DAYS)
     times = day.set(~usual, 0).cast(pl.Int32).cast(pl.Date).cast(pl.Datetime("us"))
     there = _localised(times, zone).dt.timestamp("ms") // 1000
@@ -112,7 +112,7 @@ def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
 
 
 def _clock(text: pl.Expr) -> pl.Expr:
-    """The date and the time of the day that ``text`` begins with, Datetime without a zone; null: there are none."""
+    # The date and the time of the day that `text` begins with, Datetime without a zone; null: there are none.
     parts = [text.str.extract(_TEXT, group) for group in (1, 2, 3, 4)]
     clock = pl.sum_horizontal(
         parts[place].cast(pl.Int64).fill_null(0) * size for place, size in ((1, SECONDS_PER_HOUR), (2, 60), (3, 1))
@@ -121,7 +121,7 @@ def _clock(text: pl.Expr) -> pl.Expr:
 
 
 def _counted(text: pl.Expr) -> pl.Expr:
-    """The time that a number counts from 1970, Datetime without a zone; null for other text, and for eight digits."""
+    # The time that a number counts from 1970, Datetime without a zone; null for other text, and for eight digits.
     number = pl.when(text.str.len_bytes() != 8).then(text.cast(pl.Float64, strict=False))
     return (seconds_of(number) * 1e6).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
 

@@ -103,7 +103,7 @@ def fastavro() -> ModuleType:
 
 
 def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
-    """A reader of all records in ``stream``; of their ``columns`` alone, where that is enough to know their types."""
+    # A reader of all records in `stream`; of their `columns` alone, where that is enough to know their types.
     library = fastavro()
     stream.seek(0)
     reader = library.reader(stream)
@@ -121,7 +121,7 @@ def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
 
 @contextmanager
 def _decoding() -> Iterator[None]:
-    """Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged."""
+    # Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged.
     try:
         yield
     except Exception as error:
@@ -144,7 +144,7 @@ def arrow_schema(schema: Any) -> pa.Schema:
 
 
 def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
-    """The Arrow type of values of ``schema``; ``named``: types that have names; ``inside``: records it is part of."""
+    # The Arrow type of values of `schema`; `named`: types that have names; `inside`: records it is part of.
     if isinstance(schema, list):
         return _union([each for each in schema if each != "null"], named, inside)
     if isinstance(schema, str):
@@ -172,7 +172,7 @@ def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
 
 
 def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
-    """One type besides null is that type; several are numbers, or the text of their values."""
+    # One type besides null is that type; several are numbers, or the text of their values.
     if not parts:
         return pa.null()
     kinds = [_kind(part, named, inside) for part in parts]

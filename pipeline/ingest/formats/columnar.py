@@ -154,12 +154,11 @@ def cut_groups(
 
 
 def _written(table: pa.Table, rows: int, spill: Spill) -> list[int]:
-    """The numbers in ``spill`` of the pieces of ``table``, of ``rows`` rows each."""
     return [spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)]
 
 
 def _packed(rows: pa.Table) -> bytes:
-    """An Arrow stream with its schema, for a column may have a dictionary."""
+    # An Arrow stream with its schema, for a column may have a dictionary.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())

@@ -162,5 +162,5 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """``names``, of which those that are there already (columns that nothing reads) get names of their own."""
+    # `names`, of which those that are there already (columns that nothing reads) get names of their own.
     return tuple(name if name not in names[:at] else f"{name} again, column {at}" for at, name in enumerate(names))

@@ -174,7 +174,6 @@ class _Limited:
         self.stream, self.left = stream, left
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes; none at the end."""
         data = self.stream.read(max(min(size, self.left), 0))
         self.left -= len(data)
         return data

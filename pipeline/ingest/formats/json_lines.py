@@ -79,7 +79,6 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
 
 
 def _require_keys(data: bytes, file: LogFile) -> None:
-    """Raise DataError for a column of the schema that no line of the file's first block has as a key."""
     keys = [name for name in file.stored_spec.columns if _written(name) in data]
     missing = set(file.stored_spec.columns) - set(keys)
     if file.stored_spec.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
@@ -92,7 +91,7 @@ def _require_keys(data: bytes, file: LogFile) -> None:
 
 
 def _written(name: str) -> bytes:
-    """``name`` as a key, up to characters that writers may escape."""
+    # `name` as a key, up to characters that writers may escape.
     plain = name.isascii() and not set(name) & set('"\\/')
     return f'"{name}"'.encode() if plain else b'"'
 
@@ -122,7 +121,6 @@ class JsonBlock:
         return self._read_others()  # a limit of a parser's own: it costs the lines that meet it
 
     def _read_others(self) -> RawBlock:
-        """As ``read``, in parts, without the lines that fail by themselves."""
         lines = [line + b"\n" for line in self.data.split(b"\n")[:-1]]
         parts, rejects = list[RawBlock](), list[Reject]()
 
@@ -142,11 +140,9 @@ class JsonBlock:
         return replace(parts[0], frame=pl.DataFrame(columns), lines=numbers, rejects=rejects)
 
     def _joined(self, parts: list[pl.Series]) -> pl.Series:
-        """One key of all parts, typed as if they had been read as one.
-
-        Where one part has lists, text is divided into lists in the others too; where one has text, JSON's true and
-        false are 1 and 0 in the others.
-        """
+        # One key of all parts, typed as if they had been read as one.
+        # Where one part has lists, text is divided into lists in the others too; where one has text, JSON's true and
+        # false are 1 and 0 in the others.
         parts = [part for part in parts if len(part)] or parts[:1]
         several, kinds = self.lists.get(parts[0].name), {part.dtype for part in parts}
         if len(kinds) == 1:
@@ -184,7 +180,6 @@ class JsonBlock:
         )
 
     def _sift(self, lines: list[bytes]) -> tuple[Sequence[int], list[Reject]]:
-        """Which of ``lines`` are objects, and why the others are not."""
         good = list(object_lines(lines, 0))
         bad = sorted(set(range(len(lines))) - set(good))
         return good, [Reject(self.first_line + number, *_why(lines[number])) for number in bad]
@@ -225,7 +220,7 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
 
 
 def _kinds(line: bytes) -> dict[str, type]:
-    """Of each key of an object that has a value: list, dict, or str for all others."""
+    # Of each key of an object that has a value: list, dict, or str for all others.
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -235,7 +230,7 @@ def _kinds(line: bytes) -> dict[str, type]:
 
 
 def _is_read(data: bytes, lines: int) -> bool:
-    """Whether polars takes ``data`` for one object a line."""
+    # Whether polars takes `data` for one object a line.
     if looks_packed(data):
         return False
     try:
@@ -270,7 +265,7 @@ def _why(line: bytes) -> tuple[str, str]:
 
 
 def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
-    """``text`` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false."""
+    # `text` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false.
     if several is not None and several.maps:
         return _maps(text, several)
     if several is not None and text.str.starts_with("[").any():
@@ -297,7 +292,7 @@ def with_ones(text: pl.Series, data: bytes) -> pl.Series:
 
 
 def _escaped(data: bytes, read: pl.Series) -> pl.Series:
-    """The values ``read`` of a key of every object of ``data``; of lines with escapes, arrays and objects as JSON."""
+    # The values `read` of a key of every object of `data`; of lines with escapes, arrays and objects as JSON.
     lines = zip(data.split(b"\n")[:-1], read, strict=True)
     values = [_unescaped(line, read.name, text) if b"\\" in line else text for line, text in lines]
     return pl.Series(read.name, values, dtype=pl.String)
@@ -310,7 +305,6 @@ def _unescaped(line: bytes, name: str, read: str | None) -> str | None:
 
 
 def _maps(text: pl.Series, several: Several) -> pl.Series:
-    """The pairs of objects, and what the separators divide of every other string."""
     kind = pl.List(pl.Struct({"key": pl.String, "value": pl.String}))
     pairs = [None if value is None else _pairs(value, several) for value in text]
     return pl.Series(text.name, pairs, dtype=kind)
@@ -326,14 +320,13 @@ def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
 
 
 def _text(value: object) -> str | None:
-    """A value as text; half of a character, which no text may hold, is \\0, as polars has it."""
+    # A value as text; half of a character, which no text may hold, is \0, as polars has it.
     if not isinstance(value, str):
         return None if value is None else json.dumps(value)
     return value if value.isascii() else _HALF_CHARACTER.sub("\0", value)
 
 
 def _lists(text: pl.Series, separator: str | None) -> pl.Series:
-    """The elements of arrays, and what ``separator`` divides of every other string."""
     array = text.str.starts_with("[").fill_null(True)
     arrays = text.set(~array, None)
     try:
@@ -348,7 +341,6 @@ def _divided(text: pl.Series, separator: str | None) -> pl.Series:
 
 
 def _listed(text: pl.Series, separator: str | None) -> pl.Series:
-    """As ``_lists`` of ``text`` that has no arrays."""
     return _divided(text, separator).zip_with(text.is_not_null(), nulls(pl.List(pl.String), len(text)))
 
 

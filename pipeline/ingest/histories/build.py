@@ -54,7 +54,6 @@ def event_ranges(
     ordered = users * width + np.searchsorted(ranks, times)
 
     def before(limit: np.ndarray) -> np.ndarray:
-        """Events of the row's user and of those before, earlier than ``limit``."""
         return np.searchsorted(ordered, row_users * width + np.searchsorted(ranks, limit))
 
     last = before(row_times - lag)
@@ -87,7 +86,6 @@ def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFr
 
 
 def _as_fields(events: pl.DataFrame, plan: HistoryPlan) -> pl.Series:
-    """The events as structs: what they are of, as text, and their times."""
     time = pl.from_epoch("time", time_unit="us").dt.replace_time_zone("UTC").alias(EVENT_TIME)
     fields = [pl.col(own).alias(name) for own, name in zip(value_columns(plan), plan.of, strict=True)]
     return events.select(*fields, time).to_struct(plan.name)

@@ -57,7 +57,6 @@ class Keeper:
 
 
 def _to_names(plan: HistoryPlan) -> dict[str, str]:
-    """Columns of events to those in files, which say what the values are of."""
     values = [name for name in event_schema(plan) if name.startswith("value")]
     return {own: f"of:{field}={column}" for own, (field, column) in zip(values, plan.of.items(), strict=True)}
 

@@ -96,7 +96,7 @@ class ReadEvents:
 
 
 def _require_single(frame: pl.DataFrame, plan: HistoryPlan, file: str) -> None:
-    """Raise DataError for a column of lists: a row is one event of one user."""
+    # Raise DataError for a column of lists: a row is one event of one user.
     for name in plan.read:
         if isinstance(frame[name].dtype, pl.List):
             raise DataError(
@@ -106,5 +106,4 @@ def _require_single(frame: pl.DataFrame, plan: HistoryPlan, file: str) -> None:
 
 
 def _present(text: pl.Series, spec: DataSpec) -> pl.Series:
-    """``text``, null where it stands for a missing value."""
     return text.set(text.is_in(list(spec.missing)).fill_null(False), None)
