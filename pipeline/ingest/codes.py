@@ -11,27 +11,39 @@ import numpy as np
 import polars as pl
 
 LEAST_POINTS = 3  # from which on a column is taken for codes; no single piece of evidence has as many
-LEAST_OF_FEW = 2  # the same for few small values: a name suffices where nothing speaks against it
+# The same for few small values: a name suffices where nothing speaks against it.
+LEAST_OF_FEW = 2
 LARGEST_OF_FEW = 99  # of few values, such as weekdays and kinds of devices; larger ones may be prices
 LEAST_ROWS = 100
-SURE = 4.0  # standard deviations from which on a covariance of halves of the sample is no luck
+# Standard deviations from which on a covariance of halves of the sample is no luck.
+SURE = 4.0
 LEFT = 0.3  # of what values say of the label, that a curve by their order leaves: codes have more
 LEAST_VALUES = 20  # by which the shape of a histogram is judged
-LEAST_PEAK = 6  # values of a histogram with one peak, below which codes have one by luck
-LEAST_RATES = 5  # values by which order is judged: a curve goes through fewer
-LEAST_ORDERED = 10  # values from which on a curve through them is no luck, and speaks against codes
-LEAST_COUNT = 3  # rows a value on average, by which frequencies are judged
-LEAST_BLOCK = 5  # consecutive values that are a block
-GAPLESS = 0.9  # share of a span that is there, from which on it has almost no gaps
-MANY = 1000  # values from which on a quantity has a tail
+# Values of a histogram with one peak, below which codes have one by luck.
+LEAST_PEAK = 6
+# Values by which order is judged: a curve goes through fewer.
+LEAST_RATES = 5
+# Values from which on a curve through them is no luck, and speaks against codes.
+LEAST_ORDERED = 10
+# Rows a value on average, by which frequencies are judged.
+LEAST_COUNT = 3
+# Consecutive values that are a block.
+LEAST_BLOCK = 5
+# Share of a span that is there, from which on it has almost no gaps.
+GAPLESS = 0.9
+# Values from which on a quantity has a tail.
+MANY = 1000
 SPREAD = 0.05  # of the span, that each quarter of the rows takes up at least where values are spread
-FIRST = 10  # up to which the most frequent value is where codes begin with frequent ones
+# Up to which the most frequent value is where codes begin with frequent ones.
+FIRST = 10
 FEW = 0.001  # of the span, that are values, below which they are few of those that could be
 FEW_ROWS = 100  # of each value, from which on others would have been seen, too
-MOST_ROUND = 0.5  # share of multiples of five, above which few values are prices and the like
+# Share of multiples of five, above which few values are prices and the like.
+MOST_ROUND = 0.5
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
-_LEAST_ENDING = 5  # letters of a word of the lists by which longer ones end: workclass, but not velocity by city
+# Letters of a word of the lists by which longer ones end: workclass, but not velocity by city.
+_LEAST_ENDING = 5
 _CODE_WORDS = (
     "user",
     "visitor",
@@ -177,7 +189,8 @@ _QUANTITY_WORDS = (
     "feedback",
     "pct",
 )
-_NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")  # quantities (num_visits), but for things that are numbered
+# Quantities (num_visits), but for things that are numbered.
+_NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")
 _NUMBERED = frozenset(
     (
         "account",
@@ -211,7 +224,8 @@ _KINDS = {
     **dict.fromkeys(_QUANTITY_WORDS, "quantity"),
     **dict.fromkeys(_NUMBER_WORDS, "number"),
 }
-Found = Iterator[tuple[int, str]]  # points for codes, or against, and why
+# Points for codes, or against, and why.
+Found = Iterator[tuple[int, str]]
 
 
 def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
@@ -234,7 +248,8 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
         return ""
     by_name, by_label = list(_by_name(name)), list(_by_label(place, clicks))
     found = [*by_name, *_by_values(distinct, counts), *_by_neighbours(counts), *by_label]
-    if not any(points > 0 for points, _ in by_label):  # codes by how often they occur have the histogram of a count
+    # Codes by how often they occur have the histogram of a count.
+    if not any(points > 0 for points, _ in by_label):
         found += _against_by_shape(counts)
     named = any(points == 2 for points, _ in by_name)
     if named:
@@ -264,7 +279,8 @@ def _by_name(name: str) -> Found:
     elif kind == "code":
         yield 2, f'"{head}" in its name'
     elif codes := [word for word, each in zip(words, kinds, strict=True) if each]:
-        yield 1, f'"{codes[-1]}" in its name'  # something of a user, or users: an id of theirs, or a number of them
+        # Something of a user, or users: an id of theirs, or a number of them.
+        yield 1, f'"{codes[-1]}" in its name'
 
 
 def _kind(word: str) -> str:
@@ -326,10 +342,12 @@ def _against_by_shape(counts: np.ndarray) -> Found:
         if _likeness(logs) > 0.6 and not falls:
             yield -1, "a smooth histogram"
     elif LEAST_PEAK <= len(counts) < LEAST_VALUES:
-        frequent = counts[counts > 0.02 * counts.max()]  # the ends of a small count are a matter of luck
+        # The ends of a small count are a matter of luck.
+        frequent = counts[counts > 0.02 * counts.max()]
         steps, peak = np.diff(frequent), int(np.argmax(frequent))
         one_peak = peak > 0 and (steps[:peak] > 0).all() and (steps[peak:] < 0).all()
-        if one_peak and counts.max() > 3 * counts.min():  # days of a week are about as frequent as each other
+        # Days of a week are about as frequent as each other.
+        if one_peak and counts.max() > 3 * counts.min():
             yield -1, "one peak"
 
 
@@ -358,7 +376,8 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
     halves = [_effects(place[rows], residuals[rows], count) for rows in (half, ~half)]
     covariance = float((halves[0][0] * halves[1][0]).sum())
     left = float((halves[0][1] * halves[1][1]).sum())
-    sure = SURE * clicks.var() * np.sqrt(count)  # the sum's deviation where values say nothing
+    # The sum's deviation where values say nothing.
+    sure = SURE * clicks.var() * np.sqrt(count)
     if left > sure and left > LEFT * covariance:
         yield 2, "click rates in no order of the values"
     elif count >= LEAST_ORDERED and covariance > sure and left <= LEFT * covariance:

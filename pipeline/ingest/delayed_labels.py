@@ -36,7 +36,7 @@ def corrected_rows(
     ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
     """
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    before, now = read_state(store, dataset.path, spec), _no_rows(spec, state)
+    before, now = read_state(store, dataset.path, spec), _empty_rows(spec, state)
     then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
     unreadable = unreadable_sequence(then, transforms_json(spec, state))
     if unreadable or not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
@@ -52,7 +52,7 @@ def corrected_rows(
     return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *unknown, *moved)
 
 
-def _no_rows(spec: DataSpec, state: FittedState) -> pl.DataFrame:
+def _empty_rows(spec: DataSpec, state: FittedState) -> pl.DataFrame:
     raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
     return transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
 

@@ -40,10 +40,11 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
         lines.append(f"decimal: {quoted(schema.decimal)}  # 3,56 is a number")
     if schema.missing:
         lines.append(f'missing: ["", {", ".join(json.dumps(word) for word in schema.missing)}]')
+    doubt = f"; other columns with two values: {', '.join(schema.others[:5])}" if schema.others else ""
     lines += [
         f"label: {{column: {quoted(label.column)}, positive: {json.dumps(schema.positive)}, "
         f"negative: {json.dumps(schema.negative)}}}",
-        f"  # {schema.rate:.2%} positive{_doubt(schema)}",
+        f"  # {schema.rate:.2%} positive{doubt}",
     ]
     if schema.time:
         lines.append(f"timestamp: {quoted(schema.time.column)}  # {schema.time.seen}")
@@ -75,12 +76,6 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
 def _on_one_line(line: str) -> str:
     # `line` with line breaks and the like, which names of columns may hold, as they are escaped within quotes.
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
-
-
-def _doubt(schema: Schema) -> str:
-    if not schema.others:
-        return ""
-    return f"; other columns with two values: {', '.join(schema.others[:5])}"
 
 
 def _features(group: str, guesses: list[Guess]) -> list[str]:

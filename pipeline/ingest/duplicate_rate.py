@@ -16,8 +16,10 @@ from pipeline.ingest.sketch import added_up
 from pipeline.ingest.vectors import hashes_of
 from pipeline.native.columns import mixed
 
-SAMPLE = 4096  # distinct contents, those with the smallest hashes
-OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
+# Distinct contents, those with the smallest hashes.
+SAMPLE = 4096
+# Rows that share a content; fewer may be one row that was delivered again.
+OFTEN = 4
 
 
 class Contents:

@@ -21,7 +21,8 @@ from pipeline.ingest.zones import instants, standard
 from pipeline.records.dataset import SequenceProfile
 
 _BINS = 50  # of the histogram of lengths, at most
-OLDEST = 16 * 365.25 * 86_400  # seconds; events before that are in the last bin of ages
+# seconds; events before that are in the last bin of ages.
+OLDEST = 16 * 365.25 * 86_400
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
 
 
@@ -77,14 +78,15 @@ def event_columns(
         return []
     times, column = None, spec.row_time
     if column is not None:
-        times, written = _seconds(raw[column], spec), raw[column]
+        written = raw[column]
+        times = _seconds(written, spec)
         rejected.add(
             times.is_null().to_numpy(),
             f"{column} is no time",
             lambda i: f"{column} is {written[i]!r}, expected the time of the row",
             column,
         )
-    features = {each.name: each for each in spec.sparse if each.sequence}
+    features = {feature.name: feature for feature in spec.sparse if feature.sequence}
     columns: list[pl.Series] = []
     for sequence in spec.sequences:
         columns += _sequence(sequence, features, raw, texts, times, spec, rejected)
@@ -143,7 +145,8 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
     if isinstance(each.dtype, pl.Struct):
         known = source.field in [field.name for field in each.dtype.fields]
         each = each.struct.field(source.field) if known else nulls(pl.String, len(each))
-    else:  # objects of JSON, as text
+    else:
+        # Objects of JSON, as text.
         each = strings_of(each).str.json_path_match(f"$.{source.field}")
     return as_lists(each, np.concatenate([[0], np.cumsum(lengths)]))
 
@@ -182,7 +185,8 @@ def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> n
     kept = np.ones(int(lengths.sum()), bool) if kept is None else kept
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])
-    behind = np.repeat(so_far[ends], lengths) - so_far[1:]  # kept ones of the row that are newer
+    # Kept ones of the row that are newer.
+    behind = np.repeat(so_far[ends], lengths) - so_far[1:]
     return kept & (behind < most)
 
 

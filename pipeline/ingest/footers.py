@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
-_LONG = 15  # elements from which on a list's length does not fit its first byte; also the largest step of a field id
+# Elements from which on a list's length does not fit its first byte; also the largest step of a field id.
+_LONG = 15
 # Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 _ROWS, _GROUPS = 3, 4
 _COLUMNS, _BYTES, _GROUP_ROWS, _START, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7

@@ -18,10 +18,13 @@ from typing import BinaryIO, cast
 from pipeline.ingest.formats.file_format import SEEN
 from pipeline.ingest.quoted import LONGEST
 
-_MARK = b"\x1f\x8b\x08"  # gzip, deflate
+# Gzip, deflate.
+_MARK = b"\x1f\x8b\x08"
 _RESERVED_FLAGS = 0xE0
-_CHUNK = 1 << 22  # bytes searched at a time
-_TRIES = 8  # members looked at, for each part, that begin where nobody can tell records apart
+# Bytes searched at a time.
+_CHUNK = 1 << 22
+# Members looked at, for each part, that begin where nobody can tell records apart.
+_TRIES = 8
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
         for _, name in _corrections(dataset, earliest):
             repeats.add(_clicks(store, dataset, name, day), KNOWN)
     for dataset, day in _after(store, data):
-        last = day + timedelta(days=data.label.window_days)  # behind all clicks of these logs
+        # Behind all clicks of these logs.
+        last = day + timedelta(days=data.label.window_days)
         repeats.add(_clicks(store, dataset, corrected_name(day), last), LATER)
 
 

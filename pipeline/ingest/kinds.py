@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-PRESENT = 0.7  # share of rows with a key, on average, below which objects are maps and no records
+# Share of rows with a key, on average, below which objects are maps and no records.
+PRESENT = 0.7
 LEAST_WIDTH = 2
 _TEXT_SEPARATORS = (";", "|", " ", ",")
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _FRACTION = r"[.eE]"
-LOOKED_AT = 5000  # rows of text that are looked at
+# Rows of text that are looked at.
+LOOKED_AT = 5000
 
 
 def with_maps(frame: pl.DataFrame) -> pl.DataFrame:

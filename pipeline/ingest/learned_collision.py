@@ -21,7 +21,8 @@ from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, 
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
 UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom
-SAMPLE_ROWS = 1 << 18  # train rows that the probe sees
+# Train rows that the probe sees.
+SAMPLE_ROWS = 1 << 18
 DIMENSIONS = 4
 EPOCHS = 2
 BATCH_ROWS = 2048

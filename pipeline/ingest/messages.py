@@ -168,7 +168,8 @@ def _pairs(value: Any) -> Any:
 
 
 ASK_SECONDS = 30.0  # in all, for answers that a registry has no schema of a number that one message of a block bears
-MOST = 2**31 - 1  # the largest number of a schema: registries have them as signed integers
+# The largest number of a schema: registries have them as signed integers.
+MOST = 2**31 - 1
 
 
 @dataclass

@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 
 from pipeline.ingest.sources import Block, Source
 
-_BY_EACH_READER = 3  # threads that one reader keeps busy: a block takes less to be read than to be worked on
+# Threads that one reader keeps busy: a block takes less to be read than to be worked on.
+_BY_EACH_READER = 3
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -103,7 +104,8 @@ class _PartQueue(Generic[A]):
         try:
             block = self._next_block(part)
             return _BlockOutcome(None, block is None, [] if block is None else [self._work(block)])
-        except BaseException as error:  # raised in the calling thread, whatever it is
+        except BaseException as error:
+            # Raised in the calling thread, whatever it is.
             return _BlockOutcome(error, False, [])
 
     def _claimed(self) -> _OpenPart | None:

@@ -23,10 +23,13 @@ from pipeline.records.dataset import LABEL
 from pipeline.specs.id_mapping import Counts
 
 BINS = 10  # of a dense feature
-TOP = 100  # ids of a sparse one that are a bin each; the rest is one more
-LEAK_ROWS = 1 << 17  # train rows that are looked at for ids that give the label away
+# Ids of a sparse one that are a bin each; the rest is one more.
+TOP = 100
+# Train rows that are looked at for ids that give the label away.
+LEAK_ROWS = 1 << 17
 LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
-_SMALLEST = 1e-4  # share that a bin without rows is taken to have
+# Share that a bin without rows is taken to have.
+_SMALLEST = 1e-4
 
 
 def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:

@@ -79,7 +79,8 @@ class RecordTransform:
 
     def each(self, records: Sequence[Mapping[str, Any]]) -> RecordInputs:
         """Return the model inputs of every record that can be read, and the reason for every other one."""
-        if self._all_alike(records):
+        alike = all(isinstance(record, Mapping) for record in records)
+        if alike and all(_one_type([record.get(name) for record in records]) for name in self.spec.columns):
             # One of the values may be unreadable: which one shows record by record.
             with contextlib.suppress(_UnreadableError):
                 return self._inputs(records, 0)
@@ -95,12 +96,6 @@ class RecordTransform:
             numbers.append(part.records)
             rejected |= part.rejected
         return RecordInputs(pl.concat(inputs), np.concatenate(numbers), rejected)
-
-    def _all_alike(self, records: Sequence[Mapping[str, Any]]) -> bool:
-        for record in records:
-            if not isinstance(record, Mapping):
-                return False
-        return all(_one_type([record.get(name) for record in records]) for name in self.spec.columns)
 
     def _inputs(self, records: Sequence[Mapping[str, Any]], first: int) -> RecordInputs:
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])

@@ -109,7 +109,9 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
     except (NightjarError, FileNotFoundError, PermissionError):
         raise
     except Exception as error:
-        remote = _is_remote(path or "") or (store is not None and not store.is_local)
+        remote = path is not None and "://" in path and not path.startswith("file://")
+        if store is not None and not store.is_local:
+            remote = True
         client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
         if not (remote and client):
             raise
@@ -118,10 +120,6 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
             f"{path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
             hint="run the same command once it answers; no partial output was kept",
         ) from error
-
-
-def _is_remote(url: str) -> bool:
-    return "://" in url and not url.startswith("file://")
 
 
 class Source(ABC):

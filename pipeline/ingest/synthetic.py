@@ -32,7 +32,8 @@ from pipeline.records.dataset import TRUE_PROBABILITY
 from pipeline.units import MIB
 
 VERSION = "synthetic-1"
-CONVERSION = "conversion"  # column with a second label, where one is planted
+# Column with a second label, where one is planted.
+CONVERSION = "conversion"
 COLUMNS = CRITEO_COLUMNS
 CHUNK_ROWS = 1 << 16
 MISSING_SHARE = 0.05  # of every second dense and every third sparse feature

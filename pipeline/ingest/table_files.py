@@ -294,10 +294,13 @@ def days_between(
     values = pl.Series("day", [low, high])
     text = strings_of(values)
     if form is not None and not (values.dtype.is_numeric() or values.dtype.is_temporal()):
-        return None  # such text has another order than the days
+        # Such text has another order than the days.
+        return None
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
-        return None  # text of two forms has another order than the days
+        # Text of two forms has another order than the days.
+        return None
     rejected = RejectedRows(np.arange(2))
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
-    around = int(zone is not None and values.dtype == pl.String)  # offsets in the text have another order than time
+    # Offsets in the text have another order than time.
+    around = int(zone is not None and values.dtype == pl.String)
     return None if rejected.bad.any() else (int(days[0]) - around, int(days[1]) + around)

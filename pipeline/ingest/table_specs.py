@@ -17,7 +17,8 @@ from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, Spa
 from pipeline.specs.id_mapping import curve_points
 from pipeline.store.artifacts import Draft
 
-VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
+# Part of the dataset's key: raise it where the same configuration gives another profile.
+VERSION = "tables-1"
 EXACT = 4096
 
 

@@ -42,7 +42,8 @@ def task_columns(
 def after_click(spec: DataSpec) -> list[str]:
     """The further tasks that cannot happen without a click: those given it, and those given one of these."""
     names = [MAIN_TASK]
-    for task in spec.tasks:  # each is behind the one that it is given
+    # Each is behind the one that it is given.
+    for task in spec.tasks:
         if task.given in names:
             names.append(task.name)
     return names[1:]

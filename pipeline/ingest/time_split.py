@@ -141,7 +141,8 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
             hint="data.timestamp=<the column with the time of a row>, or data.split.by=hash",
         )
     wanted = round(split.test_share * int(rows.sum()))
-    later = rows[::-1].cumsum()[::-1][1:]  # rows from each time on, but for the first one
+    # Rows from each time on, but for the first one.
+    later = rows[::-1].cumsum()[::-1][1:]
     place = len(later) - int(np.argmin(np.abs(later - wanted)[::-1]))
     test_from = int(times[place])
     train_until = test_from - round(split.gap_hours * SECONDS_PER_HOUR)

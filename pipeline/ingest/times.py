@@ -21,7 +21,8 @@ from pipeline.ingest.zones import (
     standard,
 )
 
-HOUR = "hour"  # column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR
+# Column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR.
+HOUR = "hour"
 _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 

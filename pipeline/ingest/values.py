@@ -9,7 +9,8 @@ from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec
 
 FLOAT32_MAX = 3.4028234663852886e38
-WHOLE = 2.0**53  # floats below this hold every whole number
+# Floats below this hold every whole number.
+WHOLE = 2.0**53
 
 
 def text_of(values: pl.Series, spec: DataSpec, rejected: RejectedRows) -> pl.Series:

@@ -15,7 +15,8 @@ from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec, DenseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls
 
-_ABSENT = np.uint64(0x9AE16A3B2F90404F)  # hash of a missing vector
+# Hash of a missing vector.
+_ABSENT = np.uint64(0x9AE16A3B2F90404F)
 
 
 def vector_of(

@@ -19,7 +19,8 @@ from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, IdCounts
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
-IDS_IN_MEMORY = 1 << 23  # distinct ids of all features together, about 64 bytes each
+# Distinct ids of all features together, about 64 bytes each.
+IDS_IN_MEMORY = 1 << 23
 IDS_OF_A_FEATURE = 1 << 21  # of one feature at most: while they are merged they take several times as much
 LEAST_KEPT = 1 << 18
 _MERGE_ROWS = 1 << 15
@@ -32,7 +33,8 @@ class VocabCounts(IdCounts):
     ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
     """
 
-    IDS = "ids"  # its kind
+    # Its kind.
+    IDS = "ids"
 
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
         self.kept, self.limit = kept, limit

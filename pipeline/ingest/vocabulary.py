@@ -20,7 +20,8 @@ from pipeline.ingest.vocab_counts import kept_ids
 from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, MappedFeature, id_columns, no_rows_freed
 
-FORGET_AFTER_DAYS = 30  # candidates, where nothing is evicted
+# Candidates, where nothing is evicted.
+FORGET_AFTER_DAYS = 30
 # Of the heat that an id has left a day later: half after a week. Less follows new ids sooner and resets more rows: with
 # 2 % new ids a day, 0.5 replaced 28 % of a full table every night, 0.9 replaces 7 % and serves as many lookups.
 COOLING = 0.9
@@ -52,18 +53,18 @@ def updated(
             hint=f"data.sparse.{feature.name}.rows={mapping.rows}, or data.mapping_from=null for a new mapping",
         )
     assert mapping.ids is not None and mapping.freed is not None
-    ids, freed = _evicted(_counted(_dated(mapping.ids, day), counts, day), feature, day)
+    ids = mapping.ids
+    if day is not None:
+        # Ids of a log without days were last seen the day before: they age from then on.
+        ids = ids.with_columns(pl.col("last_day").fill_null(day - 1))
+    ids, freed = _evicted(_counted(ids, counts, day), feature, day)
     freed = pl.concat([mapping.freed, freed])
-    in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)  # without days a dataset is fitted once
+    # Without days a dataset is fitted once.
+    in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)
     held = freed.filter(in_use)["row"]
     used = mapping.ids.filter(in_use)["row"].drop_nulls()
     now = _admitted(replace(mapping, ids=ids, freed=freed), feature, held)
     return _replaced(now, feature, day, used) if feature.when_full == "replace" else now
-
-
-def _dated(ids: pl.DataFrame, day: int | None) -> pl.DataFrame:
-    # `ids`, of which those of a log without days were last seen the day before `day`: they age from then on.
-    return ids if day is None else ids.with_columns(pl.col("last_day").fill_null(day - 1))
 
 
 def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.DataFrame:

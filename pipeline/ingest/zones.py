@@ -9,9 +9,11 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
-_USUAL_DAYS = -100_000, 1_000_000  # since 1970: the years 1696 to 4707
+# Since 1970: the years 1696 to 4707.
+_USUAL_DAYS = -100_000, 1_000_000
 _TEXT = r"^(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d|60))?"
-_CLOCK = re.compile(r"%[-_0]?[HIRT]")  # directives of the hour
+# Directives of the hour.
+_CLOCK = re.compile(r"%[-_0]?[HIRT]")
 _OFFSET = r"[ T]\d\d.*?(Z|[+-]\d\d(?::?\d\d)?)$"
 
 

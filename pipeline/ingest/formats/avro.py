@@ -126,7 +126,8 @@ def _decoding() -> Iterator[None]:
         yield
     except Exception as error:
         if not (isinstance(error, _DAMAGED) or type(error).__module__.startswith("fastavro.")):
-            raise  # errors of fastavro's own, of a schema that is none, have no common class
+            # Errors of fastavro's own, of a schema that is none, have no common class.
+            raise
         words = str(error) or type(error).__name__
         if isinstance(error, ValueError) and "install" in words:
             raise ConfigError(

@@ -125,8 +125,10 @@ class Orc(Columnar):
         return int(orc.ORCFile(stream).nrows)
 
 
-MANY = 128  # columns from which on a row group is decoded a few at a time
-_TOGETHER = 8 << 20  # uncompressed bytes of the columns that are decoded together
+# Columns from which on a row group is decoded a few at a time.
+MANY = 128
+# Uncompressed bytes of the columns that are decoded together.
+_TOGETHER = 8 << 20
 
 
 def is_wide(file: pq.ParquetFile, groups: Sequence[int], columns: int, rows: int) -> bool:

@@ -103,7 +103,8 @@ def line_end(text: bytes) -> int | None:
     return end.end() if end else None
 
 
-SEEN = 1 << 20  # bytes in which a line must end where parts meet
+# Bytes in which a line must end where parts meet.
+SEEN = 1 << 20
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")
 _UNPACK = "unpack it, or pack it as .gz, .zst, .bz2 or .xz"
 # First bytes of what is no text: what it is, and what to do.

@@ -295,7 +295,8 @@ def _why(line: bytes) -> tuple[str, str]:
 def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
     # `text` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false.
     if several is not None and several.maps:
-        return _maps(text, several)
+        pairs = [None if value is None else _pairs(value, several) for value in text]
+        return pl.Series(text.name, pairs, dtype=pl.List(pl.Struct({"key": pl.String, "value": pl.String})))
     if several is not None and text.str.starts_with("[").any():
         return _lists(text, several.separator)
     spelt = text.is_in(_BOOLEANS)
@@ -331,12 +332,6 @@ def _with_escapes(data: bytes, read: pl.Series) -> pl.Series:
                 text = _text(json.loads(line).get(read.name))
         values.append(text)
     return pl.Series(read.name, values, dtype=pl.String)
-
-
-def _maps(text: pl.Series, several: Several) -> pl.Series:
-    kind = pl.List(pl.Struct({"key": pl.String, "value": pl.String}))
-    pairs = [None if value is None else _pairs(value, several) for value in text]
-    return pl.Series(text.name, pairs, dtype=kind)
 
 
 def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:

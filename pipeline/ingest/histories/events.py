@@ -85,17 +85,13 @@ class ReadEvents:
         day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.
-        counts = self._counts(parsed.frame[LABEL], text) & values[0].is_not_null()
+        counts = values[0].is_not_null()
+        if plan.where == spec.label:
+            counts &= parsed.frame[LABEL] > 0
+        elif plan.where is not None:
+            counts &= (text[plan.where].cast(pl.Float64, strict=False) > 0).fill_null(False)
         columns = {"key": key, "check": check, "time": time, "day": day.cast(pl.Int32), "counts": counts}
         for name, value in zip(value_columns(plan), values, strict=True):
             columns[name] = value.fill_null("")
         columns["line"] = pl.Series(parsed.lines, dtype=pl.Int64)
         return pl.DataFrame(columns).filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))
-
-    def _counts(self, label: pl.Series, text: Mapping[str, pl.Series]) -> pl.Series:
-        where = self.plan.where
-        if where is None:
-            return pl.Series([True]).new_from_index(0, len(label))
-        if where == self.spec.label:
-            return label > 0
-        return (text[where].cast(pl.Float64, strict=False) > 0).fill_null(False)
