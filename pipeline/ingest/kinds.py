@@ -23,13 +23,14 @@ def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
     for values in frame.get_columns():
         fields = values.dtype.fields if isinstance(values.dtype, pl.Struct) else []
         if len(fields) > 1 and all(field.dtype.is_numeric() or field.dtype == pl.Null for field in fields):
-            inside = values.struct.unnest()
-            there = inside.select(pl.all().is_not_null().mean()).row(0)
-            if sum(there) / len(there) < PRESENT * (1 - values.null_count() / len(values)):
-                pairs = [
-                    None if row is None else [{"key": k, "value": v} for k, v in row.items() if v is not None]
-                    for row in values.to_list()
-                ]
+            present = values.struct.unnest().select(pl.all().is_not_null().mean()).row(0)
+            if sum(present) / len(present) < PRESENT * (1 - values.null_count() / len(values)):
+                pairs: list[list[dict[str, object]] | None] = []
+                for row in values.to_list():
+                    if row is None:
+                        pairs.append(None)
+                    else:
+                        pairs.append([{"key": key, "value": value} for key, value in row.items() if value is not None])
                 kind = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))
                 values = pl.Series(values.name, pairs, dtype=kind, strict=False)
         columns.append(values)

@@ -64,9 +64,10 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
         return table_specs.VERSION
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
-        others = history.marks(data, store) if mark else []
-        others += history_marks(store, data) if mark else []
-        mark += days.LATE + "-".join(others) if others else ""
+        if mark:
+            others = [*history.marks(data, store), *history_marks(store, data)]
+            if others:
+                mark += days.LATE + "-".join(others)
     if not mark:
         if data.has_file_per_day:
             days.require_complete(data)
@@ -157,7 +158,9 @@ class _IngestRun:
         self.writers = {}
         for folder in folders:
             self.writers[folder] = stack.enter_context(engine.writer(draft, folder, self.settings))
-        self.state = self._continued_state(data.mapping_from) if data.mapping_from else None
+        self.state = None
+        if data.mapping_from:
+            self.state = self._continued_state(data.mapping_from)
         self.alone = Alone(spec)
         # The dataset that this log's distribution is compared with.
         self.former_path, self.former_distribution = self._former_distribution()
@@ -181,10 +184,14 @@ class _IngestRun:
     def _continued_state(self, path: str) -> FittedState:
         store = self.draft.store
         if store.find(path) is None:
-            near = days.previous_dataset(store, self.data.name, self.days[0]) if self.days else None
+            nearest = "null, or datasets/<name>/<day before>/<key>"
+            if self.days:
+                dataset = days.previous_dataset(store, self.data.name, self.days[0])
+                if dataset is not None:
+                    nearest = dataset.path
             raise ArtifactError(
                 f"data.mapping_from={path} is not a dataset in store {store.url}",
-                hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
+                hint=f"data.mapping_from={nearest}",
             )
         return self.engine.continued(continued_state(store, path, self.spec))
 
@@ -265,7 +272,9 @@ class _IngestRun:
         if cut is None:
             return None
         record = cut.to_json()
-        gap = "" if cut.train_until == cut.test_from else f", train rows those before {record['train_until']}"
+        gap = ""
+        if cut.train_until != cut.test_from:
+            gap = f", train rows those before {record['train_until']}"
         log.info("split by time: test rows are those from %s on%s", record["test_from"], gap)
         return cut
 

@@ -97,9 +97,9 @@ def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig,
     logits = np.zeros(len(chunk.time), np.float64)
     for i, effects in enumerate(truth.first):
         rng = np.random.default_rng([seed, 10, i])
-        own = rng.standard_normal(len(effects.start))
-        like = effects.start * (np.sqrt(SPARSE) / max(config.first_order_effect, 1e-12))
-        mixed = config.conversion_overlap * like + np.sqrt(1 - config.conversion_overlap**2) * own
+        unshared = rng.standard_normal(len(effects.start))
+        shared = effects.start * (np.sqrt(SPARSE) / max(config.first_order_effect, 1e-12))
+        mixed = config.conversion_overlap * shared + np.sqrt(1 - config.conversion_overlap**2) * unshared
         logits += np.append(mixed * config.conversion_effect / np.sqrt(SPARSE), 0.0)[chunk.places[i]]
     return logits
 
@@ -116,21 +116,17 @@ def _conversions(
     return text.set(pl.Series(missing), "") if missing.any() else text
 
 
-def _bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
-    # The bias that makes the mean probability `base_rate`, by bisection on a sample of all days, or of `day`.
-    chunk = _sample(truth, config, seed, day)
-    return with_bias(_logits(truth, chunk, config), config.base_rate)
-
-
-def _conversion_bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None, bias: float) -> float:
-    chunk = _sample(truth, config, seed, day)
-    clicks = sigmoid(_logits(truth, chunk, config) + bias)
-    return with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
-
-
-def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _DrawnRows:
-    rng = np.random.default_rng([seed, 1])
-    return _draw_chunk(truth, rng, _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day))
+def _biases(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> tuple[float, float]:
+    # Of clicks and of conversions: they make the mean probabilities the rates that are asked for, by bisection on a
+    # sample of all days, or of `day`.
+    time = _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day)
+    sample = _draw_chunk(truth, np.random.default_rng([seed, 1]), time)
+    logits = _logits(truth, sample, config)
+    bias = with_bias(logits, config.base_rate)
+    if not config.conversion_rate:
+        return bias, 0.0
+    clicks = sigmoid(logits + bias)
+    return bias, with_bias(_conversion_logits(truth, sample, config, seed), config.conversion_rate, clicks)
 
 
 def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
@@ -188,7 +184,8 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
         first_day = (day - date(1970, 1, 1)).days - number
     if config.users:
         later = [pl.col(DAY) + first_day, pl.col(TIME) + first_day * SECONDS_PER_DAY]
-        yield from (frame.with_columns(later) for frame in user_rows(config, seed, number, CHUNK_ROWS))
+        for frame in user_rows(config, seed, number, CHUNK_ROWS):
+            yield frame.with_columns(later)
     else:
         yield from _criteo_rows(config, seed, number, first_day)
 
@@ -196,9 +193,8 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
 def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_day: int) -> Iterator[pl.DataFrame]:
     truth = planted_truth(config, seed)
     truth = truth if number is None else aged(truth, config, seed, number)
-    bias = _bias(truth, config, seed, number)
     planted = config.conversion_rate > 0
-    further = _conversion_bias(truth, config, seed, number, bias) if planted else 0.0
+    bias, conversion_bias = _biases(truth, config, seed, number)
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
         rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
@@ -208,7 +204,7 @@ def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_d
         frame = _frame(truth, chunk, label, probability, first_day)
         if planted:
             seeds = [seed, part] if number is None else [seed, part, number]
-            frame = frame.with_columns(_conversions(truth, chunk, label, config, further, seeds))
+            frame = frame.with_columns(_conversions(truth, chunk, label, config, conversion_bias, seeds))
         yield frame
 
 
@@ -227,20 +223,18 @@ class SyntheticSource(Source):
         per_block = max(1, self.block_mib * MIB // (_ROW_BYTES * CHUNK_ROWS))
         drawn = chunks(self.config, self.seed, self.day)
         line = 1
-        while held := list(itertools.islice(drawn, per_block)):
-            yield _block([frame.drop(() if self.hours else (TIME,)) for frame in held], line)
-            line += sum(part.height for part in held)
-
-
-def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
-    frame = pl.concat(held)
-    lengths = frame.select(pl.col(pl.String).str.len_bytes().sum()).row(0)
-    return RawBlock(
-        frame=frame,
-        file="synthetic",
-        lines=np.arange(line, line + frame.height),
-        bytes=int(sum(lengths)) + len(lengths) * frame.height,
-    )
+        while parts := list(itertools.islice(drawn, per_block)):
+            frame = pl.concat(parts)
+            if not self.hours:
+                frame = frame.drop(TIME)
+            lengths = frame.select(pl.col(pl.String).str.len_bytes().sum()).row(0)
+            yield RawBlock(
+                frame=frame,
+                file="synthetic",
+                lines=np.arange(line, line + frame.height),
+                bytes=int(sum(lengths)) + len(lengths) * frame.height,
+            )
+            line += frame.height
 
 
 def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> SyntheticSource:

@@ -21,7 +21,8 @@ from pipeline.specs.id_mapping import FittedMapping, IdCounts
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
 # Distinct ids of all features together, about 64 bytes each.
 IDS_IN_MEMORY = 1 << 23
-IDS_OF_A_FEATURE = 1 << 21  # of one feature at most: while they are merged they take several times as much
+# Of one feature at most: while they are merged they take several times as much.
+IDS_OF_A_FEATURE = 1 << 21
 LEAST_KEPT = 1 << 18
 _MERGE_ROWS = 1 << 15
 _PARTITION_BITS = 6
@@ -33,7 +34,6 @@ class VocabCounts(IdCounts):
     ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
     """
 
-    # Its kind.
     IDS = "ids"
 
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
@@ -85,9 +85,13 @@ class VocabCounts(IdCounts):
     @staticmethod
     def joined(pieces: Sequence[VocabCounts], wanted: pl.Series) -> VocabCounts:
         """The ``condensed`` counts of all ranges of hashes, together."""
-        parts, first = [piece._all() for piece in pieces], pieces[0]
-        table = _best([part.table for part in parts], first.kept, wanted)
-        return first._of(_Settled(table, sum(part.distinct for part in parts), sum(part.total for part in parts)))
+        tables, distinct, total = [], 0, 0
+        for piece in pieces:
+            part = piece._all()
+            tables.append(part.table)
+            distinct += part.distinct
+            total += part.total
+        return pieces[0]._of(_Settled(_best(tables, pieces[0].kept, wanted), distinct, total))
 
     def _of(self, settled: _Settled) -> VocabCounts:
         other = VocabCounts(self.kept, self.limit)

@@ -66,17 +66,20 @@ class Parquet(Columnar):
 
     def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
         """Neighbouring row groups, by their uncompressed bytes."""
-        bounds = row_groups(source, part_bytes)
-        return [replace(file, start=start, stop=stop, first_line=first + 1) for start, stop, first in bounds]
+        parts = []
+        for start, stop, before in row_groups(source, part_bytes):
+            parts.append(replace(file, start=start, stop=stop, first_line=before + 1))
+        return parts
 
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
         """Row groups, cut; those of many columns a few columns at a time."""
         file = pq.ParquetFile(pa.OSFile(stream.name) if isinstance(stream, LocalFileOpener) else stream)
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, sum(g.total_byte_size for g in groups)))
-        wanted = [*range(len(groups))[slice(*part)]]
+        numbers = range(file.metadata.num_row_groups)
+        size = sum(file.metadata.row_group(number).total_byte_size for number in numbers)
+        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, size))
+        wanted = list(numbers[slice(*part)])
         if is_wide(file, wanted, len(columns), rows):
             yield from cut_groups(file, wanted, columns, rows)
         else:
@@ -149,14 +152,19 @@ def cut_groups(
     for number in groups:
         size, spill = file.metadata.row_group(number).total_byte_size, Spill()
         step = max(file.metadata.num_columns * _TOGETHER // max(size, 1), 1)
-        sets = [list(columns[at : at + step]) for at in range(0, len(columns), step)]
-        pieces = [_written(file.read_row_group(number, names, use_threads=False), rows, spill) for names in sets]
+        # Of each set of columns the numbers of its pieces in the temporary file.
+        pieces = []
+        for at in range(0, len(columns), step):
+            table = file.read_row_group(number, list(columns[at : at + step]), use_threads=False)
+            pieces.append([spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)])
+            del table
         for parts in zip(*pieces, strict=True):
-            yield _concat_columns([_read(spill.block(part)) for part in parts])
-
-
-def _written(table: pa.Table, rows: int, spill: Spill) -> list[int]:
-    return [spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)]
+            arrays, names = list[pa.Array](), list[str]()
+            for part in parts:
+                (batch,) = pa.ipc.open_stream(spill.block(part))
+                arrays += batch.columns
+                names += batch.schema.names
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def _packed(rows: pa.Table) -> bytes:
@@ -165,13 +173,3 @@ def _packed(rows: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())
     return bytes(sink.getvalue())
-
-
-def _read(piece: bytes) -> pa.RecordBatch:
-    (batch,) = pa.ipc.open_stream(piece)
-    return batch
-
-
-def _concat_columns(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    columns = [column for part in parts for column in part.columns]
-    return pa.RecordBatch.from_arrays(columns, names=[name for part in parts for name in part.schema.names])
