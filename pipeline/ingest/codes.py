@@ -10,15 +10,19 @@ from itertools import takewhile
 import numpy as np
 import polars as pl
 
-LEAST_POINTS = 3  # from which on a column is taken for codes; no single piece of evidence has as many
+# Points from which on a column is taken for codes; no single piece of evidence has as many.
+LEAST_POINTS = 3
 # The same for few small values: a name suffices where nothing speaks against it.
 LEAST_OF_FEW = 2
-LARGEST_OF_FEW = 99  # of few values, such as weekdays and kinds of devices; larger ones may be prices
+# The largest of few values, such as weekdays and kinds of devices; larger ones may be prices.
+LARGEST_OF_FEW = 99
 LEAST_ROWS = 100
 # Standard deviations from which on a covariance of halves of the sample is no luck.
 SURE = 4.0
-LEFT = 0.3  # of what values say of the label, that a curve by their order leaves: codes have more
-LEAST_VALUES = 20  # by which the shape of a histogram is judged
+# Share of what values say of the label that a curve by their order leaves: codes have more.
+LEFT = 0.3
+# Values by which the shape of a histogram is judged.
+LEAST_VALUES = 20
 # Values of a histogram with one peak, below which codes have one by luck.
 LEAST_PEAK = 6
 # Values by which order is judged: a curve goes through fewer.
@@ -33,11 +37,14 @@ LEAST_BLOCK = 5
 GAPLESS = 0.9
 # Values from which on a quantity has a tail.
 MANY = 1000
-SPREAD = 0.05  # of the span, that each quarter of the rows takes up at least where values are spread
+# Share of the span that each quarter of the rows takes up at least where values are spread.
+SPREAD = 0.05
 # Up to which the most frequent value is where codes begin with frequent ones.
 FIRST = 10
-FEW = 0.001  # of the span, that are values, below which they are few of those that could be
-FEW_ROWS = 100  # of each value, from which on others would have been seen, too
+# Share of the span that are values, below which they are few of those that could be.
+FEW = 0.001
+# Rows of each value from which on others would have been seen, too.
+FEW_ROWS = 100
 # Share of multiples of five, above which few values are prices and the like.
 MOST_ROUND = 0.5
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

@@ -13,7 +13,8 @@ from pipeline.ingest.kinds import is_map
 from pipeline.ingest.values import strings_of
 from pipeline.ingest.zones import standard
 
-NUMERIC_SHARE = 0.995  # of a column's values that are numbers where it is a column of numbers
+# Share of a column's values that are numbers where it is a column of numbers.
+NUMERIC_SHARE = 0.995
 # Skewness from which on a number's logarithm is taken.
 SKEWED = 2.0
 BINS = 32
@@ -21,7 +22,8 @@ BINS = 32
 EARLIEST = 0.01
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
-_UNITS = (1, 1e3, 1e6, 1e9)  # of a second: how numbers count the time since 1970
+# Parts of a second: how numbers count the time since 1970.
+_UNITS = (1, 1e3, 1e6, 1e9)
 # Seconds, 1998 to 2103: other numbers are no times of a log.
 _EARLIEST, _LATEST = 9e8, 4.2e9
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"

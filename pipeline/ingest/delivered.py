@@ -31,7 +31,8 @@ from pipeline.ingest.rawfiles import files_at, opened, tells_content
 from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
-SOURCES = "sources.json"  # of a dataset: where its logs lay, and what they held
+# File of a dataset: where its logs lay, and what they held.
+SOURCES = "sources.json"
 # Between the marks of a log and what tells its folders from those of another log with these marks.
 APART = " in "
 _ROOM, _FIRST = "sources", "first.json"

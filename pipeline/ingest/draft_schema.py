@@ -9,7 +9,8 @@ from pipeline.ingest.infer import Guess, Schema, feature_name
 from pipeline.ingest.sample import LogSample
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
-_NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")  # what YAML does not read as text
+# What YAML does not read as text.
+_NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")
 _WIDTH = 118
 
 

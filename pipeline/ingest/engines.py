@@ -271,8 +271,10 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, int] = {}  # of a part
-        self._lines: dict[str, int] = {}  # of a file so far
+        # Lines of its file before each part.
+        self._before: dict[int, int] = {}
+        # Lines of each file so far.
+        self._lines: dict[str, int] = {}
         self._part, self._shift = -1, 0
 
     def start(self, parts: Sequence[Source]) -> list[Source]:

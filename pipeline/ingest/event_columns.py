@@ -20,7 +20,8 @@ from pipeline.ingest.values import absent_in, nulls, strings_of
 from pipeline.ingest.zones import instants, standard
 from pipeline.records.dataset import SequenceProfile
 
-_BINS = 50  # of the histogram of lengths, at most
+# Bins of the histogram of lengths, at most.
+_BINS = 50
 # seconds; events before that are in the last bin of ages.
 OLDEST = 16 * 365.25 * 86_400
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}

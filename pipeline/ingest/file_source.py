@@ -21,7 +21,8 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, decompressed, readable
 from pipeline.units import MIB
 
-BLOCK_UNIT = MIB  # of ingest.block_mib
+# The unit of ingest.block_mib.
+BLOCK_UNIT = MIB
 # columns; with twice as many, blocks are half as large.
 WIDE = 512
 
@@ -146,7 +147,8 @@ def file_sources(
     return sources
 
 
-_MISSING = "__HIVE_DEFAULT_PARTITION__"  # what stands for no value
+# What stands for no value in a partition's folder.
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_values(path: str) -> dict[str, str | None]:

@@ -24,7 +24,8 @@ _COLUMNS, _BYTES, _GROUP_ROWS, _START, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
 _CHUNK_START, _CHUNK = 2, 3
 _PAGE_STARTS = (9, 10, 11)
 
-Struct = dict[int, tuple[int, Any]]  # by field id: type and value
+# Type and value by field id.
+Struct = dict[int, tuple[int, Any]]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,10 @@ from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.records.dataset import LABEL, RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_table, no_rows_freed
 
-PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
-UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom
+# Share of a table's rows that belong to one id each.
+PRIVATE_SHARE = 0.8
+# Share of its rows, at least, for ids that were never seen or too seldom.
+UNSEEN_SHARE = 0.05
 # Train rows that the probe sees.
 SAMPLE_ROWS = 1 << 18
 DIMENSIONS = 4

@@ -20,17 +20,21 @@ from pipeline.native.columns import exact_sums, looked_up_sums, whole_sums
 
 # Whole numbers below are looked up where they would be taken the logarithm of.
 SMALL = 1024
-_TABLES = 4096  # that are kept
-_MOST_ROWS = 1 << 20  # whose squares fit into 63 bits
+# Lookup tables that are kept, one a feature.
+_TABLES = 4096
+# Rows whose squares fit into 63 bits.
+_MOST_ROWS = 1 << 20
 LOG_QUANTUM = 1.0 / 65536
 # Below the exponent of the square of the smallest float64.
 _SHIFT = 2200
-_ULP = 1075  # of a float64: mantissa * 2^(exponent - 1075)
+# A float64 is mantissa * 2^(exponent - 1075).
+_ULP = 1075
 # Cuts a float64 into halves whose products are exact.
 _SPLIT = 2.0**27 + 1.0
 # Columns measured together: of a wide log, all at once would be a copy of the block.
 _TOGETHER = 64
-_NOISE = 2.0**-48  # of the largest value: 0.3 and 0.1 + 0.2 differ by less
+# Share of the largest value: 0.3 and 0.1 + 0.2 differ by less.
+_NOISE = 2.0**-48
 
 
 @dataclass

@@ -22,7 +22,8 @@ from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.records.dataset import LABEL
 from pipeline.specs.id_mapping import Counts
 
-BINS = 10  # of a dense feature
+# Bins of a dense feature.
+BINS = 10
 # Ids of a sparse one that are a bin each; the rest is one more.
 TOP = 100
 # Train rows that are looked at for ids that give the label away.

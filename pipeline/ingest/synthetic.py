@@ -36,8 +36,10 @@ VERSION = "synthetic-1"
 CONVERSION = "conversion"
 COLUMNS = CRITEO_COLUMNS
 CHUNK_ROWS = 1 << 16
-MISSING_SHARE = 0.05  # of every second dense and every third sparse feature
-NEGATIVE_SHARE = 0.02  # of I2, as in Criteo
+# Share of every second dense and every third sparse feature.
+MISSING_SHARE = 0.05
+# Share of I2, as in Criteo.
+NEGATIVE_SHARE = 0.02
 _ROW_BYTES = 240
 
 

@@ -24,7 +24,8 @@ from pipeline.ingest.zones import SECONDS_PER_DAY
 from pipeline.records.dataset import TRUE_PROBABILITY
 
 COLUMNS = ["label", "user", "item", "category"]
-NEVER = -1  # in place of an item: the user saw none of that category yet
+# Stands for an item where the user saw none of that category yet.
+NEVER = -1
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.native.text import occurrences, split
 from pipeline.units import MIB
 
-LONGEST_LINE = 128 * MIB  # of text: a longer one is no row
+# Bytes of text: a longer line is no row.
+LONGEST_LINE = 128 * MIB
 # What blocks hold in place of a longer line. No row is like it: its first byte is in no UTF-8.
 TOO_LONG = b"\xffa line too long to hold"
 LINE_TOO_LONG = ("line too long", f"the line is longer than {LONGEST_LINE // MIB} MiB")

@@ -20,7 +20,8 @@ from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.times import TimeSplit, time_text
 from pipeline.ingest.zones import SECONDS_PER_HOUR
 
-MOST_TIMES = 1 << 21  # that are told apart: with 16 bytes each, 32 MiB
+# Times that are told apart: with 16 bytes each, 32 MiB.
+MOST_TIMES = 1 << 21
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
 

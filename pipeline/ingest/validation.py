@@ -46,7 +46,8 @@ def check_day(
     where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
     kept = sum(rows.values()) + fit.gap.rows
-    no_other = not kept and not counts.of_others  # then nothing tells that these rows are of another day
+    # Then nothing tells that these rows are of another day.
+    no_other = not kept and not counts.of_others
     quarantined = counts.of_day + (counts.of_none if no_other else 0)
     seen = kept + quarantined
     # Files were counted before they were read.

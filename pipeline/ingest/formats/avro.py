@@ -18,7 +18,8 @@ from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.formats.columnar import WHOLE, Columnar, Part
 
-ROWS = 1 << 14  # of a batch
+# Rows of a batch.
+ROWS = 1 << 14
 _PLAIN = {
     "null": pa.null(),
     "boolean": pa.bool_(),

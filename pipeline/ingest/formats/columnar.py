@@ -20,9 +20,11 @@ from pipeline.ingest.schema import require_columns
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spill import Spill
 
-Part = tuple[int, int | None]  # of row groups: from, to (None: all that follow)
+# Row groups: from, to (None: all that follow).
+Part = tuple[int, int | None]
 WHOLE: Part = (0, None)
-LEAST_ROWS = 1024  # of a block: of rows wider than a block's bytes allow, too
+# Rows of a block: of rows wider than a block's bytes allow, too.
+LEAST_ROWS = 1024
 
 
 class Columnar(FileFormat):

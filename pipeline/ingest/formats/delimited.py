@@ -17,7 +17,8 @@ from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.text import header_line, text_blocks
 
-COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted
+# Bytes that are looked at together where records are counted.
+COUNTED_BYTES = 1 << 22
 
 
 class Delimited(FileFormat):
