@@ -16,7 +16,7 @@ from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.ids import as_lists
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.values import absent_in, nulls, strings_of
+from pipeline.ingest.values import absent_in, elements_of, nulls, strings_of
 from pipeline.ingest.zones import instants, standard
 from pipeline.records.dataset import SequenceProfile
 
@@ -137,19 +137,20 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
     values = raw[source.column]
     if values.dtype != pl.List:
         text = texts[source.column]
-        divided = text.str.split(source.separator) if source.separator else text.reshape((-1, 1)).arr.to_list()
+        divided = elements_of(text, source.separator)
         values = divided.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
     if not source.field:
         return values
     lengths = values.list.len().fill_null(0).to_numpy()
-    each = values.explode(**_NO_NULLS)
-    if isinstance(each.dtype, pl.Struct):
-        known = source.field in [field.name for field in each.dtype.fields]
-        each = each.struct.field(source.field) if known else nulls(pl.String, len(each))
-    else:
+    elements = values.explode(**_NO_NULLS)
+    if not isinstance(elements.dtype, pl.Struct):
         # Objects of JSON, as text.
-        each = strings_of(each).str.json_path_match(f"$.{source.field}")
-    return as_lists(each, np.concatenate([[0], np.cumsum(lengths)]))
+        elements = strings_of(elements).str.json_path_match(f"$.{source.field}")
+    elif source.field in [field.name for field in elements.dtype.fields]:
+        elements = elements.struct.field(source.field)
+    else:
+        elements = nulls(pl.String, len(elements))
+    return as_lists(elements, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _lengths(

@@ -10,7 +10,7 @@ from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
-from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
+from pipeline.ingest.values import FLOAT32_MAX, absent_in, elements_of, nulls, number_of, strings_of
 from pipeline.specs.id_mapping import MappedFeature
 
 # How lists explode into their elements and nothing else.
@@ -122,7 +122,7 @@ def _elements(
     # `row` and `id` of every element of a field, in order; of maps also `text`, the weight.
     # A field of text without a separator is one element.
     if text is not None:
-        lists = _divide(text, feature.separator)
+        lists = elements_of(text, feature.separator)
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
         bare = feature.maps and feature.weight_separator is None
         _reject_fields(~absent_in(text, spec) & bare, "text", feature, rejected)
@@ -139,10 +139,6 @@ def _elements(
     fields = pairs["pair"].dtype.fields  # type: ignore[attr-defined]
     key, weight = pairs["pair"].struct.field(fields[0].name), pairs["pair"].struct.field(fields[1].name)
     return pairs.select("row", strings_of(key).alias("id"), _weight_text(weight).alias("text"))
-
-
-def _divide(text: pl.Series, separator: str | None) -> pl.Series:
-    return text.str.split(separator) if separator else text.reshape((-1, 1)).arr.to_list()
 
 
 def _weight_text(weights: pl.Series) -> pl.Series:
@@ -162,7 +158,7 @@ def _with_weights(
     # `flat` with `text`, the weight of each element by the column of weights; a field of none weighs 1 each.
     if weights.dtype != pl.List:
         text = strings_of(weights)
-        weights = _divide(text, feature.separator)
+        weights = elements_of(text, feature.separator)
         weights = weights.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
     lengths = weights.list.len().fill_null(0).to_numpy().astype(np.int64)
     ids = np.bincount(flat["row"].to_numpy(), minlength=len(weights))

@@ -401,7 +401,8 @@ class _Facts:
         if column.distinct == 0:
             return "it is always empty"
         if column.distinct == 1:
-            return f"one value only, {shorten(column.present[0])}" + (" or none" if column.missing_share else "")
+            or_none = " or none" if column.missing_share else ""
+            return f"one value only, {shorten(column.present[0])}{or_none}"
         numbered = column.is_numeric and column.is_whole and (column.numbers.diff().drop_nulls() > 0).all()
         enough = rows >= LEAST_ROWS and len(column.present) > 0.5 * rows
         unique = enough and column.distinct >= ROW_ID_SHARE * len(column.present)

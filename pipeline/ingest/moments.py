@@ -58,7 +58,9 @@ class Moments:
     @property
     def mean(self) -> float:
         """Mean; 0 where nothing was seen."""
-        return float(Fraction(self.total, self.count << _SHIFT)) if self.count else 0.0
+        if not self.count:
+            return 0.0
+        return float(Fraction(self.total, self.count << _SHIFT))
 
     @property
     def std(self) -> float:
@@ -149,7 +151,9 @@ def prepared(feature: DenseSpec) -> pl.Expr:
     value = pl.col(f"dense:{feature.name}").cast(pl.Float64)
     if feature.clip:
         value = value.clip(*feature.clip)
-    return value.sign() * value.abs().log1p() if feature.logarithmic else value
+    if feature.logarithmic:
+        value = value.sign() * value.abs().log1p()
+    return value
 
 
 def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
@@ -183,4 +187,7 @@ def small_numbers(feature: DenseSpec) -> pl.DataFrame:
 
 def quantised(feature: DenseSpec) -> pl.Expr:
     """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
-    return (prepared(feature) / LOG_QUANTUM).round() if feature.logarithmic else prepared(feature)
+    value = prepared(feature)
+    if feature.logarithmic:
+        value = (value / LOG_QUANTUM).round()
+    return value

@@ -265,9 +265,8 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
     column = feature.column
     if feature.required:
         rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
-    low = -np.inf if feature.low is None else feature.low
-    high = np.inf if feature.high is None else feature.high
-    if (feature.low, feature.high) != (None, None):
+    if feature.bounds is not None:
+        low, high = feature.bounds
         outside = ((values < low) | (values > high)).fill_null(False).to_numpy()
         rejected.add(
             outside,

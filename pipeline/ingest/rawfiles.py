@@ -112,13 +112,17 @@ def _root(fs: AbstractFileSystem, path: str) -> str:
     if fs.isdir(path):
         return path
     wildcard = _MAGIC.search(path)
-    return path[: wildcard.start() if wildcard else None].rpartition("/")[0]
+    if wildcard is not None:
+        path = path[: wildcard.start()]
+    return path.rpartition("/")[0]
 
 
 def below(name: str, root: str) -> str:
     """``name`` as seen from the folder ``root``; its last part where it does not lie there."""
     inside = root.rstrip("/") + "/" if root.strip("/") else root
-    return name.removeprefix(inside).lstrip("/") if name.startswith(inside) else name.rpartition("/")[2]
+    if not name.startswith(inside):
+        return name.rpartition("/")[2]
+    return name.removeprefix(inside).lstrip("/")
 
 
 def is_hidden(path: str, asked: list[str] | None = None) -> bool:

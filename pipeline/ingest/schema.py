@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -60,6 +61,13 @@ class DenseSpec:
     required: bool = False
     width: int = 1
     separator: str = ","
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest allowed number; None where any number is allowed."""
+        if self.low is None and self.high is None:
+            return None
+        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
 
     @property
     def vector(self) -> bool:

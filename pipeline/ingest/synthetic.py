@@ -141,7 +141,9 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
     columns = [pl.Series("label", label.astype(np.int8)).cast(pl.String)]
     for i in range(DENSE):
         values = pl.Series(f"I{i + 1}", chunk.counts[i]).cast(pl.String)
-        columns.append(values.set(pl.Series(chunk.absent[i]), "") if chunk.absent[i].any() else values)
+        if chunk.absent[i].any():
+            values = values.set(pl.Series(chunk.absent[i]), "")
+        columns.append(values)
     for i in range(SPARSE):
         pool = pl.concat([truth.ids[i], pl.Series([""])])
         places = np.where(chunk.places[i] < 0, len(pool) - 1, chunk.places[i])
@@ -154,8 +156,10 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
 
 def columns_of(config: SyntheticConfig) -> list[str]:
     """The columns of the log."""
-    planted = [CONVERSION] if config.conversion_rate else []
-    return [*(USER_COLUMNS if config.users else COLUMNS), DAY, TIME, *planted]
+    columns = [*(USER_COLUMNS if config.users else COLUMNS), DAY, TIME]
+    if config.conversion_rate:
+        columns.append(CONVERSION)
+    return columns
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
@@ -194,7 +198,8 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
 
 def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_day: int) -> Iterator[pl.DataFrame]:
     truth = planted_truth(config, seed)
-    truth = truth if number is None else aged(truth, config, seed, number)
+    if number is not None:
+        truth = aged(truth, config, seed, number)
     planted = config.conversion_rate > 0
     bias, conversion_bias = _biases(truth, config, seed, number)
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):

@@ -48,7 +48,9 @@ def check_day(
     kept = sum(rows.values()) + fit.gap.rows
     # Then nothing tells that these rows are of another day.
     no_other = not kept and not counts.of_others
-    quarantined = counts.of_day + (counts.of_none if no_other else 0)
+    quarantined = counts.of_day
+    if no_other:
+        quarantined += counts.of_none
     seen = kept + quarantined
     # Files were counted before they were read.
     told = data.has_file_per_day and data.connector is None

@@ -97,6 +97,13 @@ def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
     return plain
 
 
+def elements_of(text: pl.Series, separator: str | None) -> pl.Series:
+    """Return a list of the elements of each text, which ``separator`` divides; without one, the text is one element."""
+    if separator:
+        return text.str.split(separator)
+    return text.reshape((-1, 1)).arr.to_list()
+
+
 def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:
     """``length`` nulls of type ``kind``."""
     return pl.Series([None], dtype=kind).new_from_index(0, length)

@@ -72,9 +72,8 @@ def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: 
     column = feature.column
     if feature.required:
         rejected.add(~whole, f"{column} is missing", lambda _: f"{column} is missing", column)
-    low = -np.inf if feature.low is None else feature.low
-    high = np.inf if feature.high is None else feature.high
-    if (feature.low, feature.high) != (None, None):
+    if feature.bounds is not None:
+        low, high = feature.bounds
         outside = whole & ((matrix < low) | (matrix > high)).any(axis=1)
         rejected.add(
             outside,
@@ -100,13 +99,17 @@ def matrix_of(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     width = column.dtype.size  # type: ignore[attr-defined]
     present = column.is_not_null().to_numpy()
     values = column.to_numpy() if len(column) else np.zeros((0, width), np.float32)
-    return (values if present.all() else np.where(present[:, None], values, np.float32(0.0))), present
+    if not present.all():
+        values = np.where(present[:, None], values, np.float32(0.0))
+    return values, present
 
 
 def numbers_of(column: pl.Series) -> pl.DataFrame:
     """All numbers of the vectors of a typed column that are there, one a row, as a column of Float64 of its name."""
     matrix, present = matrix_of(column)
-    flat = (matrix if present.all() else matrix[present]).astype(np.float64).ravel()
+    if not present.all():
+        matrix = matrix[present]
+    flat = matrix.astype(np.float64).ravel()
     return pl.DataFrame({column.name: flat})
 
 

@@ -19,7 +19,7 @@ from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.text import LINE_TOO_LONG, TOO_LONG, looks_packed
-from pipeline.ingest.values import nulls, strings_of
+from pipeline.ingest.values import elements_of, nulls, strings_of
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
@@ -168,7 +168,7 @@ class JsonBlock:
             if part.dtype != pl.List:
                 text = part.cast(pl.String)
                 empty = nulls(pl.List(pl.String), len(text))
-                part = _divide(text, several.separator).zip_with(text.is_not_null(), empty)
+                part = elements_of(text, several.separator).zip_with(text.is_not_null(), empty)
             lists.append(part)
         return pl.concat(lists, rechunk=True)
 
@@ -363,11 +363,7 @@ def _lists(text: pl.Series, separator: str | None) -> pl.Series:
     except pl.exceptions.PolarsError:
         # A string that begins like an array.
         decoded = pl.Series(text.name, [_array(value, separator) for value in arrays], dtype=pl.List(pl.String))
-    return decoded.zip_with(is_array, _divide(text, separator))
-
-
-def _divide(text: pl.Series, separator: str | None) -> pl.Series:
-    return text.str.split(separator) if separator else text.reshape((-1, 1)).arr.to_list()
+    return decoded.zip_with(is_array, elements_of(text, separator))
 
 
 def _array(value: str | None, separator: str | None) -> list[str | None] | None:
