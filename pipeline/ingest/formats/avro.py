@@ -194,13 +194,10 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
     columns = []
     for field in schema:
         values = [row[field.name] for row in rows]
-        for at, value in enumerate(values):
-            if value is None:
-                continue
-            if pa.types.is_string(field.type) and not isinstance(value, str):
-                values[at] = _text(value)
-            elif pa.types.is_map(field.type):
-                values[at] = list(value.items())
+        if pa.types.is_string(field.type):
+            values = [value if value is None or isinstance(value, str) else _text(value) for value in values]
+        elif pa.types.is_map(field.type):
+            values = [None if value is None else list(value.items()) for value in values]
         columns.append(pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

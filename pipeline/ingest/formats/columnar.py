@@ -161,12 +161,7 @@ def cut_groups(
             pieces.append([spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)])
             del table
         for parts in zip(*pieces, strict=True):
-            arrays, names = list[pa.Array](), list[str]()
-            for part in parts:
-                (batch,) = pa.ipc.open_stream(spill.block(part))
-                arrays += batch.columns
-                names += batch.schema.names
-            yield pa.RecordBatch.from_arrays(arrays, names=names)
+            yield _read_batch(spill, parts)
 
 
 def _packed(rows: pa.Table) -> bytes:
@@ -175,3 +170,12 @@ def _packed(rows: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())
     return bytes(sink.getvalue())
+
+
+def _read_batch(spill: Spill, parts: Sequence[int]) -> pa.RecordBatch:
+    arrays, names = list[pa.Array](), list[str]()
+    for part in parts:
+        (columns,) = pa.ipc.open_stream(spill.block(part))
+        arrays += columns.columns
+        names += columns.schema.names
+    return pa.RecordBatch.from_arrays(arrays, names=names)
