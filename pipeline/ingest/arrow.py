@@ -23,7 +23,6 @@ def frame_of(batch: pa.RecordBatch | pa.Table, columns: Sequence[str]) -> pl.Dat
 
 
 def _pairs(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A column of maps as lists of their keys with their values; any other as it is."""
     if not pa.types.is_map(column.type):
         return column
     kind = pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)]))
@@ -39,7 +38,9 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
     """Raise DataError for a column of the file ``label`` that holds neither values, lists of such nor maps."""
     maps = {feature.column: feature for feature in spec.sparse if feature.maps}
     several = {feature.column: feature for feature in spec.sparse if feature.multi}
-    events = {source.column: source for sequence in spec.sequences for source in sequence.sources if source.field}
+    events = set()
+    for sequence in spec.sequences:
+        events |= {source.column for source in sequence.sources if source.field}
     for column, override in spec.columns.items():
         kind = schema.field(column).type
         if pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
@@ -48,12 +49,12 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
             if column in events and is_list(kind):
                 _check_fields(spec, column, kind.value_type, label)
                 continue
-            of_ids = override.startswith("data.sparse.")
+            hint = "write its parts as columns of their own"
+            if override.startswith("data.sparse."):
+                hint = f"{override.removesuffix('.column')}.holds=map, if its keys are ids and its values weights"
             raise DataError(
                 f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
-                hint=f"{override.removesuffix('.column')}.holds=map, if its keys are ids and its values weights"
-                if of_ids
-                else "write its parts as columns of their own",
+                hint=hint,
             )
         inner = kind.value_type if is_list(kind) else kind
         if pa.types.is_nested(inner):
@@ -69,18 +70,18 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
 
 
 def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) -> None:
-    """Raise DataError for a field of the structs in ``column`` that they do not have, or that is no single value."""
     types = {field.name: field.type for field in kind}
     for sequence in spec.sequences:
         for source in sequence.sources:
             if source.column != column:
                 continue
             if source.field not in types:
-                expected = f"a field {source.field!r}" if source.field else f"one of them named: {column}.{[*types][0]}"
+                first = next(iter(types))
+                expected = f"a field {source.field!r}" if source.field else f"one of them named: {column}.{first}"
                 raise DataError(
                     f"{label}: column {column!r} (data.sequences.{sequence.name}) holds structs of {', '.join(types)}, "
                     f"expected {expected}",
-                    hint=f"data.sequences.{sequence.name}.features.<name>.column={column}.{[*types][0]}",
+                    hint=f"data.sequences.{sequence.name}.features.<name>.column={column}.{first}",
                 )
             if pa.types.is_nested(types[source.field]):
                 raise DataError(

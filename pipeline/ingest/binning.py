@@ -54,7 +54,7 @@ def mdl_bounds(sketch: Sketch, bins: int) -> NDArray[np.float64]:
 
 
 def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[float, int, _BucketSplit]]:
-    """The best cut of buckets [start, end), to be sorted by falling savings; nothing where none is worth its bits."""
+    # The best cut of buckets [start, end), to be sorted by falling savings; nothing where none is worth its bits.
     if end - start < 2:
         return []
     places = np.arange(start + 1, end)
@@ -77,12 +77,11 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
 
 
 def _classes(rows: int, clicks: int) -> int:
-    """How many of the two classes there are among ``rows``."""
     return (clicks > 0) + (clicks < rows)
 
 
 def _bits(rows: Counts, clicks: Counts) -> NDArray[np.float64]:
-    """Bits of the labels of parts [n] with so many ``rows`` and ``clicks``: rows times the entropy of their labels."""
+    # Bits of the labels of parts [n] with so many `rows` and `clicks`: rows times the entropy of their labels.
     total = np.zeros(len(rows))
     for part in (clicks, rows - clicks):
         share = part / rows

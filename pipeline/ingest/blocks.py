@@ -26,14 +26,18 @@ from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, tran
 from pipeline.native.columns import narrowed
 from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
-CODE = "code:"  # prefix of the columns that hold codes
-TRAIN_EVENT, HELD_EVENT, OTHER_EVENT = 0, 1, 2  # where the row of an event is: train, test, elsewhere
-TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
-KEPT = "kept"  # column of typed rows: which stay if they are train rows
-Packed = bytes | np.ndarray  # typed rows, wherever they lie
-_HEAD = 64  # bytes of that length: Arrow's columns are read where they lie, at multiples of as many
-GAP = "gap"  # column of typed rows: which a split by time leaves out
-LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if they are no test rows
+# Prefix of the columns that hold codes of ids.
+CODE = "code:"
+# Where the row of an event is: in train, in test, elsewhere.
+TRAIN_EVENT, HELD_EVENT, OTHER_EVENT = 0, 1, 2
+# Columns (bool) that pass 1 adds to typed rows. TEST is missing where a split by row's day decides after the last
+# block; VALIDATION_ROW marks validation rows if they are no test rows, KEPT those that stay if they are train rows, GAP
+# those that a split by time leaves out.
+TEST, VALIDATION_ROW, KEPT, GAP = "test", "validation_row", "kept", "gap"
+# Typed rows as `packed` writes them, wherever they lie.
+Packed = bytes | np.ndarray
+# Bytes of the length in front. Arrow reads columns where they lie, at multiples of as many bytes.
+_HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -87,35 +91,44 @@ class TransformJob:
     @property
     def side_columns(self) -> dict[str, list[str]]:
         """The folders beside the test rows, and the columns in each."""
-        columns = {
-            RAW: [raw_column(name) for name in lossy(self.spec, self.state)],
-            UNSEEN: [unseen_column(name) for name in with_vocabulary(self.state)],
-        }
-        return {folder: names for folder, names in columns.items() if names}
+        columns = {}
+        if raw := lossy(self.spec, self.state):
+            columns[RAW] = [raw_column(name) for name in raw]
+        if unseen := with_vocabulary(self.state):
+            columns[UNSEEN] = [unseen_column(name) for name in unseen]
+        return columns
 
 
 def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
-    """Pass 1 of a block: what is told, what is merged, and its typed rows as ``packed`` (b"" where there are none)."""
+    """Run pass 1 on a block.
+
+    Returns:
+        What is reported of the block, what is merged with other blocks, and its typed rows as ``packed`` (b"" where
+        there are none).
+    """
     raw = block.read()
     height, parsed = raw.frame.height, parse(raw.frame, raw.lines, job.spec, job.rule)
-    raw = replace(raw, frame=raw.frame.clear())  # its rows are typed: they need not stay in memory
+    # The raw rows are typed now and need not stay in memory.
+    raw = replace(raw, frame=raw.frame.clear())
     fit, typed = job.fit(), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
         places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
-        parts = fit.add(parsed.frame, coded, places)
-        marks = [(TEST, parts.test), (LOOKED_AT, parts.validation), (KEPT, parts.kept), (GAP, parts.left_out)]
-        columns = [mark.alias(name) for name, mark in marks if mark is not None]
+        splits = fit.add(parsed.frame, coded, places)
+        masks = {TEST: splits.test, VALIDATION_ROW: splits.validation, KEPT: splits.kept, GAP: splits.left_out}
+        columns = [mask.alias(name) for name, mask in masks.items() if mask is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
+    rejects = list(raw.rejects)
+    if job.rule is not None and job.rule.others == "drop":
+        # A row that was not read in a log of many days is of no day that is known.
+        rejects = [replace(reject, of_day=False) for reject in rejects]
     rows = height + len(raw.rejects)
-    of_many_days = job.rule is not None and job.rule.others == "drop"
-    unread = [replace(each, of_day=False) for each in raw.rejects] if of_many_days else raw.rejects
     counted = Counted(
         file=raw.file,
         rows=rows,
         lines=rows + raw.further_lines,
         bytes=raw.bytes,
-        rejects=sorted([*unread, *parsed.rejects], key=lambda reject: reject.line),
+        rejects=sorted([*rejects, *parsed.rejects], key=lambda reject: reject.line),
         kept=parsed.frame.height,
         other_days=parsed.other_days,
         dropped=parsed.dropped,
@@ -124,28 +137,33 @@ def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
 
 
 def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
-    """Pass 2 of a block: the rows of each folder as the dataset holds them, those beside the test rows included."""
+    """Run pass 2 on a block: return the rows of each folder as the dataset holds them.
+
+    Folders beside the test rows (``RAW``, ``UNSEEN``) and events are included.
+    """
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
-    test = _is_test(frame, job.first_test_day)
-    held = rows.filter(test)
+    test = _test_mask(frame, job.first_test_day)
+    test_rows = rows.filter(test)
     raw = raw_numbers(frame, test, job.spec, job.state)
-    unseen = unseen_ids(held, job.state, {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()})
-    train = _is_train(frame, test)
-    train = train & frame[KEPT] if KEPT in frame.columns else train
-    splits = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": held}
-    beside = held.with_columns(*raw, *unseen)
-    splits |= {folder: beside.select(columns) for folder, columns in job.side_columns.items()}
-    looked_at = frame[LOOKED_AT] & ~test if LOOKED_AT in frame.columns else None
+    test_ids = {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()}
+    unseen = unseen_ids(test_rows, job.state, test_ids)
+    train = _train_mask(frame, test)
+    if KEPT in frame.columns:
+        train = train & frame[KEPT]
+    folders = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": test_rows}
+    wide = test_rows.with_columns(*raw, *unseen)
+    for folder, columns in job.side_columns.items():
+        folders[folder] = wide.select(columns)
     if EVENT in frame.columns:
-        splits[EVENTS] = events_of(frame, pl.Series(_places(test.to_numpy(), train.to_numpy())))
+        places = np.select([test.to_numpy(), train.to_numpy()], [HELD_EVENT, TRAIN_EVENT], OTHER_EVENT)
+        folders[EVENTS] = events_of(frame, pl.Series(places))
     if job.spec.split.validates:
-        splits[VALIDATION] = rows.clear() if looked_at is None else rows.filter(looked_at)
-    return splits
-
-
-def _places(test: np.ndarray, train: np.ndarray) -> np.ndarray:
-    return np.select([test, train], [HELD_EVENT, TRAIN_EVENT], OTHER_EVENT)
+        if VALIDATION_ROW in frame.columns:
+            folders[VALIDATION] = rows.filter(frame[VALIDATION_ROW] & ~test)
+        else:
+            folders[VALIDATION] = rows.clear()
+    return folders
 
 
 def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
@@ -161,66 +179,68 @@ def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
 
 
 def train_codes(typed: Packed, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:
-    """The typed rows of a block, their ids, and which of them are train rows (bool)."""
+    """Return the typed rows of a block, their ids, and which of them are train rows (bool [rows])."""
     frame, coded = unpacked(typed)
-    return frame, coded, _is_train(frame, _is_test(frame, first_test_day)).to_numpy()
+    return frame, coded, _train_mask(frame, _test_mask(frame, first_test_day)).to_numpy()
 
 
 def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
-    """The typed train rows of a block, every feature's hashes in them."""
+    """Return the typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
     hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
-    return frame.with_columns(hashes).filter(_is_train(frame, _is_test(frame, first_test_day)))
+    return frame.with_columns(hashes).filter(_train_mask(frame, _test_mask(frame, first_test_day)))
 
 
-def _is_test(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
+def _test_mask(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
     return frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
 
 
-def _is_train(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
+def _train_mask(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
     train = ~test
-    for others in (LOOKED_AT, GAP):
+    for others in (VALIDATION_ROW, GAP):
         if others in frame.columns:
             train = train & ~frame[others]
     return train
 
 
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
-    """Typed rows as two Arrow IPC files, one after the other, behind the length of the first.
+    """Return typed rows as two Arrow IPC files, one after the other, behind the length of the first.
 
     The second holds the distinct hashes. Written as they are: numbers that allow it as Float32, codes as UInt16. That
     takes about the room that compression would leave, and a fraction of its time.
     """
-    codes = [ids.codes_by_row().alias(CODE + name) for name, ids in coded.items()]
-    hashes = pl.DataFrame([pl.Series(name, [pl.Series(ids.hashes)]) for name, ids in coded.items()])
-    made = io.BytesIO()
-    made.write(bytes(_HEAD))
-    _narrow_numbers(frame).with_columns(codes).write_ipc(made, compression="uncompressed")
-    rows = made.tell() - _HEAD
-    hashes.write_ipc(made, compression="uncompressed")
-    made.seek(0)
-    made.write(rows.to_bytes(_HEAD, "little"))
-    return made.getvalue()
-
-
-def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
-    columns = []
+    columns, hashes = [], []
     for name in frame.columns:
-        if frame[name].dtype == pl.Float64 and (narrow := narrowed(frame[name].to_numpy())) is not None:
-            columns.append(pl.Series(name, narrow, nan_to_null=frame[name].null_count() > 0))
-    return frame.with_columns(columns)
+        if frame[name].dtype == pl.Float64:
+            narrow = narrowed(frame[name].to_numpy())
+            if narrow is not None:
+                columns.append(pl.Series(name, narrow, nan_to_null=frame[name].null_count() > 0))
+    for name, ids in coded.items():
+        columns.append(ids.codes_by_row().alias(CODE + name))
+        hashes.append(pl.Series(name, [pl.Series(ids.hashes)]))
+    buffer = io.BytesIO()
+    buffer.write(bytes(_HEAD))
+    frame.with_columns(columns).write_ipc(buffer, compression="uncompressed")
+    length = buffer.tell() - _HEAD
+    pl.DataFrame(hashes).write_ipc(buffer, compression="uncompressed")
+    buffer.seek(0)
+    buffer.write(length.to_bytes(_HEAD, "little"))
+    return buffer.getvalue()
 
 
 def unpacked(data: Packed) -> tuple[pl.DataFrame, dict[str, Coded]]:
-    """What ``packed`` made ``data`` of, which the frame's columns lie in; numbers as they were written."""
+    """Return what ``packed`` made ``data`` of, without a copy; numbers as they were written."""
     end = _HEAD + int.from_bytes(data[:_HEAD], "little")
     whole = pa.py_buffer(data)
-    frame, hashes = (_from_ipc(whole.slice(*place)) for place in ((_HEAD, end - _HEAD), (end,)))
-    coded = {name: Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name]) for name in hashes.columns}
+    frame = _read_ipc(whole.slice(_HEAD, end - _HEAD))
+    hashes = _read_ipc(whole.slice(end))
+    coded = {}
+    for name in hashes.columns:
+        coded[name] = Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name])
     return frame, coded
 
 
-def _from_ipc(data: pa.Buffer) -> pl.DataFrame:
-    found = pl.from_arrow(pa.ipc.open_file(data).read_all(), rechunk=False)
-    assert isinstance(found, pl.DataFrame)
-    return found
+def _read_ipc(data: pa.Buffer) -> pl.DataFrame:
+    frame = pl.from_arrow(pa.ipc.open_file(data).read_all(), rechunk=False)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

@@ -10,28 +10,47 @@ from itertools import takewhile
 import numpy as np
 import polars as pl
 
-LEAST_POINTS = 3  # from which on a column is taken for codes; no single piece of evidence has as many
-LEAST_OF_FEW = 2  # the same for few small values: a name suffices where nothing speaks against it
-LARGEST_OF_FEW = 99  # of few values, such as weekdays and kinds of devices; larger ones may be prices
+# Points from which on a column is taken for codes; no single piece of evidence has as many.
+LEAST_POINTS = 3
+# The same for few small values: a name suffices where nothing speaks against it.
+LEAST_OF_FEW = 2
+# The largest of few values, such as weekdays and kinds of devices; larger ones may be prices.
+LARGEST_OF_FEW = 99
 LEAST_ROWS = 100
-SURE = 4.0  # standard deviations from which on a covariance of halves of the sample is no luck
-LEFT = 0.3  # of what values say of the label, that a curve by their order leaves: codes have more
-LEAST_VALUES = 20  # by which the shape of a histogram is judged
-LEAST_PEAK = 6  # values of a histogram with one peak, below which codes have one by luck
-LEAST_RATES = 5  # values by which order is judged: a curve goes through fewer
-LEAST_ORDERED = 10  # values from which on a curve through them is no luck, and speaks against codes
-LEAST_COUNT = 3  # rows a value on average, by which frequencies are judged
-LEAST_BLOCK = 5  # consecutive values that are a block
-GAPLESS = 0.9  # share of a span that is there, from which on it has almost no gaps
-MANY = 1000  # values from which on a quantity has a tail
-SPREAD = 0.05  # of the span, that each quarter of the rows takes up at least where values are spread
-FIRST = 10  # up to which the most frequent value is where codes begin with frequent ones
-FEW = 0.001  # of the span, that are values, below which they are few of those that could be
-FEW_ROWS = 100  # of each value, from which on others would have been seen, too
-MOST_ROUND = 0.5  # share of multiples of five, above which few values are prices and the like
+# Standard deviations from which on a covariance of halves of the sample is no luck.
+SURE = 4.0
+# Share of what values say of the label that a curve by their order leaves: codes have more.
+LEFT = 0.3
+# Values by which the shape of a histogram is judged.
+LEAST_VALUES = 20
+# Values of a histogram with one peak, below which codes have one by luck.
+LEAST_PEAK = 6
+# Values by which order is judged: a curve goes through fewer.
+LEAST_RATES = 5
+# Values from which on a curve through them is no luck, and speaks against codes.
+LEAST_ORDERED = 10
+# Rows a value on average, by which frequencies are judged.
+LEAST_COUNT = 3
+# Consecutive values that are a block.
+LEAST_BLOCK = 5
+# Share of a span that is there, from which on it has almost no gaps.
+GAPLESS = 0.9
+# Values from which on a quantity has a tail.
+MANY = 1000
+# Share of the span that each quarter of the rows takes up at least where values are spread.
+SPREAD = 0.05
+# Up to which the most frequent value is where codes begin with frequent ones.
+FIRST = 10
+# Share of the span that are values, below which they are few of those that could be.
+FEW = 0.001
+# Rows of each value from which on others would have been seen, too.
+FEW_ROWS = 100
+# Share of multiples of five, above which few values are prices and the like.
+MOST_ROUND = 0.5
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
-_LEAST_ENDING = 5  # letters of a word of the lists by which longer ones end: workclass, but not velocity by city
+# Letters of a word of the lists by which longer ones end: workclass, but not velocity by city.
+_LEAST_ENDING = 5
 _CODE_WORDS = (
     "user",
     "visitor",
@@ -177,7 +196,8 @@ _QUANTITY_WORDS = (
     "feedback",
     "pct",
 )
-_NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")  # quantities (num_visits), but for things that are numbered
+# Quantities (num_visits), but for things that are numbered.
+_NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")
 _NUMBERED = frozenset(
     (
         "account",
@@ -211,7 +231,8 @@ _KINDS = {
     **dict.fromkeys(_QUANTITY_WORDS, "quantity"),
     **dict.fromkeys(_NUMBER_WORDS, "number"),
 }
-Found = Iterator[tuple[int, str]]  # points for codes, or against, and why
+# Points for codes, or against, and why.
+Found = Iterator[tuple[int, str]]
 
 
 def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
@@ -234,7 +255,8 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
         return ""
     by_name, by_label = list(_by_name(name)), list(_by_label(place, clicks))
     found = [*by_name, *_by_values(distinct, counts), *_by_neighbours(counts), *by_label]
-    if not any(points > 0 for points, _ in by_label):  # codes by how often they occur have the histogram of a count
+    # Codes by how often they occur have the histogram of a count.
+    if not any(points > 0 for points, _ in by_label):
         found += _against_by_shape(counts)
     named = any(points == 2 for points, _ in by_name)
     if named:
@@ -247,7 +269,7 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
 
 
 def _by_name(name: str) -> Found:
-    """Points for words of codes in ``name``, and against for words of quantities; the last one says what it is."""
+    # Points for words of codes in `name`, and against for words of quantities; the last one says what it is.
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return
@@ -264,14 +286,13 @@ def _by_name(name: str) -> Found:
     elif kind == "code":
         yield 2, f'"{head}" in its name'
     elif codes := [word for word, each in zip(words, kinds, strict=True) if each]:
-        yield 1, f'"{codes[-1]}" in its name'  # something of a user, or users: an id of theirs, or a number of them
+        # Something of a user, or users: an id of theirs, or a number of them.
+        yield 1, f'"{codes[-1]}" in its name'
 
 
 def _kind(word: str) -> str:
-    """What a word of a name stands for: code | codes | group | quantity | number; "" where no list has it.
-
-    ``codes``: a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
-    """
+    # What a word of a name stands for: code | codes | group | quantity | number; "" where no list has it.
+    # `codes`: a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
     if word in _KINDS:
         return _KINDS[word]
     single = f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")
@@ -282,7 +303,7 @@ def _kind(word: str) -> str:
 
 
 def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
-    """Points for values as somebody gave them out: from 0 or 1 without gaps, in blocks, or few out of very many."""
+    # Points for values as somebody gave them out: from 0 or 1 without gaps, in blocks, or few out of very many.
     span = distinct[-1] - distinct[0] + 1
     if distinct[0] <= 1 and len(distinct) >= GAPLESS * span:
         yield 1, f"values from {distinct[0]:g} to {distinct[-1]:g} almost without gaps"
@@ -304,7 +325,7 @@ def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
 
 
 def _by_neighbours(counts: np.ndarray) -> Found:
-    """A point where the frequency of a value says nothing of its neighbour's: quantities have a shape."""
+    # A point where the frequency of a value says nothing of its neighbour's: quantities have a shape.
     logs = np.log(counts)
     if len(counts) < LEAST_VALUES or counts.mean() < LEAST_COUNT or logs.std() == 0:
         return
@@ -313,35 +334,33 @@ def _by_neighbours(counts: np.ndarray) -> Found:
 
 
 def _likeness(logs: np.ndarray) -> float:
-    """Correlation of each of ``logs`` with the next one; NaN where all, but for one at an end, are equal."""
+    # Correlation of each of `logs` with the next one; NaN where all, but for one at an end, are equal.
     if np.ptp(logs[:-1]) == 0 or np.ptp(logs[1:]) == 0:
         return math.nan
     return float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
 
 
 def _against_by_shape(counts: np.ndarray) -> Found:
-    """A point against a histogram as quantities have: smooth, or of few values with one peak.
-
-    A histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
-    """
+    # A point against a histogram as quantities have: smooth, or of few values with one peak.
+    # A histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
     logs, ranks = np.log(counts), np.argsort(np.argsort(-counts, kind="stable"))
     if len(counts) >= LEAST_VALUES and counts.mean() >= LEAST_COUNT and logs.std() > 0:
         falls = np.corrcoef(ranks, np.arange(len(counts)))[0, 1] > 0.8
         if _likeness(logs) > 0.6 and not falls:
             yield -1, "a smooth histogram"
     elif LEAST_PEAK <= len(counts) < LEAST_VALUES:
-        frequent = counts[counts > 0.02 * counts.max()]  # the ends of a small count are a matter of luck
+        # The ends of a small count are a matter of luck.
+        frequent = counts[counts > 0.02 * counts.max()]
         steps, peak = np.diff(frequent), int(np.argmax(frequent))
         one_peak = peak > 0 and (steps[:peak] > 0).all() and (steps[peak:] < 0).all()
-        if one_peak and counts.max() > 3 * counts.min():  # days of a week are about as frequent as each other
+        # Days of a week are about as frequent as each other.
+        if one_peak and counts.max() > 3 * counts.min():
             yield -1, "one peak"
 
 
 def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Found:
-    """A point for very many values of what the name calls a code, where a quantity would have a tail.
-
-    So a column of users is told in a log that has one or two rows of each, in which the label can say nothing.
-    """
+    # A point for very many values of what the name calls a code, where a quantity would have a tail.
+    # So a column of users is told in a log that has one or two rows of each, in which the label can say nothing.
     if len(distinct) <= MANY:
         return
     low, *_, high = quarters = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
@@ -353,11 +372,9 @@ def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Fo
 
 
 def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
-    """Points by whether the order of values explains their click rates.
-
-    What values say is the covariance of their click rates in two halves of the rows; noise is not common to both, so
-    few rows decide nothing. A parabola by the values' rank, fitted in each half, takes away what their order says.
-    """
+    # Points by whether the order of values explains their click rates.
+    # What values say is the covariance of their click rates in two halves of the rows; noise is not common to both, so
+    # few rows decide nothing. A parabola by the values' rank, fitted in each half, takes away what their order says.
     count = int(place.max()) + 1
     if count < LEAST_RATES or len(np.unique(clicks)) < 2:
         return
@@ -366,7 +383,8 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
     halves = [_effects(place[rows], residuals[rows], count) for rows in (half, ~half)]
     covariance = float((halves[0][0] * halves[1][0]).sum())
     left = float((halves[0][1] * halves[1][1]).sum())
-    sure = SURE * clicks.var() * np.sqrt(count)  # the sum's deviation where values say nothing
+    # The sum's deviation where values say nothing.
+    sure = SURE * clicks.var() * np.sqrt(count)
     if left > sure and left > LEFT * covariance:
         yield 2, "click rates in no order of the values"
     elif count >= LEAST_ORDERED and covariance > sure and left <= LEFT * covariance:
@@ -374,10 +392,8 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
 
 
 def _effects(place: np.ndarray, residuals: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Effects of ``count`` values times the root of their rows, and those without a parabola by rank, float64 [count].
-
-    Either has the variance of ``residuals`` where values say nothing.
-    """
+    # Effects of `count` values times the root of their rows, and those without a parabola by rank, float64 [count].
+    # Either has the variance of `residuals` where values say nothing.
     rows = np.bincount(place, minlength=count)
     root = np.sqrt(rows)
     effects = np.bincount(place, residuals, count) / np.maximum(root, 1)

@@ -13,18 +13,23 @@ from pipeline.ingest.kinds import is_map
 from pipeline.ingest.values import strings_of
 from pipeline.ingest.zones import standard
 
-NUMERIC_SHARE = 0.995  # of a column's values that are numbers where it is a column of numbers
-SKEWED = 2.0  # skewness from which on a number's logarithm is taken
+# Share of a column's values that are numbers where it is a column of numbers.
+NUMERIC_SHARE = 0.995
+# Skewness from which on a number's logarithm is taken.
+SKEWED = 2.0
 BINS = 32
-EARLIEST = 0.01  # share of the times, below which one that is missing may be written as 0
+# Share of the times, below which one that is missing may be written as 0.
+EARLIEST = 0.01
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
-_UNITS = (1, 1e3, 1e6, 1e9)  # of a second: how numbers count the time since 1970
-_EARLIEST, _LATEST = 9e8, 4.2e9  # seconds, 1998 to 2103: other numbers are no times of a log
+# Parts of a second: how numbers count the time since 1970.
+_UNITS = (1, 1e3, 1e6, 1e9)
+# Seconds, 1998 to 2103: other numbers are no times of a log.
+_EARLIEST, _LATEST = 9e8, 4.2e9
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
 _OTHER_DATES = r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\D|$)"
 _HOURS = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
-_CLOCKS = ("", *(mark + hours for mark in " T" for hours in _HOURS))
+_CLOCKS = ["", *(" " + hours for hours in _HOURS), *("T" + hours for hours in _HOURS)]
 _COMMAS, _POINTS, _WHOLE = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$", r"^[+-]?\d+$"
 _TWO_CLASSES = tuple(
     {negative, positive}
@@ -127,7 +132,7 @@ def without_broken_times(column: SampleColumn) -> SampleColumn:
 
 
 def _masks_of_times(column: SampleColumn) -> Iterator[pl.Series]:
-    """Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970."""
+    # Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970.
     if column.kind == pl.String:
         yield column.text.str.contains(_ISO)
     if column.is_numeric and _TIME_NAMES.search(column.name):
@@ -141,7 +146,8 @@ def without_broken_classes(column: SampleColumn) -> SampleColumn:
     if counts.height < 3 or int(counts["count"][:2].sum()) < NUMERIC_SHARE * len(column.present):
         return column
     two, others = set(counts[column.name][:2]), SampleColumn(counts[column.name][2:], ())
-    if two not in _TWO_CLASSES or len(others.numbers.drop_nulls()):  # further numbers make a count of it
+    # Further numbers make a count of it.
+    if two not in _TWO_CLASSES or len(others.numbers.drop_nulls()):
         return column
     return SampleColumn(column.text.set(~column.text.is_in(sorted(two)), None), ())
 
@@ -158,7 +164,8 @@ def is_time(column: SampleColumn) -> bool:
         return False
     if (column.present.str.len_bytes() == 8).all():
         return not column.present.str.to_date("%Y%m%d", strict=False).has_nulls()
-    low, high = (float(bound) for bound in (column.numbers.min() or 0, column.numbers.max() or 0))  # type: ignore[arg-type]
+    low = float(column.numbers.min() or 0)  # type: ignore[arg-type]
+    high = float(column.numbers.max() or 0)  # type: ignore[arg-type]
     return any(_EARLIEST * unit <= low and high < _LATEST * unit for unit in _UNITS)
 
 
@@ -172,13 +179,20 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
         return None
     counts = column.present.value_counts(sort=True)
     values, rows = counts[column.name], counts["count"]
-    sign = next(each for each in values.filter(values.str.contains(_OTHER_DATES))[0] if each in "./-")
-    dates = [sign.join(order) for order in (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d"))]
+    example = values.filter(values.str.contains(_OTHER_DATES))[0]
+    sign = next(character for character in example if character in "./-")
     for clock in _CLOCKS:
-        read = [int(rows.filter(standard(values, values, date + clock).is_not_null()).sum()) for date in dates]
-        if max(read) >= NUMERIC_SHARE * int(rows.sum()):
-            fitting = [date + clock for date, count in zip(dates, read, strict=True) if count == max(read)]
-            return fitting[0], next(iter(fitting[1:]), "")
+        # The form that reads most rows; of several the first, in which the day comes first.
+        fitting, most = list[str](), 0
+        for order in (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d")):
+            form = sign.join(order) + clock
+            count = int(rows.filter(standard(values, values, form).is_not_null()).sum())
+            if count > most:
+                fitting, most = [form], count
+            elif count == most:
+                fitting.append(form)
+        if most >= NUMERIC_SHARE * int(rows.sum()):
+            return fitting[0], fitting[1] if len(fitting) > 1 else ""
     return None
 
 
@@ -196,7 +210,9 @@ def comma_columns(frame: pl.DataFrame, missing: Iterable[str]) -> list[str]:
         present = present.filter(~present.is_in(["", *missing]))
         if not len(present):
             continue
-        points, commas, whole = (float(present.str.contains(each).mean()) for each in (_POINTS, _COMMAS, _WHOLE))  # type: ignore[arg-type]
+        points = float(present.str.contains(_POINTS).mean())  # type: ignore[arg-type]
+        commas = float(present.str.contains(_COMMAS).mean())  # type: ignore[arg-type]
+        whole = float(present.str.contains(_WHOLE).mean())  # type: ignore[arg-type]
         if points > 0.5:
             return []
         if commas > 0.5 and commas + whole >= NUMERIC_SHARE:
@@ -241,13 +257,13 @@ def list_settings(column: SampleColumn) -> dict[str, str]:
     whole = column.distinct
     for separator in _LIST_SEPARATORS:
         parts = column.present.str.split(separator)
-        each = parts.explode().drop_nulls()
+        elements = parts.explode().drop_nulls()
         if float(parts.list.len().mean() or 0) < 1.2 or whole < 20:  # type: ignore[arg-type]
             continue
-        weighted = float(each.filter(each != "").str.contains(_WEIGHTED).mean() or 0) > NUMERIC_SHARE  # type: ignore[arg-type]
-        ids = each.str.split(":").list.first() if weighted else each
+        weighted = float(elements.filter(elements != "").str.contains(_WEIGHTED).mean() or 0) > NUMERIC_SHARE  # type: ignore[arg-type]
+        ids = elements.str.split(":").list.first() if weighted else elements
         if ids.n_unique() < whole / 2:
-            return {"separator": separator} | ({"weight_separator": ":"} if weighted else {})
+            return {"separator": separator, "weight_separator": ":"} if weighted else {"separator": separator}
     return {}
 
 

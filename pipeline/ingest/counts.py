@@ -13,7 +13,8 @@ from pipeline.ingest.sketch import Sketch
 from pipeline.records.dataset import MISSING_ROW
 from pipeline.specs.id_mapping import BINS, FittedMapping, HeldCounts, IdCounts
 
-SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
+# Distinct ids of a hashed feature are exact up to here, then estimated.
+SKETCH = 4096
 
 
 class HashedCounts(IdCounts):
@@ -69,7 +70,6 @@ class HashedCounts(IdCounts):
         return f"{self.mapping} of {self.rows}"
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """See ``HeldCounts``."""
         counts = self.counts.copy()
         counts[MISSING_ROW] = missing
         return counts
@@ -105,7 +105,6 @@ class BinCounts(HeldCounts):
         self.sketch.merge(other.sketch)
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """See ``HeldCounts``."""
         assert fitted.bounds is not None
         per_bin = (self.sketch.shares(fitted.bounds) * self.sketch.total).round().astype(np.int64)
         return np.concatenate([[missing, 0], per_bin])

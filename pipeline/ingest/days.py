@@ -26,7 +26,8 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 EPOCH = date(1970, 1, 1)
-LATE = " late "  # between a snapshot's fingerprint and those of late rows
+# Between a snapshot's fingerprint and those of late rows.
+LATE = " late "
 
 
 def day_number(day: date) -> int:
@@ -40,13 +41,19 @@ def day_of(number: int) -> date:
 
 
 def filled(pattern: str, day: date) -> str:
-    """``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
-    return DAY_FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
+    """Return ``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
+
+    def format_day(match: re.Match[str]) -> str:
+        form = match[1] or ":%Y-%m-%d"
+        return format(day, form[1:])
+
+    return DAY_FIELD.sub(format_day, pattern)
 
 
 def path_of(data: DataConfig, day: date | None) -> str:
     """Where the logs of ``day`` lie; ``data.path`` where it names no day."""
-    return filled(data.path or "", day) if day else data.path or ""
+    path = data.path or ""
+    return filled(path, day) if day else path
 
 
 @dataclass(frozen=True)
@@ -75,17 +82,25 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
 
 
 def _waits(data: DataConfig, day: date, now: float | None) -> bool:
-    """Whether it is too early to do without what has not arrived."""
-    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
+    # Whether it is too early to do without what has not arrived.
     most = data.watermark.max_age_hours
-    return most is None or hours < most
+    if most is None:
+        return True
+    now = time.time() if now is None else now
+    return (now - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR < most
 
 
 def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: Snapshot | None = None) -> DayState:
-    """Whether the logs of ``day`` are complete by ``data.watermark``, or what they lack; ``now``: seconds since 1970.
+    """Check whether the logs of ``day`` are complete by ``data.watermark``, and say what they lack.
 
     Rows are counted in files of the day alone, and no further than asked for; of logs with a day column, ingestion
-    counts them itself. ``snapshot``: of a table or stream, where it is open.
+    counts them itself.
+
+    Args:
+        data: the logs.
+        day: the day.
+        now: seconds since 1970; None takes the clock's.
+        snapshot: of a table or stream, where it is open.
     """
     path = path_of(data, day)
     if data.format == "synthetic":
@@ -99,14 +114,12 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
     missing, limit = [], data.watermark
-    waits = _waits(data, day, now)
-    if limit.success and waits:
-        names = [
-            f"{folder}/{filled(limit.success, day)}"
-            for folder in sorted({path.rpartition("/")[0] for path in files.paths})
-        ]
-        missing += [f"{name} does not exist yet" for name in names if not files.fs.exists(name)]
-    if waits:
+    if _waits(data, day, now):
+        if limit.success:
+            for folder in sorted({path.rpartition("/")[0] for path in files.paths}):
+                name = f"{folder}/{filled(limit.success, day)}"
+                if not files.fs.exists(name):
+                    missing.append(f"{name} does not exist yet")
         missing += missing_partitions(
             limit, path, files, lambda name: filled(name, day), skipped_hours(day, data.time_zone)
         )
@@ -118,12 +131,12 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
 
 
 def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
-    """In words, what a table or stream lacks of ``day``."""
     limit = data.watermark
-    missing = list(delivery.missing) if _waits(data, day, now) else []
+    waits = _waits(data, day, now)
+    missing = list(delivery.missing) if waits else []
     if not delivery.parts:
         return [*missing, f"there are no rows of it in {data.path}"]
-    if limit.later_rows and not delivery.later and _waits(data, day, now):
+    if limit.later_rows and not delivery.later and waits:
         missing.append(f"{data.path} has no rows of a later day yet")
     if delivery.rows is not None and delivery.rows < limit.min_rows:
         missing.append(f"{data.path} holds {delivery.rows:,} rows of it, expected at least {limit.min_rows:,}")
@@ -134,7 +147,8 @@ def counted_rows(data: DataConfig, files: LogFiles, enough: int) -> int:
     """Rows of ``files`` as they were delivered, counted until there are ``enough``."""
     kind, rows = format_named(data.format), 0
     for path, label in zip(files.paths, files.labels, strict=True):
-        packed = path if kind.by_line else ""  # files of columns compress their own pages
+        # Files of columns compress their own pages.
+        packed = path if kind.by_line else ""
         with readable(label), files.fs.open(path, "rb") as source, decompressed(source, packed) as stream:
             rows += kind.rows(stream, data, enough - rows)
         if rows >= enough:
@@ -165,13 +179,15 @@ def incomplete(day: date, missing: list[str]) -> DataError:
 
 def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
-    if (snapshot := snapshot_of(data)) is not None:
-        late = [a.files[name].checksum for day in data.days for a, name in late_files(data, store, day)]
-        return snapshot.mark + (LATE + "-".join(late) if late else "")
+    marks = list[str]()
+    snapshot = snapshot_of(data)
+    if snapshot is not None:
+        for day in data.days:
+            marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
+        return snapshot.mark + LATE + "-".join(marks) if marks else snapshot.mark
     columns = data_spec(data).columns
     if not data.has_file_per_day:
         return fingerprint(data.path or "", columns)
-    marks = list[str]()
     for day in data.days:
         marks.append(fingerprint(path_of(data, day), columns))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
@@ -185,7 +201,9 @@ def delivered_mark(data: DataConfig, day: date) -> str:
     if data.connector is not None:
         return data.connector.open(replace(data, day=str(day))).mark
     mark = fingerprint(path_of(data, day), data_spec(data).columns)
-    return "-".join([mark, fingerprint(filled(data.label.late_path, day))]) if data.label.late_path else mark
+    if data.label.late_path:
+        mark += "-" + fingerprint(filled(data.label.late_path, day))
+    return mark
 
 
 def late_name(day: date) -> str:
@@ -197,10 +215,11 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
     """Datasets of the days around ``day`` that keep rows of it, with the file's name, in the order of their days."""
     if store is None or data.late != "own_day":
         return
-    own = {str(other) for other in data.days}
+    # Rows that came with a day of this very dataset are not kept elsewhere.
+    own_days = {str(other) for other in data.days}
     for shift in range(-data.late_days, data.late_days + 1):
         other = day + timedelta(days=shift)
-        if str(other) in own:
+        if str(other) in own_days:
             continue
         dataset = day_dataset(store, data.name, str(other))
         if dataset is not None and late_name(day) in dataset.files:
@@ -209,8 +228,11 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
 
 def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
     """The dataset of ``day`` (or range) under ``name``: the one committed last; None where there is none."""
-    keys = store.names(dataset_path(name, "", day))
-    datasets = [artifact for key in keys if (artifact := store.find(dataset_path(name, key, day))) is not None]
+    datasets = list[Artifact]()
+    for key in store.names(dataset_path(name, "", day)):
+        artifact = store.find(dataset_path(name, key, day))
+        if artifact is not None:
+            datasets.append(artifact)
     return max(datasets, key=lambda artifact: artifact.created, default=None)
 
 
@@ -222,7 +244,8 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
         if re.fullmatch(r"\d{4}-\d\d-\d\d", last) and last < str(day):
             before.append((last, entry))
     for _, entry in sorted(before, reverse=True):
-        if (dataset := day_dataset(store, name, entry)) is not None:
+        dataset = day_dataset(store, name, entry)
+        if dataset is not None:
             return dataset
     return None
 

@@ -36,7 +36,7 @@ def corrected_rows(
     ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
     """
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    before, now = read_state(store, dataset.path, spec), _no_rows(spec, state)
+    before, now = read_state(store, dataset.path, spec), _empty_rows(spec, state)
     then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
     unreadable = unreadable_sequence(then, transforms_json(spec, state))
     if unreadable or not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
@@ -52,14 +52,12 @@ def corrected_rows(
     return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *unknown, *moved)
 
 
-def _no_rows(spec: DataSpec, state: FittedState) -> pl.DataFrame:
-    """The columns of today's dataset."""
+def _empty_rows(spec: DataSpec, state: FittedState) -> pl.DataFrame:
     raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
     return transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
 
 
 def _holds(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:
-    """Whether the files of ``dataset`` have all columns of ``now``, and of the same types."""
     for name in schema.files["train"][:1]:
         with store.open(f"{dataset.path}/{name}") as source:
             then = pl.read_parquet_schema(source)
@@ -68,7 +66,7 @@ def _holds(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataF
 
 
 def _alike(spec: DataSpec, before: FittedState, now: FittedState) -> bool:
-    """Whether rows of one state can be brought to the other: dense transforms stay, tables without a vocabulary too."""
+    # Whether rows of one state can be brought to the other: dense transforms stay, tables without a vocabulary too.
     for f in spec.dense:
         then = before.dense.get(f.name)
         if then is None or (then.mean, then.std) != (now.dense[f.name].mean, now.dense[f.name].std):
@@ -89,7 +87,7 @@ def _same_bounds(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> np.ndarray:
-    """The rows of split train that have one of the ``events`` of ``day``: other days may have other rows of a key."""
+    # The rows of split train that have one of the `events` of `day`: other days may have other rows of a key.
     places, before = [], 0
     for block in events_of(store, dataset):
         train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)
@@ -100,7 +98,6 @@ def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> 
 
 
 def _taken(store: Store, dataset: Artifact, schema: DatasetSchema, places: np.ndarray) -> pl.DataFrame:
-    """The rows at ``places`` of split train, a file at a time."""
     parts, start = list[pl.DataFrame](), 0
     for name, groups in zip(schema.files["train"], schema.groups["train"], strict=True):
         stop = start + sum(groups)
@@ -114,7 +111,6 @@ def _taken(store: Store, dataset: Artifact, schema: DatasetSchema, places: np.nd
 
 
 def _moved(rows: pl.Series, before: FittedMapping, now: FittedMapping) -> pl.Series:
-    """Row numbers of the same ids in the table of today."""
     if before.lookup is None or now.lookup is None:
         return rows
     to = np.full(before.rows, UNSEEN_ROW, np.int32)

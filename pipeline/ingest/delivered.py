@@ -31,10 +31,13 @@ from pipeline.ingest.rawfiles import files_at, opened, tells_content
 from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
-SOURCES = "sources.json"  # of a dataset: where its logs lay, and what they held
-APART = " in "  # between the marks of a log and what tells its folders from those of another log with these marks
+# File of a dataset: where its logs lay, and what they held.
+SOURCES = "sources.json"
+# Between the marks of a log and what tells its folders from those of another log with these marks.
+APART = " in "
 _ROOM, _FIRST = "sources", "first.json"
-_CHUNK = 8 << 20  # bytes read at a time
+# Bytes read at a time.
+_CHUNK = 8 << 20
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +47,8 @@ def told_apart(data: DataConfig, store: Store, mark: str) -> str:
     ``mark``: fingerprint of the logs that ``data`` names. A log that was not compared before is read.
     """
     files = _files(data)
-    if not _looks_alike(files) or (first := _read(store, mark, _FIRST)) is None:
+    first = _read(store, mark, _FIRST) if _looks_alike(files) else None
+    if first is None:
         return mark
     folders = _folders(files)
     if first["folders"] == folders:
@@ -54,7 +58,8 @@ def told_apart(data: DataConfig, store: Store, mark: str) -> str:
         known = {"folders": folders, "checksum": _checksum(files, threading.Event())}
         try:
             store.write_json(_path(mark, _name(folders)), known)
-        except ArtifactError as error:  # who may only read the store compares again
+        except ArtifactError as error:
+            # Who may only read the store compares again.
             log.debug("what the log in %s holds is not kept: %s", folders, error)
     same = first["checksum"] == known["checksum"]
     return mark if same else mark + APART + _digest("\n".join(folders))
@@ -93,7 +98,9 @@ class Sources:
         self._stopped, self._pool = threading.Event(), ThreadPoolExecutor(1)
         files = _files(data)
         self._folders = _folders(files) if _looks_alike(files) else []
-        self._known = _read(store, without_folders(mark), _name(self._folders)) if mark and self._folders else None
+        self._known = None
+        if mark and self._folders:
+            self._known = _read(store, without_folders(mark), _name(self._folders))
         self._checksum: Future[str] | None = None
         if self._folders and self._known is None:
             self._checksum = self._pool.submit(_checksum, files, self._stopped)
@@ -120,7 +127,6 @@ class Sources:
         return record
 
     def close(self) -> None:
-        """Stop reading."""
         self._stopped.set()
         self._pool.shutdown()
 
@@ -133,7 +139,6 @@ def _mixed_up(data: DataConfig) -> LaunchError:
 
 
 def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
-    """The record of the log that was first read with ``mark``: ``record``, if there is none yet."""
     data = (json.dumps(record, indent=1) + "\n").encode()
     seen = read_marked(store, _path(mark, _FIRST))
     if seen.data is None:
@@ -150,7 +155,6 @@ def _path(mark: str, name: str) -> str:
 
 
 def _name(folders: list[str]) -> str:
-    """The file about logs in ``folders``."""
     return _digest("\n".join(folders)) + ".json"
 
 
@@ -159,34 +163,39 @@ def _digest(text: str) -> str:
 
 
 def _read(store: Store, mark: str, name: str) -> dict[str, Any] | None:
-    """A record of ``sources/``; None where there is none."""
     data = read_marked(store, _path(mark, name)).data
     record: dict[str, Any] | None = None if data is None else json.loads(data)
     return record
 
 
 def _looks_alike(files: Sequence[tuple[AbstractFileSystem, str]]) -> bool:
-    """Whether logs of other content may have the marks of ``files``."""
+    # Whether logs of other content may have the marks of `files`.
     return any(not tells_content(fs, fs.info(path)) for fs, path in files)
 
 
 def _files(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
-    """The files of ``data``'s logs, and of the clicks that come later; none where they are no files."""
     if data.format in ("synthetic", "tables") or data.connector is not None:
         return []
-    days = data.days or (None,)
-    urls = [path_of(data, day) for day in days] if data.has_file_per_day else [data.path or ""]
-    urls += [filled(data.label.late_path, day) for day in data.days if data.label.late_path]
-    return [(fs, name) for fs, path in map(opened, urls) for name in files_at(fs, path)]
+    urls = [data.path or ""]
+    if data.has_file_per_day:
+        urls = [path_of(data, day) for day in data.days or (None,)]
+    if data.label.late_path:
+        urls += [filled(data.label.late_path, day) for day in data.days]
+    files = []
+    for url in urls:
+        fs, path = opened(url)
+        files += [(fs, name) for name in files_at(fs, path)]
+    return files
 
 
 def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
-    """The folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file."""
+    # The folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file.
     found = set()
     for fs, name in files:
         folder = name.rpartition("/")[0]
         if isinstance(fs, LocalFileSystem):
-            found.add(f"file://{os.path.realpath(name if Path(name).is_symlink() else folder)}")
+            target = name if Path(name).is_symlink() else folder
+            found.add(f"file://{os.path.realpath(target)}")
         else:
             protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
             found.add(f"{protocol}://{folder}")
@@ -194,7 +203,7 @@ def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
 
 
 def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threading.Event) -> str:
-    """Hash of the names and bytes of all files; of some of them once it is ``stopped``."""
+    # Hash of the names and bytes of all files; of some of them once it is `stopped`.
     digest = xxhash.xxh3_128()
     for fs, name in files:
         content = xxhash.xxh3_128()

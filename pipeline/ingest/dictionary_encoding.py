@@ -39,12 +39,16 @@ class Coded:
 
     def codes_by_row(self) -> pl.Series:
         """The codes, or lists of them, in as few bytes as they need."""
-        narrow = len(self.codes) <= 1 << 16 or self.codes.max() < 1 << 16
-        return self.by_row(pl.Series(self.codes.astype(np.uint16) if narrow else self.codes))
+        codes = self.codes
+        if len(codes) <= 1 << 16 or codes.max() < 1 << 16:
+            codes = codes.astype(np.uint16)
+        return self.by_row(pl.Series(codes))
 
     def by_row(self, values: pl.Series) -> pl.Series:
         """A value of each lookup as a value, or as a list, of each row."""
-        return values if self.lengths is None else as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
+        if self.lengths is None:
+            return values
+        return as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
 
     def by_lookup(self, values: np.ndarray) -> np.ndarray:
         """A value of each row for each of its lookups."""
@@ -60,7 +64,8 @@ class Coded:
 
         All int64. The first lookup of a hash that those rows do not have means nothing.
         """
-        counts, first = counted(self.codes, None if keep is None else self.by_lookup(keep), len(self.hashes))
+        lookups = None if keep is None else self.by_lookup(keep)
+        counts, first = counted(self.codes, lookups, len(self.hashes))
         return counts[:-1], first[:-1], int(counts[-1])
 
     def hashes_by_row(self) -> pl.Series:
@@ -71,8 +76,8 @@ class Coded:
 
 def without_hashes(frame: pl.DataFrame, coded: Iterable[str]) -> pl.DataFrame:
     """Typed rows without raw ids, and without the hashes of the ``coded`` features."""
-    gone = {f"hash:{name}" for name in coded}
-    return frame.select(name for name in frame.columns if name not in gone and not name.startswith("id:"))
+    hashes = {f"hash:{name}" for name in coded}
+    return frame.select(name for name in frame.columns if name not in hashes and not name.startswith("id:"))
 
 
 def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:

@@ -10,7 +10,8 @@ from pipeline.ingest.sample import LogSample
 from pipeline.specs.connector import CONNECTORS
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
-_NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")  # what YAML does not read as text
+# What YAML does not read as text.
+_NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")
 _WIDTH = 118
 
 
@@ -45,18 +46,23 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
         lines.append(f"decimal: {quoted(schema.decimal)}  # 3,56 is a number")
     if schema.missing:
         lines.append(f'missing: ["", {", ".join(json.dumps(word) for word in schema.missing)}]')
+    doubt = f"; other columns with two values: {', '.join(schema.others[:5])}" if schema.others else ""
     lines += [
         f"label: {{column: {quoted(label.column)}, positive: {json.dumps(schema.positive)}, "
         f"negative: {json.dumps(schema.negative)}}}",
-        f"  # {schema.rate:.2%} positive{_doubt(schema)}",
+        f"  # {schema.rate:.2%} positive{doubt}",
     ]
     if schema.time:
         lines.append(f"timestamp: {quoted(schema.time.column)}  # {schema.time.seen}")
         if "{day" not in sample.path:
             lines.append("# split: {by: time}  # the test rows are then the last ones by time, not some of every time")
     if schema.time_format:
-        doubt = f"  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: {quoted(schema.other_format)}"
-        lines.append(f"time_format: {quoted(schema.time_format)}{doubt if schema.other_format else ''}")
+        line = f"time_format: {quoted(schema.time_format)}"
+        if schema.other_format:
+            line += (
+                f"  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: {quoted(schema.other_format)}"
+            )
+        lines.append(line)
     if schema.hour:
         lines.append(f"hour_column: {quoted(schema.hour)}  # 0 to 23, from the path; for data.split.by=hours")
     lines += [
@@ -72,39 +78,44 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
             f"#  {name}: {{column: {quoted(schema.time.column)}}}  # a day that was seen says nothing of days to come;",
             "#  it helps only where held-out rows are of the same days",
         ]
-    if left_out := schema.of("out"):
-        lines += ["# Left out:", *(f"#   {guess.column}: {guess.seen}" for guess in left_out)]
-    return "\n".join(map(_on_one_line, lines)) + "\n"
+    left_out = schema.of("out")
+    if left_out:
+        lines.append("# Left out:")
+        lines += [f"#   {guess.column}: {guess.seen}" for guess in left_out]
+    return "".join(_escape(line) + "\n" for line in lines)
 
 
-def _on_one_line(line: str) -> str:
-    """``line`` with line breaks and the like, which names of columns may hold, as they are escaped within quotes."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
-
-
-def _doubt(schema: Schema) -> str:
-    if not schema.others:
-        return ""
-    return f"; other columns with two values: {', '.join(schema.others[:5])}"
+def _escape(line: str) -> str:
+    # Line breaks and the like, which names of columns may hold, as they are escaped within quotes.
+    if line.isprintable():
+        return line
+    characters = []
+    for character in line:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        characters.append(character)
+    return "".join(characters)
 
 
 def _features(group: str, guesses: list[Guess]) -> list[str]:
-    """The lines of a group, the comments below each other."""
     if not guesses:
         return [f"{group}: {{}}"]
     entries = []
     for guess in guesses:
-        settings = ({"column": guess.column} if guess.name != guess.column else {}) | guess.settings
-        inside = ", ".join(
-            f"{key}: {quoted(value) if isinstance(value, str) else value}" for key, value in settings.items()
-        )
-        entries.append(f"  {quoted(guess.name)}: {{{inside}}}")
-    margin = (
-        max(len(entry) for entry in entries if len(entry) < _WIDTH // 2)
-        if any(len(e) < _WIDTH // 2 for e in entries)
-        else 0
-    )
-    return [f"{group}:", *(f"{entry:<{margin}}  # {guess.seen}" for entry, guess in zip(entries, guesses, strict=True))]
+        settings: dict[str, int | str] = {}
+        if guess.name != guess.column:
+            settings["column"] = guess.column
+        settings |= guess.settings
+        words = []
+        for key, value in settings.items():
+            words.append(f"{key}: {quoted(value) if isinstance(value, str) else value}")
+        entries.append(f"  {quoted(guess.name)}: {{{', '.join(words)}}}")
+    # The comments below each other, but for those of very long entries.
+    margin = max((len(entry) for entry in entries if len(entry) < _WIDTH // 2), default=0)
+    lines = [f"{group}:"]
+    for entry, guess in zip(entries, guesses, strict=True):
+        lines.append(f"{entry:<{margin}}  # {guess.seen}")
+    return lines
 
 
 def quoted(text: str) -> str:

@@ -16,8 +16,10 @@ from pipeline.ingest.sketch import added_up
 from pipeline.ingest.vectors import hashes_of
 from pipeline.native.columns import mixed
 
-SAMPLE = 4096  # distinct contents, those with the smallest hashes
-OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
+# Distinct contents, those with the smallest hashes.
+SAMPLE = 4096
+# Rows that share a content; fewer may be one row that was delivered again.
+OFTEN = 4
 
 
 class Contents:
@@ -87,12 +89,12 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
 
 
 def _bits(words: pl.Series) -> np.ndarray:
-    """uint64 [rows]; of a missing hash 0, of a missing number NaN."""
+    # uint64 [rows]; of a missing hash 0, of a missing number NaN.
     return words.fill_null(np.nan if words.dtype.is_float() else 0).to_numpy().view(np.uint64)
 
 
 def _fold(lists: pl.Series) -> pl.Series:
-    """One UInt64 per list: its elements' hashes, shifted by their place, added up."""
+    # One UInt64 per list: its elements' hashes, shifted by their place, added up.
     frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
     place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
     folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())

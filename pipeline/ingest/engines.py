@@ -108,18 +108,22 @@ class IngestEngine(ExitStack, ABC):
 
     def finalize(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
         """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
-        train.finalize({name: t.lookup["hash"] for name, t in state.sparse.items() if t.lookup is not None})
+        wanted = {}
+        for name, fitted in state.sparse.items():
+            if fitted.lookup is not None:
+                wanted[name] = fitted.lookup["hash"]
+        train.finalize(wanted)
 
     def write_mappings(
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
         """Write the files of the fitted mappings; ``continued``: with what only the next day needs."""
 
-        def files(f: SparseSpec) -> dict[str, pa.Buffer]:
-            made = f.mapping.files(f.name, state.sparse[f.name], continued=continued)
-            return {name: encoded_frame(frame, compression) for name, frame in made.items()}
+        def encode(feature: SparseSpec) -> dict[str, pa.Buffer]:
+            files = feature.mapping.files(feature.name, state.sparse[feature.name], continued=continued)
+            return {name: encoded_frame(frame, compression) for name, frame in files.items()}
 
-        for encoded in in_order(files, iter(spec.owners), available_cpus()):
+        for encoded in in_order(encode, iter(spec.owners), available_cpus()):
             for name, data in encoded.items():
                 with draft.open(name) as sink:
                     sink.write(data)
@@ -131,13 +135,19 @@ class LocalEngine(IngestEngine):
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
         self.workers = workers or available_cpus()
-        _keep_freed_memory()
+        # glibc keeps freed pieces up to 64 MiB for the next block, whichever thread takes it: less is cleared anew.
+        # Other C libraries are left as they are.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            for parameter, value in _MALLOC.items():
+                mallopt(parameter, value)
         self.spill = Spill()
-        self.numbers: list[int] = []  # of the blocks in the spill, in their order
+        # Of the blocks in the spill, in their order.
+        self.numbers: list[int] = []
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
         self._fit: Fit | None = None
-        self._looking: Future[None] | None = None
+        self._leaks: Future[None] | None = None
         self._numbering = Numbering()
 
     def parts(self, source: Source) -> Sequence[Source]:
@@ -147,34 +157,35 @@ class LocalEngine(IngestEngine):
     def map_blocks(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        """See ``IngestEngine``."""
         return dealt(parts, work, lambda made: made, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
-        self._fit = fit = job.fit()
-        parts = self._numbering.start([part for source in sources for part in self.parts(source)])
+        self._fit = total = job.fit()
+        parts = list[Source]()
+        for source in sources:
+            parts += self.parts(source)
+        parts = self._numbering.start(parts)
 
         def work(block: Block) -> tuple[Counted, Fit, int | None]:
             counted, fit, typed = count(block, job)
             return counted, fit, self.spill.write(typed) if typed else None
 
-        def take(made: tuple[Counted, Fit, int | None]) -> tuple[Counted, int | None]:
-            fit.merge(made[1])
-            return made[0], made[2]
+        def merge(result: tuple[Counted, Fit, int | None]) -> tuple[Counted, int | None]:
+            counted, fit, number = result
+            total.merge(fit)
+            return counted, number
 
-        for part, (counted, number) in dealt(parts, work, take, self._together(job.spec)):
+        for part, (counted, number) in dealt(parts, work, merge, self._blocks_at_once(job.spec)):
             if number is not None:
                 self.numbers.append(number)
             yield self._numbering.numbered(part, parts[part], counted)
 
-    def _together(self, spec: DataSpec) -> int:
-        """Blocks that are worked on at a time: as many as workers, fewer where rows have very many columns.
-
-        Memory so does not grow with columns times workers; Polars divides a wide block among threads of its own.
-        """
+    def _blocks_at_once(self, spec: DataSpec) -> int:
+        # As many as workers, fewer where rows have very many columns: so memory does not grow with columns times
+        # workers. Polars divides a wide block among threads of its own.
         return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
 
     def fit(self) -> Fit:
@@ -184,36 +195,39 @@ class LocalEngine(IngestEngine):
 
     def leaks(self, alone: Alone, first_test_day: int) -> None:
         """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
-        self._looking = self._encoders.submit(self._read_leaks, alone, first_test_day)
 
-    def _read_leaks(self, alone: Alone, first_test_day: int) -> None:
-        for number in self.numbers:
-            if alone.enough:
-                return
-            alone.add(*train_codes(self.spill.block(number), first_test_day))
+        def read() -> None:
+            for number in self.numbers:
+                if alone.enough:
+                    return
+                alone.add(*train_codes(self.spill.block(number), first_test_day))
+
+        self._leaks = self._encoders.submit(read)
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
-        """Read again."""
         return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
 
     def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
-        """A few features at a time. What pass 1 leaves behind lies elsewhere than pass 2 needs memory."""
-        _give_freed_memory_back()
-        together = self._fitted_together(fit.train)
-        return fitted_state(spec, fit.train, before, day, lambda work, each: in_order(work, iter(each), together))
+        # What pass 1 leaves behind lies elsewhere than pass 2 needs memory: glibc hands freed pages to the system.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
+        # As many fits at a time as take no more memory than that of a single one may; of ids on disk one.
+        features_at_once = 1
+        if not any(counts.on_disk for counts in fit.train.counts.values()):
+            ids = IDS_IN_MEMORY // max(sum(feature.mapping.vocabulary for feature in spec.sparse), 1)
+            features_at_once = max(min(self.workers, IDS_OF_A_FEATURE // max(ids, 1)), 1)
 
-    def _fitted_together(self, train: Partial) -> int:
-        """Features whose fits take no more memory at a time than that of a single one may; of ids on disk one."""
-        if any(counts.on_disk for counts in train.counts.values()):
-            return 1
-        each = IDS_IN_MEMORY // max(sum(f.mapping.vocabulary for f in train.spec.sparse), 1)
-        return max(min(self.workers, IDS_OF_A_FEATURE // max(each, 1)), 1)
+        def fit_in_order(work: Callable[[A], B], features: Iterable[A]) -> Iterable[B]:
+            return in_order(work, iter(features), features_at_once)
+
+        return fitted_state(spec, fit.train, before, day, fit_in_order)
 
     def end_day(self) -> None:
         """Have the look at ids that give the label away end with the day."""
-        if self._looking is not None:
-            self._looking.result()
-            self._looking = None
+        if self._leaks is not None:
+            self._leaks.result()
+            self._leaks = None
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> PartWriter:
         """Files written by this process, whose threads encode the columns."""
@@ -221,33 +235,16 @@ class LocalEngine(IngestEngine):
 
     def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[tuple[int, pl.DataFrame | None]]:
         """Pass 2, several blocks at a time."""
-        numbers, together = iter(self.numbers), self._together(job.spec)
-        for folders in in_order(lambda number: transformed(self.spill.block(number), job), numbers, together):
+
+        def work(number: int) -> dict[str, pl.DataFrame]:
+            return transformed(self.spill.block(number), job)
+
+        for folders in in_order(work, iter(self.numbers), self._blocks_at_once(job.spec)):
             for folder, writer in writers.items():
                 if folder in folders and folder != EVENTS:
                     writer.add(folders[folder])
-            yield (
-                sum(folders[split].height for split in job.splits),
-                folders.get(EVENTS) if EVENTS in writers else None,
-            )
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep freed pieces up to 64 MiB for the next block, whichever thread takes it: less is cleared anew.
-
-    Other C libraries are left as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter, value in _MALLOC.items():
-            mallopt(parameter, value)
-
-
-def _give_freed_memory_back() -> None:
-    """Have glibc hand pages of freed pieces to the system; other C libraries are left as they are."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
+            rows = sum(folders[split].height for split in job.splits)
+            yield rows, folders.get(EVENTS) if EVENTS in writers else None
 
 
 def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Generator[B, None, None]:
@@ -274,8 +271,10 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, int] = {}  # of a part
-        self._lines: dict[str, int] = {}  # of a file so far
+        # Lines of its file before each part.
+        self._before: dict[int, int] = {}
+        # Lines of each file so far.
+        self._lines: dict[str, int] = {}
         self._part, self._shift = -1, 0
 
     def start(self, parts: Sequence[Source]) -> list[Source]:

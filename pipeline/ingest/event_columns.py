@@ -16,12 +16,14 @@ from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.ids import as_lists
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.values import absent_in, nulls, strings_of
+from pipeline.ingest.values import absent_in, elements_of, nulls, strings_of
 from pipeline.ingest.zones import instants, standard
 from pipeline.records.dataset import SequenceProfile
 
-_BINS = 50  # of the histogram of lengths, at most
-OLDEST = 16 * 365.25 * 86_400  # seconds; events before that are in the last bin of ages
+# Bins of the histogram of lengths, at most.
+_BINS = 50
+# seconds; events before that are in the last bin of ages.
+OLDEST = 16 * 365.25 * 86_400
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
 
 
@@ -77,14 +79,15 @@ def event_columns(
         return []
     times, column = None, spec.row_time
     if column is not None:
-        times, written = _seconds(raw[column], spec), raw[column]
+        written = raw[column]
+        times = _seconds(written, spec)
         rejected.add(
             times.is_null().to_numpy(),
             f"{column} is no time",
             lambda i: f"{column} is {written[i]!r}, expected the time of the row",
             column,
         )
-    features = {each.name: each for each in spec.sparse if each.sequence}
+    features = {feature.name: feature for feature in spec.sparse if feature.sequence}
     columns: list[pl.Series] = []
     for sequence in spec.sequences:
         columns += _sequence(sequence, features, raw, texts, times, spec, rejected)
@@ -131,28 +134,29 @@ def _sequence(
 
 
 def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSource, spec: DataSpec) -> pl.Series:
-    """A list of the events' values for each row: of a field of structs where ``source`` names one."""
     values = raw[source.column]
     if values.dtype != pl.List:
         text = texts[source.column]
-        divided = text.str.split(source.separator) if source.separator else text.reshape((-1, 1)).arr.to_list()
+        divided = elements_of(text, source.separator)
         values = divided.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
     if not source.field:
         return values
     lengths = values.list.len().fill_null(0).to_numpy()
-    each = values.explode(**_NO_NULLS)
-    if isinstance(each.dtype, pl.Struct):
-        known = source.field in [field.name for field in each.dtype.fields]
-        each = each.struct.field(source.field) if known else nulls(pl.String, len(each))
-    else:  # objects of JSON, as text
-        each = strings_of(each).str.json_path_match(f"$.{source.field}")
-    return as_lists(each, np.concatenate([[0], np.cumsum(lengths)]))
+    elements = values.explode(**_NO_NULLS)
+    if not isinstance(elements.dtype, pl.Struct):
+        # Objects of JSON, as text.
+        elements = strings_of(elements).str.json_path_match(f"$.{source.field}")
+    elif source.field in [field.name for field in elements.dtype.fields]:
+        elements = elements.struct.field(source.field)
+    else:
+        elements = nulls(pl.String, len(elements))
+    return as_lists(elements, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _lengths(
     lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: RejectedRows
 ) -> np.ndarray:
-    """Events of each row, int64: 0 where its lists differ in length, which rejects the row."""
+    # Events of each row, int64: 0 where its lists differ in length, which rejects the row.
     by_column = {name: each.list.len().fill_null(0).to_numpy().astype(np.int64) for name, each in lists.items()}
     first, lengths = next(iter(by_column.items()))
     lengths, wrong = lengths.copy(), np.zeros(len(lengths), bool)
@@ -172,23 +176,24 @@ def _lengths(
 
 
 def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
-    """The elements of the rows that have ``lengths`` events; of rejected rows none."""
+    # The elements of the rows that have `lengths` events; of rejected rows none.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
     values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
     return values if values.dtype.is_temporal() else strings_of(values)
 
 
 def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
-    """Which events are among the ``most`` newest of their row, of those ``kept``: bool [events]."""
+    # Which events are among the `most` newest of their row, of those `kept`: bool [events].
     kept = np.ones(int(lengths.sum()), bool) if kept is None else kept
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])
-    behind = np.repeat(so_far[ends], lengths) - so_far[1:]  # kept ones of the row that are newer
+    # Kept ones of the row that are newer.
+    behind = np.repeat(so_far[ends], lengths) - so_far[1:]
     return kept & (behind < most)
 
 
 def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
-    """Seconds since 1970 (Float64) of times as ``data.timestamp`` is written; null for what is none."""
+    # Seconds since 1970 (Float64) of times as `data.timestamp` is written; null for what is none.
     text = standard(values, strings_of(values), spec.time_format)
     return instants(values, text, spec.time_zone or "UTC").dt.timestamp("us") / 1e6
 
@@ -196,10 +201,8 @@ def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
 def _check_times(
     sequence: SequenceSpec, came: pl.Series, ages: pl.Series, row: np.ndarray, rows: int, rejected: RejectedRows
 ) -> np.ndarray:
-    """Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
-
-    Equal times are in order.
-    """
+    # Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
+    # Equal times are in order.
     assert sequence.time is not None
     shown, name = sequence.time.shown, sequence.name
     unknown = came.is_null().to_numpy()
@@ -239,6 +242,6 @@ def _check_times(
 
 
 def _age_ids(seconds: np.ndarray, bins: int) -> pl.Series:
-    """The number of each age's bin as an id: bins of log(1 + seconds) up to ``OLDEST``."""
+    # The number of each age's bin as an id: bins of log(1 + seconds) up to `OLDEST`.
     place = np.log1p(np.maximum(seconds, 0.0)) * (bins / math.log1p(OLDEST))
     return pl.Series(np.minimum(place, bins - 1).astype(np.int64)).cast(pl.String)

@@ -6,7 +6,6 @@ An event's key is told by 128 bits, two xxhash64 of other seeds: the odds that a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,10 +16,11 @@ from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
-from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
+from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.values import text_of
 from pipeline.records.dataset import LABEL
 
+# The columns of events: two hashes of the key, whether the row came with a click, its day and its line.
 FOUND = {
     "key": pl.UInt64,
     "check": pl.UInt64,
@@ -63,11 +63,10 @@ class FindEvents:
         raw = block.read()
         parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec)
         frame = parsed.frame
-        day = (
-            frame[DAY]
-            if DAY in frame.columns
-            else pl.Series([self.day], dtype=pl.Int32).new_from_index(0, frame.height)
-        )
+        if DAY in frame.columns:
+            day = frame[DAY]
+        else:
+            day = pl.Series([self.day], dtype=pl.Int32).new_from_index(0, frame.height)
         return pl.DataFrame(
             {
                 "key": frame[EVENT],
@@ -91,63 +90,26 @@ class FindClicks:
         text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
         text = text.filter(~text.is_in(list(self.spec.missing)))
         key, check = hash_event_keys(text)
-        same = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
-        return pl.DataFrame({"key": key, "check": check}).with_columns(**same).select(list(FOUND))
+        constants = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
+        return pl.DataFrame({"key": key, "check": check}).with_columns(**constants).select(list(FOUND))
 
 
 @dataclass(frozen=True)
 class MarkedRows:
-    """Of a part of a log, the numbers of its lines whose rows are dropped, and of those that were clicked later.
+    """Of a part of a log, the lines (int64) whose rows are dropped, and of those that were clicked later.
 
-    ``clicked``: by other rows of these logs; ``later``: by those of later datasets.
+    ``clicked``: by other rows of these logs; ``later``: by those of later datasets. As a ``RowChange`` it takes the
+    dropped rows out, and adds a column that says which were clicked later, and by what (1, 2, or both: 3).
     """
 
     dropped: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     clicked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     later: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
-
-@dataclass(frozen=True)
-class MarkedBlock:
-    """A block without the rows that are dropped, and with a column that says which were clicked later, and by what.
-
-    ``before``: lines of the file before the part, which its marks do not count.
-    """
-
-    block: Block
-    marks: MarkedRows
-    before: int = 0
-
-    @property
-    def file(self) -> str:
-        """As of the block."""
-        return self.block.file
-
-    def read(self) -> RawBlock:
-        """The rows that stay."""
-        raw = self.block.read()
-        lines = raw.lines - self.before
-        stay = ~np.isin(lines, self.marks.dropped)
-        marks = np.isin(lines, self.marks.clicked).astype(np.int8) + 2 * np.isin(lines, self.marks.later).astype(
-            np.int8
-        )
-        frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, marks))
+    def __call__(self, raw: RawBlock, lines: np.ndarray) -> RawBlock:
+        stay = ~np.isin(lines, self.dropped)
+        clicked = np.isin(lines, self.clicked).astype(np.int8)
+        clicked += 2 * np.isin(lines, self.later).astype(np.int8)
+        frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, clicked)).filter(pl.Series(stay))
         further = raw.further_lines + int((~stay).sum())
-        return replace(raw, frame=frame.filter(pl.Series(stay)), lines=raw.lines[stay], further_lines=further)
-
-
-@dataclass(frozen=True)
-class MarkedSource(WrappedSource):
-    """A source without the rows that are dropped; ``marks``: of its parts, or of all its rows."""
-
-    marks: Sequence[MarkedRows]
-
-    def parts(self) -> list[Source]:
-        """The source's parts, each with its marks."""
-        parts = list(self.source.parts())
-        return [MarkedSource(part, [mark]) for part, mark in zip(parts, self.marks, strict=True)]
-
-    def blocks(self) -> Iterator[Block]:
-        """The rows that stay, in order."""
-        for block in self.source.blocks():
-            yield MarkedBlock(block, self.marks[0], self.before)
+        return replace(raw, frame=frame, lines=raw.lines[stay], further_lines=further)

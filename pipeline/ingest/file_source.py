@@ -21,8 +21,10 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, decompressed, readable
 from pipeline.units import MIB
 
-BLOCK_UNIT = MIB  # of ingest.block_mib
-WIDE = 512  # columns; with twice as many, blocks are half as large
+# The unit of ingest.block_mib.
+BLOCK_UNIT = MIB
+# columns; with twice as many, blocks are half as large.
+WIDE = 512
 
 
 @dataclass(frozen=True)
@@ -76,24 +78,27 @@ class FileSource(Source):
     def _by_lines(self, source: BinaryIO, size: int) -> list[FileSource]:
         cuts = [0]
         for at in range(size, self.fs.size(self.path), size):
-            if (cut := self.format.cut(source, max(at, cuts[-1]), self.file)) is not None:
+            cut = self.format.cut(source, max(at, cuts[-1]), self.file)
+            if cut is not None:
                 cuts.append(cut)
-        ranges = zip(cuts, [*cuts[1:], None], strict=True)
-        return [replace(self, file=replace(self.file, start=start, stop=stop)) for start, stop in ranges]
+        parts = []
+        for start, stop in zip(cuts, [*cuts[1:], None], strict=True):
+            parts.append(replace(self, file=replace(self.file, start=start, stop=stop)))
+        return parts
 
     def _by_members(self, source: BinaryIO, size: int) -> list[FileSource]:
-        """A file that is not on this machine's disks is searched for members only where it likely has several."""
+        # A file that is not on this machine's disks is searched for members only where it likely has several.
         if not isinstance(self.fs, LocalFileSystem) and has_one(source):
             return [self]
         parts = members_of(source, size, lambda text: self.format.first_cut(text, self.file))
         head = first_line(source) if len(parts) > 1 else b""
         if not head:
             return [self]
-        heads = [b"", *[head] * (len(parts) - 1)]
-        return [
-            replace(self, members=part, file=replace(self.file, start=part.start, head=first))
-            for part, first in zip(parts, heads, strict=True)
-        ]
+        sources = list[FileSource]()
+        for part in parts:
+            file = replace(self.file, start=part.start, head=head if sources else b"")
+            sources.append(replace(self, members=part, file=file))
+        return sources
 
     def blocks(self) -> Iterator[Block]:
         """The rows in blocks of about ``block_bytes`` of uncompressed data; DataError where the file is damaged."""
@@ -107,12 +112,14 @@ class FileSource(Source):
             self.fs.open(self.path, "rb") as source,
             self._text(source) as stream,
         ):
+            values, columns = self.file.values, list(self.file.spec.columns)
             for block in self.format.blocks(stream, self.file):
-                values, columns = self.file.values, list(self.file.spec.columns)
-                yield (PartitionBlock(block=block, values=values, columns=columns) if values else block), source.tell()
+                if values:
+                    block = PartitionBlock(block=block, values=values, columns=columns)
+                yield block, source.tell()
 
     def _text(self, source: BinaryIO) -> AbstractContextManager[BinaryIO]:
-        """Uncompressed bytes; files of columns compress their own pages."""
+        # Uncompressed bytes; files of columns compress their own pages.
         if self.members is not None:
             return text_of(source, self.members)
         return decompressed(source, self.path if self.format.by_line else "")
@@ -132,26 +139,26 @@ def file_sources(
     parts, by whose number and line a row is known.
     """
     size = block_bytes(block_mib, whole or spec)
-    named = zip(files.paths, files.labels, files.places, strict=True)
-    return [
-        FileSource(
-            files.fs,
-            path,
-            LogFile(
-                label=label, data=data, spec=spec, block_bytes=size, place=place, values=values_of(path, spec.columns)
-            ),
-        )
-        for path, label, place in named
-    ]
+    sources = []
+    for path, label, place in zip(files.paths, files.labels, files.places, strict=True):
+        values = values_of(path, spec.columns)
+        file = LogFile(label=label, data=data, spec=spec, block_bytes=size, place=place, values=values)
+        sources.append(FileSource(files.fs, path, file))
+    return sources
 
 
-_MISSING = "__HIVE_DEFAULT_PARTITION__"  # what stands for no value
+# What stands for no value in a partition's folder.
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_values(path: str) -> dict[str, str | None]:
     """The values of Hive's partitions (folders ``name=value``) that ``path`` lies in, by column; None where missing."""
-    folders = (folder.partition("=") for folder in path.split("/")[:-1])
-    return {unquote(name): None if value == _MISSING else unquote(value) for name, mark, value in folders if mark}
+    values: dict[str, str | None] = {}
+    for folder in path.split("/")[:-1]:
+        name, mark, value = folder.partition("=")
+        if mark:
+            values[unquote(name)] = None if value == _MISSING else unquote(value)
+    return values
 
 
 def values_of(path: str, columns: Collection[str]) -> dict[str, str | None]:
@@ -169,11 +176,10 @@ class PartitionBlock:
 
     @property
     def file(self) -> str:
-        """The file in messages."""
         return self.block.file
 
     def read(self) -> RawBlock:
         """The rows, with the partition's columns."""
         raw = self.block.read()
-        told = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
-        return raw.with_frame(raw.frame.with_columns(told).select(self.columns))
+        columns = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
+        return raw.with_frame(raw.frame.with_columns(columns).select(self.columns))

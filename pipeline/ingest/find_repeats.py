@@ -13,34 +13,29 @@ from pipeline.config.ingest import SplitConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days, history
 from pipeline.ingest.engines import IngestEngine
-from pipeline.ingest.events import FindClicks, FindEvents, MarkedRows, MarkedSource, narrow
+from pipeline.ingest.events import FindClicks, FindEvents, MarkedRows, narrow
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, ROW, RepeatedRows, Repeats
 from pipeline.ingest.schema import DataSpec
-from pipeline.ingest.sources import Source
+from pipeline.ingest.sources import Source, wrap_sources
 from pipeline.store.artifacts import Store
 
-CLICKS_MIB = 4  # of a block of a log of clicks
+# MiB of a block of a log of clicks.
+CLICKS_MIB = 4
 LogSources = Callable[[date | None, DataSpec], tuple[list[Source], int]]
 
 
 @dataclass(frozen=True)
 class FoundRepeats:
-    """``judged``, and the marks of the sources of each group of files: of a day, or (None) of the whole log."""
+    """``judged``, and the marks of the sources' parts: of a day, or (None) of the whole log."""
 
     judged: RepeatedRows
     marks: dict[date | None, list[list[MarkedRows]]]
 
     def marked(self, day: date | None, sources: Sequence[Source]) -> list[Source]:
-        """The ``sources`` of ``day`` without the rows that are dropped. DataError where there are others by now."""
-        known = self.marks[day if day in self.marks else None]
-        if len(known) != len(sources):
-            raise DataError(
-                f"the logs of {day} changed while they were read: {len(known)} files, then {len(sources)}",
-                hint="run the same command once all of them are delivered",
-            )
-        return [MarkedSource(source, marks) for source, marks in zip(sources, known, strict=True)]
+        """Return the ``sources`` of ``day`` without the rows that are dropped. DataError if there are others now."""
+        return wrap_sources(day, sources, self.marks)
 
 
 def find_repeats(
@@ -49,39 +44,44 @@ def find_repeats(
     """Read the events of the logs of ``data``, and judge them with those of the days around."""
     wanted, count = narrow(spec), 0
     repeats = Repeats(data.dedupe.days, data.label.window_days)
-    groups: list[date | None] = [*data.days] if data.has_file_per_day else [None]
-    numbers: dict[date | None, list[list[int]]] = {}
+    groups: list[date | None] = list(data.days) if data.has_file_per_day else [None]
+    # The parts of all sources are numbered in one row; of each source the range of its parts.
+    ranges: dict[date | None, list[range]] = {}
     for day in groups:
-        own_day = None if day is None else days.day_number(day)
-        parts = [list(engine.parts(source)) for source in logs(day or next(iter(data.days), None), wanted)[0]]
-        first, numbers[day] = count, []
-        for own in parts:
-            numbers[day].append([*range(count, count + len(own))])
-            count += len(own)
-        flat = [part for own in parts for part in own]
-        for number, events in engine.map_blocks(flat, FindEvents(wanted, own_day or 0)):
-            repeats.add(of_named_days(events, data, spec, own_day), ROW, part=first + number, own_day=own_day)
+        file_day = None if day is None else days.day_number(day)
+        first, parts, ranges[day] = count, list[Source](), []
+        sources, _ = logs(day or next(iter(data.days), None), wanted)
+        for source in sources:
+            of_source = engine.parts(source)
+            ranges[day].append(range(count, count + len(of_source)))
+            parts += of_source
+            count += len(of_source)
+        for number, events in engine.map_blocks(parts, FindEvents(wanted, file_day or 0)):
+            repeats.add(of_named_days(events, data, spec, file_day), ROW, part=first + number, own_day=file_day)
     for clicks_day in data.days:
         _add_clicks(engine, repeats, data, wanted, clicks_day)
     history.add_other_days(repeats, data, store)
     judged = repeats.judge()
-    marks = {day: [[judged.marks(number) for number in own] for own in each] for day, each in numbers.items()}
+    marks: dict[date | None, list[list[MarkedRows]]] = {}
+    for day, sources_ranges in ranges.items():
+        marks[day] = [[judged.marks(number) for number in numbers] for numbers in sources_ranges]
     return FoundRepeats(judged, marks)
 
 
-def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, own_day: int | None) -> pl.DataFrame:
-    """The events of rows that this dataset takes in: of the days that are named, or of all."""
+def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, file_day: int | None) -> pl.DataFrame:
+    """Return the events of rows that this dataset takes in: of the days that are named, or of all."""
     if not data.days or not spec.has_day:
         return events
-    if own_day is not None and data.late != "own_day":
-        return events.filter(pl.col("day") == own_day)
-    named = [days.day_number(day) for day in data.days]
-    events = events.filter(pl.col("day").is_between(named[0], named[-1]))
-    return events if own_day is None else events.filter((pl.col("day") - own_day).abs() <= data.late_days)
+    if file_day is not None and data.late != "own_day":
+        return events.filter(pl.col("day") == file_day)
+    first, last = days.day_number(data.days[0]), days.day_number(data.days[-1])
+    events = events.filter(pl.col("day").is_between(first, last))
+    if file_day is None:
+        return events
+    return events.filter((pl.col("day") - file_day).abs() <= data.late_days)
 
 
 def _add_clicks(engine: IngestEngine, repeats: Repeats, data: DataConfig, spec: DataSpec, day: date) -> None:
-    """Take in the log of clicks that came on ``day``; DataError where there is none."""
     if data.label.late_path is None:
         return
     path, column = days.filled(data.label.late_path, day), spec.event_key or ""

@@ -16,14 +16,16 @@ import pyarrow.parquet as pq
 
 _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
-_LONG = 15  # elements from which on a list's length does not fit its first byte; also the largest step of a field id
+# Elements from which on a list's length does not fit its first byte; also the largest step of a field id.
+_LONG = 15
 # Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 _ROWS, _GROUPS = 3, 4
 _COLUMNS, _BYTES, _GROUP_ROWS, _START, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
 _CHUNK_START, _CHUNK = 2, 3
 _PAGE_STARTS = (9, 10, 11)
 
-Struct = dict[int, tuple[int, Any]]  # by field id: type and value
+# Type and value by field id.
+Struct = dict[int, tuple[int, Any]]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,7 @@ def rows_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWri
 
 
 def _shift(group: Struct, by: int) -> None:
-    """Move every place that a row group names; 0 stands for none."""
-
+    # Move every place that a row group names; 0 stands for none.
     def moved(struct: Struct, fields: Sequence[int]) -> None:
         for field in fields:
             if field in struct and struct[field][1]:

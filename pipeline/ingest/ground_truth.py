@@ -7,6 +7,7 @@ not depend on what earlier days drew.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -73,32 +74,36 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     first_scale = config.first_order_effect / np.sqrt(SPARSE)
     first = [_draw(rng, first_scale, size) for size in sizes]
     dense = _draw(rng, config.dense_effect / np.sqrt(DENSE), DENSE)
-    pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * config.latent_dim)) ** 0.5
     if config.blocks:
         pairs = _block_pairs(config, sizes, seed)
-        scale, spread = rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE)
-        return Truth(ids, odds, first, dense, pairs, scale, spread, quads=_quads(config, sizes, seed))
-    pairs = []
-    small = _small(sizes)
-    for _ in range(config.pairs):
-        a, b = (int(i) for i in rng.choice(small, 2, replace=False))
+    else:
+        pairs = []
         latent = config.latent_dim
-        pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
+        pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * latent)) ** 0.5
+        small = _small_features(sizes)
+        for _ in range(config.pairs):
+            a, b = rng.choice(small, 2, replace=False).tolist()
+            pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
     scale, spread = rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE)
     truth = Truth(ids, odds, first, dense, pairs, scale, spread, quads=_quads(config, sizes, seed))
-    return _in_groups(truth, config.id_groups, seed) if config.id_groups else truth
+    if config.id_groups and not config.blocks:
+        truth = _share_effects_in_groups(truth, config.id_groups, seed)
+    return truth
 
 
-def _small(sizes: list[int]) -> np.ndarray:
-    """The smaller half of the features: each combination of their ids is seen often enough to be learnt."""
+def _small_features(sizes: list[int]) -> np.ndarray:
+    # The smaller half of the features: each combination of their ids is seen often enough to be learnt.
     return np.argsort(sizes)[: SPARSE // 2]
 
 
 def _quads(config: SyntheticConfig, sizes: list[int], seed: int) -> list[dict[int, Effects]]:
-    """Groups of four features, each in one at most, with an effect of standard deviation 1 for every id."""
+    # Groups of four features, each in one at most, with an effect of standard deviation 1 for every id.
     rng = np.random.default_rng([seed, 9])
-    chosen = rng.permutation(_small(sizes))[: 4 * config.quads].reshape(config.quads, 4)
-    return [{int(feature): _draw(rng, 1.0, sizes[feature]) for feature in four} for four in chosen]
+    chosen = rng.permutation(_small_features(sizes))[: 4 * config.quads].reshape(config.quads, 4)
+    quads = []
+    for four in chosen.tolist():
+        quads.append({feature: _draw(rng, 1.0, sizes[feature]) for feature in four})
+    return quads
 
 
 def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: float, effect: float) -> np.ndarray:
@@ -109,25 +114,34 @@ def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: floa
     """
     total = np.zeros(places.shape[1])
     for four in quads:
-        factors = [np.append(1 + effects.at(angle), 1.0)[places[feature]] for feature, effects in four.items()]
+        factors = []
+        for feature, effects in four.items():
+            factors.append(np.append(1 + effects.at(angle), 1.0)[places[feature]])
         total += np.prod(factors, axis=0) - 1
-    return effect / np.sqrt(15 * max(len(quads), 1)) * total  # 15 = 2 ** 4 - 1: the variance of such a product
+    # 15 = 2 ** 4 - 1: the variance of such a product.
+    return effect / np.sqrt(15 * max(len(quads), 1)) * total
 
 
-def _in_groups(truth: Truth, groups: int, seed: int) -> Truth:
-    """Every id with the effects of its group: those of one of the feature's first ``groups`` ids, drawn at random."""
+def _share_effects_in_groups(truth: Truth, groups: int, seed: int) -> Truth:
+    # Every id with the effects of its group: those of one of the feature's first `groups` ids, drawn at random.
     rng = np.random.default_rng([seed, 8])
     group = [rng.integers(0, min(groups, len(ids)), len(ids)) for ids in truth.ids]
 
-    def shared(effects: Effects, feature: int) -> Effects:
+    def share(effects: Effects, feature: int) -> Effects:
         return Effects(effects.start[group[feature]], effects.turn[group[feature]])
 
-    return replace(
-        truth,
-        first=[shared(effects, feature) for feature, effects in enumerate(truth.first)],
-        pairs=[(a, b, shared(left, a), shared(right, b)) for a, b, left, right in truth.pairs],
-        quads=[{feature: shared(effects, feature) for feature, effects in four.items()} for four in truth.quads],
-    )
+    return _map_effects(truth, share)
+
+
+def _map_effects(truth: Truth, change: Callable[[Effects, int], Effects]) -> Truth:
+    # `change` gets the effects of ids, and their feature: first-order ones, then those of pairs, then those of quads.
+    first = [change(effects, feature) for feature, effects in enumerate(truth.first)]
+    pairs, quads = [], []
+    for a, b, left, right in truth.pairs:
+        pairs.append((a, b, change(left, a), change(right, b)))
+    for four in truth.quads:
+        quads.append({feature: change(effects, feature) for feature, effects in four.items()})
+    return replace(truth, first=first, pairs=pairs, quads=quads)
 
 
 def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
@@ -137,9 +151,11 @@ def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
 
 
 def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, Effects, Effects]]:
-    """All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block."""
-    blocks = [[int(name[1:]) - 1 for name in block] for block in planted_blocks(config, seed)]
-    within = [(a, b) for block in blocks for a, b in itertools.combinations(block, 2)]
+    # All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block.
+    within = list[tuple[int, int]]()
+    for block in planted_blocks(config, seed):
+        features = [int(name[1:]) - 1 for name in block]
+        within += itertools.combinations(features, 2)
     rng = np.random.default_rng([seed, 4])
     scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
     latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
@@ -158,41 +174,28 @@ def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
             order[moved] = order[rng.permutation(moved)]
             born = size + fresh * (day - 1)
             order[rng.choice(size, fresh, replace=False)] = np.arange(born, born + fresh)
-        names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]  # longer than those of the first day
+        # Longer than those of the first day.
+        names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]
         ids.append(pl.concat([first, pl.Series(names, dtype=pl.String)]))
         ranked.append(order)
         added.append((fresh, days))
-    grow = _Grower(seed, added)
-    return replace(
-        truth,
-        ids=ids,
-        ranked=ranked,
-        first=[grow.effects(effects, feature) for feature, effects in enumerate(truth.first)],
-        pairs=[(a, b, grow.effects(left, a), grow.effects(right, b)) for a, b, left, right in truth.pairs],
-        quads=[{feature: grow.effects(effects, feature) for feature, effects in four.items()} for four in truth.quads],
-    )
+    # An id keeps its effects: those of new ids are drawn day by day. Pairs of a block share their arrays, each of which
+    # grows once.
+    grown: dict[int, Effects] = {}
 
-
-class _Grower:
-    """Draws the effects of new ids, day by day, so that an id keeps its own; each array of effects grows once."""
-
-    def __init__(self, seed: int, added: list[tuple[int, int]]) -> None:
-        self.seed, self.added = seed, added
-        self.grown: dict[int, Effects] = {}
-
-    def effects(self, effects: Effects, feature: int) -> Effects:
-        """``effects`` of the first day's ids of ``feature``, with those of all ids since."""
-        if id(effects) not in self.grown:
-            number, (fresh, days) = len(self.grown), self.added[feature]
+    def grow(effects: Effects, feature: int) -> Effects:
+        if id(effects) not in grown:
+            number, (fresh, days) = len(grown), added[feature]
             scale, shape = float(effects.start.std()), (fresh, *effects.start.shape[1:])
-            new = [
-                _draw(np.random.default_rng([self.seed, 6, number, day]), scale, *shape) for day in range(1, days + 1)
-            ]
-            self.grown[id(effects)] = Effects(
-                np.concatenate([effects.start, *(part.start for part in new)]),
-                np.concatenate([effects.turn, *(part.turn for part in new)]),
-            )
-        return self.grown[id(effects)]
+            starts, turns = [effects.start], [effects.turn]
+            for day in range(1, days + 1):
+                new = _draw(np.random.default_rng([seed, 6, number, day]), scale, *shape)
+                starts.append(new.start)
+                turns.append(new.turn)
+            grown[id(effects)] = Effects(np.concatenate(starts), np.concatenate(turns))
+        return grown[id(effects)]
+
+    return replace(_map_effects(truth, grow), ids=ids, ranked=ranked)
 
 
 def with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None) -> float:

@@ -18,10 +18,13 @@ from typing import BinaryIO, cast
 from pipeline.ingest.formats.file_format import SEEN
 from pipeline.ingest.quoted import LONGEST
 
-_MARK = b"\x1f\x8b\x08"  # gzip, deflate
+# Gzip, deflate.
+_MARK = b"\x1f\x8b\x08"
 _RESERVED_FLAGS = 0xE0
-_CHUNK = 1 << 22  # bytes searched at a time
-_TRIES = 8  # members looked at, for each part, that begin where nobody can tell records apart
+# Bytes searched at a time.
+_CHUNK = 1 << 22
+# Members looked at, for each part, that begin where nobody can tell records apart.
+_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def has_one(source: BinaryIO) -> bool:
 
 
 def _next_mark(source: BinaryIO, at: int, size: int) -> int:
-    """The first place from ``at`` on where the bytes are those of a member's header; ``size`` where there is none."""
+    # The first place from `at` on where the bytes are those of a member's header; `size` where there is none.
     while at < size:
         source.seek(at)
         data = source.read(_CHUNK + len(_MARK))
@@ -80,7 +83,6 @@ def _next_mark(source: BinaryIO, at: int, size: int) -> int:
 
 
 def _text_at(source: BinaryIO, at: int) -> bytes:
-    """What the members from ``at`` on begin with; nothing where they are none."""
     source.seek(at)
     try:
         with gzip.GzipFile(fileobj=source) as stream:
@@ -120,11 +122,9 @@ class _LimitedBytes(io.RawIOBase):
         self._source, self._left = source, left
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        """Fill ``target`` as far as bytes are left."""
         data = self._source.read(min(len(target), self._left))
         target[: len(data)] = data
         self._left -= len(data)
@@ -138,11 +138,9 @@ class _JoinedStreams(io.RawIOBase):
         self._streams = streams
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        """Fill a part of ``target``."""
         while self._streams:
             if count := self._streams[0].readinto(target):
                 return count

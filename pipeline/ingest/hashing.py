@@ -16,7 +16,8 @@ from pipeline.native.text import hashed
 from pipeline.records.dataset import RESERVED_ROWS
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_IN_CACHE = 1 << 14  # rows mixed at a time
+# Rows mixed at a time.
+_IN_CACHE = 1 << 14
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 

@@ -30,7 +30,9 @@ _SPAN = re.compile(r"(\d{4}-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))?")
 
 def reach(data: DataConfig) -> int:
     """Days before a row's own whose events matter to it."""
-    return max(data.dedupe.days, data.label.window_days) if data.dedupe.key is not None else 0
+    if data.dedupe.key is None:
+        return 0
+    return max(data.dedupe.days, data.label.window_days)
 
 
 def keeps_events(data: DataConfig) -> bool:
@@ -48,22 +50,22 @@ def around(store: Store, data: DataConfig, first: date, last: date) -> dict[date
 
     Only those that have none of the days of ``data.day``.
     """
-    made: dict[date, Artifact] = {}
-    own = data.days
+    datasets: dict[date, Artifact] = {}
     for entry in store.names(dataset_path(data.name, "", "")):
-        if (match := _SPAN.fullmatch(entry)) is None:
+        match = _SPAN.fullmatch(entry)
+        if match is None:
             continue
         begin, end = date.fromisoformat(match[1]), date.fromisoformat(match[2] or match[1])
-        if end < first or begin > last or (begin <= own[-1] and end >= own[0]):
+        if end < first or begin > last or (begin <= data.days[-1] and end >= data.days[0]):
             continue
         dataset = day_dataset(store, data.name, entry)
         if dataset is None:
             continue
         for shift in range((max(begin, first) - min(end, last)).days, 1):
             day = min(end, last) + timedelta(days=shift)
-            if day not in made or dataset.created > made[day].created:
-                made[day] = dataset
-    return dict(sorted(made.items()))
+            if day not in datasets or dataset.created > datasets[day].created:
+                datasets[day] = dataset
+    return dict(sorted(datasets.items()))
 
 
 def _before(store: Store, data: DataConfig) -> dict[date, Artifact]:
@@ -72,25 +74,28 @@ def _before(store: Store, data: DataConfig) -> dict[date, Artifact]:
 
 
 def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
-    """Datasets of later days with the days of ``data.day`` that they have clicks of."""
     last, window = data.days[-1], data.label.window_days
     if not window:
         return []
     later = around(store, data, last + timedelta(days=1), last + timedelta(days=window))
+    # Datasets of later days, each once, with the days of `data.day` that they have clicks of.
     artifacts = {artifact.path: artifact for artifact in later.values()}
-    return [
-        (artifact, day)
-        for _, artifact in sorted(artifacts.items())
-        for day in data.days
-        if corrected_name(day) in artifact.files
-    ]
+    corrections = []
+    for _, artifact in sorted(artifacts.items()):
+        for day in data.days:
+            if corrected_name(day) in artifact.files:
+                corrections.append((artifact, day))
+    return corrections
 
 
 def _corrections(dataset: Artifact, first: date) -> list[tuple[date, str]]:
-    """The days from ``first`` on that a dataset has corrections of, with their files."""
-    named = [(_CORRECTED.fullmatch(name), name) for name in dataset.files]
-    days = [(date.fromisoformat(match[1]), name) for match, name in named if match is not None]
-    return sorted((day, name) for day, name in days if day >= first)
+    # The days from `first` on that a dataset has corrections of, with their files.
+    corrections = []
+    for name in dataset.files:
+        match = _CORRECTED.fullmatch(name)
+        if match is not None and date.fromisoformat(match[1]) >= first:
+            corrections.append((date.fromisoformat(match[1]), name))
+    return sorted(corrections)
 
 
 def marks(data: DataConfig, store: Store | None) -> list[str]:
@@ -100,14 +105,18 @@ def marks(data: DataConfig, store: Store | None) -> list[str]:
     """
     if data.dedupe.key is None or not data.days:
         return []
-    made = [fingerprint(filled(data.label.late_path, day)) or "none" for day in data.days if data.label.late_path]
+    words = list[str]()
+    if data.label.late_path:
+        words += [fingerprint(filled(data.label.late_path, day)) or "none" for day in data.days]
     if store is None or not reach(data):
-        return made
+        return words
+    earliest = data.days[0] - timedelta(days=reach(data))
     for day, dataset in _before(store, data).items():
-        made.append(str(dataset.summary.get("events", "")))
-        earliest = data.days[0] - timedelta(days=reach(data))
-        made += [dataset.files[name].checksum for other, name in _corrections(dataset, earliest) if other < day]
-    return made + [artifact.files[corrected_name(day)].checksum for artifact, day in _after(store, data)]
+        words.append(str(dataset.summary.get("events", "")))
+        words += [dataset.files[name].checksum for other, name in _corrections(dataset, earliest) if other < day]
+    for artifact, day in _after(store, data):
+        words.append(artifact.files[corrected_name(day)].checksum)
+    return words
 
 
 def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
@@ -123,7 +132,8 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
         for _, name in _corrections(dataset, earliest):
             repeats.add(_clicks(store, dataset, name, day), KNOWN)
     for dataset, day in _after(store, data):
-        last = day + timedelta(days=data.label.window_days)  # behind all clicks of these logs
+        # Behind all clicks of these logs.
+        last = day + timedelta(days=data.label.window_days)
         repeats.add(_clicks(store, dataset, corrected_name(day), last), LATER)
 
 

@@ -102,7 +102,7 @@ class _DoubleHash(HashMapping):
 
     @property
     def ways(self) -> tuple[Callable[[pl.Series, int], pl.Series], ...]:
-        """Two hashes that are as good as independent."""
+        # Two hashes that are as good as independent.
         from pipeline.ingest.hashing import hash_rows_of, second_rows_of
 
         return hash_rows_of, second_rows_of
@@ -117,7 +117,7 @@ class _Learned(VocabMapping):
     def fit(
         self, feature: MappedFeature, counts: VocabCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
-        """Decided once: later days keep who shares a row with whom."""
+        # Decided once: later days keep who shares a row with whom.
         from pipeline.ingest.learned_collision import probe, shared_rows
 
         return before or shared_rows(feature, counts.table(), day.once(probe)[feature.name])
@@ -125,7 +125,7 @@ class _Learned(VocabMapping):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        """As for every mapping; the setting ``rows`` must be the same too, because the sharing is decided once."""
+        # As for every mapping; the setting `rows` must be the same too, because the sharing is decided once.
         super().require_compatible(feature, then, path, config)
         former = config["data"]["sparse"].get(feature.name)
         rows = feature.rows if former is None else former["rows"] or config["data"]["sparse_defaults"]["rows"]
@@ -150,7 +150,7 @@ class _Bins(IdMapping):
     """Features with ``bins``: numbers are cut into bins of the train rows, one row for each bin."""
 
     def counts(self, feature: MappedFeature, vocabularies: int) -> BinCounts:
-        """A quantile sketch: at most 65,536 buckets."""
+        # A quantile sketch: at most 65,536 buckets.
         from pipeline.ingest.counts import BinCounts
 
         return BinCounts()
@@ -158,7 +158,7 @@ class _Bins(IdMapping):
     def fit(
         self, feature: MappedFeature, counts: BinCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
-        """Bounds of bins, as ``data.sparse.<name>.bins_by`` says; decided once."""
+        # Bounds of bins, as `data.sparse.<name>.bins_by` says; decided once.
         from pipeline.ingest.binning import bin_bounds
 
         bounds = bin_bounds(counts.sketch, feature.bins_by, feature.rows - RESERVED_ROWS)
@@ -167,7 +167,6 @@ class _Bins(IdMapping):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        """Besides the rows, the way of cutting must be the same."""
         from pipeline.config.features import PERCENTILE
 
         super().require_compatible(feature, then, path, config)
@@ -179,7 +178,6 @@ class _Bins(IdMapping):
             )
 
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """The bin of the number behind each hash."""
         import numpy as np
         import polars as pl
 

@@ -10,10 +10,11 @@ from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
-from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
+from pipeline.ingest.values import FLOAT32_MAX, absent_in, elements_of, nulls, number_of, strings_of
 from pipeline.specs.id_mapping import MappedFeature
 
-_NO_NULLS = {"empty_as_null": False, "keep_nulls": False}  # how lists explode into their elements and nothing else
+# How lists explode into their elements and nothing else.
+_NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
 
 
 def ids_of(
@@ -45,10 +46,11 @@ def ids_of(
 
 def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedRows) -> None:
     """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
-    column, by_name = feature.column, {series.name: series for series in columns}
+    column = feature.column
+    by_name = {series.name: series for series in columns}
     hashes, ids = by_name[f"hash:{feature.name}"], by_name[f"id:{feature.name}"]
     if feature.required:
-        missing = hashes.is_null() if not feature.multi else hashes.list.len().fill_null(0) == 0
+        missing = hashes.list.len().fill_null(0) == 0 if feature.multi else hashes.is_null()
         rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
     if feature.integer:
         flat = ids.to_frame("id").with_row_index("row")
@@ -83,18 +85,23 @@ def _multi(
     weights: pl.Series | None,
     beside: pl.Series | None,
 ) -> list[pl.Series]:
-    """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
+    # Lists of ids (and weights) of one row each; empty and missing elements are left out.
     flat = _elements(values, text, feature, spec, rejected)
     if weights is not None:
         flat = _with_weights(flat, weights, feature, spec, rejected)
     if spec.strip:
         flat = flat.with_columns(pl.col("id").str.strip_chars())
-    some = pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing])
-    flat = flat.filter(some)
+    present = pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing])
+    flat = flat.filter(present)
     if feature.weighted:
         if "text" not in flat.columns:
-            flat = _split_weights(flat, feature, spec).filter(some)
-        flat = _weighed(flat, feature, rejected)
+            # Ids with their weights behind them, as text.
+            parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
+            flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
+            if spec.strip:
+                flat = flat.with_columns(pl.col("id", "text").str.strip_chars())
+            flat = flat.filter(present)
+        flat = _read_weights(flat, feature, rejected)
     if feature.max_ids is not None:
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     flat = crossed(flat, beside)
@@ -112,36 +119,34 @@ def _multi(
 def _elements(
     values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
-    """``row`` and ``id`` of every element of a field, in order; of maps also ``text``, the weight.
-
-    A field of text without a separator is one element.
-    """
+    # `row` and `id` of every element of a field, in order; of maps also `text`, the weight.
+    # A field of text without a separator is one element.
     if text is not None:
-        lists = text.str.split(feature.separator) if feature.separator else text.reshape((-1, 1)).arr.to_list()
+        lists = elements_of(text, feature.separator)
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
         bare = feature.maps and feature.weight_separator is None
         _reject_fields(~absent_in(text, spec) & bare, "text", feature, rejected)
         return lists.to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
     struct = values.dtype.inner == pl.Struct  # type: ignore[attr-defined]
-    some = (values.list.len() > 0).fill_null(False)
+    filled = (values.list.len() > 0).fill_null(False)
     if struct != feature.maps:
-        _reject_fields(some, "a map" if struct else "a list", feature, rejected)
+        _reject_fields(filled, "a map" if struct else "a list", feature, rejected)
         values = values.clear().extend_constant(None, len(values))
         return as_text(values.cast(pl.List(pl.String))).to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
     if not struct:
         return as_text(values).to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
-    pairs = values.to_frame("pair").with_row_index("row").filter(pl.Series(some)).explode("pair")
-    key, weight = (pairs["pair"].struct.field(field.name) for field in pairs["pair"].dtype.fields[:2])  # type: ignore[attr-defined]
+    pairs = values.to_frame("pair").with_row_index("row").filter(pl.Series(filled)).explode("pair")
+    fields = pairs["pair"].dtype.fields  # type: ignore[attr-defined]
+    key, weight = pairs["pair"].struct.field(fields[0].name), pairs["pair"].struct.field(fields[1].name)
     return pairs.select("row", strings_of(key).alias("id"), _weight_text(weight).alias("text"))
 
 
 def _weight_text(weights: pl.Series) -> pl.Series:
-    """Weights as they are compared and read: numbers as Float64, all else as text."""
+    # Weights as they are compared and read: numbers as Float64, all else as text.
     return weights.cast(pl.Float64) if weights.dtype.is_numeric() else strings_of(weights)
 
 
 def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows of ``mask``, whose fields hold ``what``, another thing than ``feature`` says."""
     holds = "map" if what == "a map" else "list"
     kind = f"{feature.column} is {what}, not {'a map' if feature.maps else 'a list'}"
     rejected.add(mask.to_numpy(), kind, lambda _: f"{kind}; data.sparse.{feature.name}.holds={holds}", feature.column)
@@ -150,11 +155,11 @@ def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Re
 def _with_weights(
     flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
-    """``flat`` with ``text``, the weight of each element by the column of weights; a field of none weighs 1 each."""
+    # `flat` with `text`, the weight of each element by the column of weights; a field of none weighs 1 each.
     if weights.dtype != pl.List:
         text = strings_of(weights)
-        lists = text.str.split(feature.separator) if feature.separator else text.reshape((-1, 1)).arr.to_list()
-        weights = lists.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
+        weights = elements_of(text, feature.separator)
+        weights = weights.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
     lengths = weights.list.len().fill_null(0).to_numpy().astype(np.int64)
     ids = np.bincount(flat["row"].to_numpy(), minlength=len(weights))
     wrong = (lengths > 0) & (lengths != ids)
@@ -166,13 +171,13 @@ def _with_weights(
     )
     good = (lengths > 0) & ~wrong
     flat = flat.filter(~pl.Series(wrong)[flat["row"]])
-    own = pl.Series(good)[flat["row"]].to_numpy()
+    has_weight = pl.Series(good)[flat["row"]].to_numpy()
     values = _weight_text(weights.filter(pl.Series(good)).explode(**_NO_NULLS))
     if values.dtype == pl.String:
         values = values.str.strip_chars() if spec.strip else values
         values = values.set(values.is_in(["", *spec.missing]).fill_null(False), None)
     column = pl.Series("text", [None], dtype=values.dtype).new_from_index(0, flat.height)
-    return flat.with_columns(column.scatter(np.flatnonzero(own), values).alias("text"))
+    return flat.with_columns(column.scatter(np.flatnonzero(has_weight), values).alias("text"))
 
 
 def as_text(values: pl.Series) -> pl.Series:
@@ -181,20 +186,12 @@ def as_text(values: pl.Series) -> pl.Series:
         return strings_of(values)
     if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
         return values
-    each = strings_of(values.explode(empty_as_null=False, keep_nulls=False))
+    elements = strings_of(values.explode(empty_as_null=False, keep_nulls=False))
     offsets = np.concatenate([[0], np.cumsum(values.list.len().fill_null(0).to_numpy())])
-    return as_lists(each, offsets)
+    return as_lists(elements, offsets)
 
 
-def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec) -> pl.DataFrame:
-    """``id<sep>weight`` apart, as ``id`` and ``text``."""
-    parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
-    flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
-    return flat.with_columns(pl.col("id", "text").str.strip_chars()) if spec.strip else flat
-
-
-def _weighed(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
-    """``flat`` with the weight that ``text`` (numbers, or text) says in place of it; none is 1."""
+def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
     numeric = flat["text"].dtype.is_numeric()
     weight = pl.col("text").fill_null(1.0 if numeric else "1").cast(pl.Float64, strict=False)
     flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
@@ -231,7 +228,8 @@ def ids_per_row(frame: pl.DataFrame, feature: MappedFeature) -> np.ndarray:
     return lengths.to_numpy().astype(np.int64)
 
 
-CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
+# Between the values of a cross: the unit separator, which no log field holds.
+CROSS = "\x1f"
 
 
 def cross_text(
@@ -254,16 +252,12 @@ def cross_text(
             text = texts[column]
             parts[f"{place}"] = text.zip_with(~absent_in(text, spec), nulls(pl.String, len(text)))
         else:
-            parts[f"{place}"] = _no_lists(column, feature, raw.height, rejected)
+            kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
+            rejected.add(np.ones(raw.height, bool), kind, lambda _, kind=kind: kind, column)  # type: ignore[misc]
+            parts[f"{place}"] = nulls(pl.String, raw.height)
     frame = pl.DataFrame(parts)
-    return frame.select(pl.concat_str(list(parts), separator=CROSS).alias("id"))["id"]  # null if any part is
-
-
-def _no_lists(column: str, feature: SparseSpec, rows: int, rejected: RejectedRows) -> pl.Series:
-    """Rejects all rows, which hold lists in ``column``; nulls."""
-    kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
-    rejected.add(np.ones(rows, bool), kind, lambda _: kind, column)
-    return nulls(pl.String, rows)
+    # Null if any part is.
+    return frame.select(pl.concat_str(list(parts), separator=CROSS).alias("id"))["id"]
 
 
 def _bins(
@@ -274,7 +268,7 @@ def _bins(
     spec: DataSpec,
     rejected: RejectedRows,
 ) -> pl.Series:
-    """The number of each value's bin, as text: how many of ``bounds`` are not above it; null: missing."""
+    # The number of each value's bin, as text: how many of `bounds` are not above it; null: missing.
     numbers = number_of(raw[column], texts.get(column), column, spec, rejected)
     bins = pl.Series(bin_of(numbers.fill_null(0.0).to_numpy(), bounds)).cast(pl.String)
     return bins.zip_with(numbers.is_not_null(), nulls(pl.String, len(bins)))

@@ -42,15 +42,23 @@ from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 # Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
 MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
 MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
-ROW_ID_SHARE = 0.98  # of different values, from which on a value is taken to name its row
-MOST_REPEATED = 0.8  # share of different rows of a log that delivers some again; below it, rows are merely alike
-LEAST_ROWS = 100  # by which anything is concluded from how many values differ
-LABEL_SHARE = 0.95  # of a label's values, that its two classes are at least
-ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
-FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
-PERIODS = 10  # of a log whose rows have times: what a value says is judged by rows of other periods
+# Share of different values from which on a value is taken to name its row.
+ROW_ID_SHARE = 0.98
+# Share of different rows of a log that delivers some again; below it, rows are merely alike.
+MOST_REPEATED = 0.8
+# Rows by which anything is concluded from how many values differ.
+LEAST_ROWS = 100
+# Share of a label's values that its two classes are at least.
+LABEL_SHARE = 0.95
+# NE that exact values gain over bins, from which on a number is looked up too.
+ALSO_AN_ID = 0.001
+# Values of a whole number, and rows for each of them, by which it is looked up too.
+FEW = 100
+# Periods of a log whose rows have times: what a value says is judged by rows of other periods.
+PERIODS = 10
 LEAST_ROWS_OF_A_TABLE = 1000
-BY_CHANCE = 1e-9  # probability below which it is no luck that a column says something in clicked rows alone
+# Probability below which it is no luck that a column says something in clicked rows alone.
+BY_CHANCE = 1e-9
 _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
 # Words run into ``id`` only where what is before it has ids: bid, paid and valid end so, too.
 _ID_NAMES = re.compile(
@@ -110,21 +118,38 @@ class Schema:
 
 
 def infer(sample: LogSample, label: str | None = None) -> Schema:
-    """What the columns of ``sample`` mean; ``label``: the label's column, None: guess it.
+    """Guess what the columns of ``sample`` mean.
 
-    Raises DataError where no column can be the label.
+    Args:
+        sample: rows of a log.
+        label: the label's column; None guesses it.
+
+    Raises:
+        DataError: if no column can be the label.
     """
+    # 1. Columns as they are meant: a decimal comma is a point, words that stand for missing values are none, and times
+    #    of an unusual form are written in the usual one.
     commas = comma_columns(sample.frame, MISSING_NUMBERS)
     sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)
-    columns = [without_broken_times(SampleColumn(sample.frame[name], missing)) for name in sample.frame.columns]
-    forms = {column.name: form for column in columns if (form := form_of(column)) is not None}
-    columns = [_standard(column, forms[column.name][0]) if column.name in forms else column for column in columns]
+    columns, forms = list[SampleColumn](), {}
+    for name in sample.frame.columns:
+        column = without_broken_times(SampleColumn(sample.frame[name], missing))
+        form = form_of(column)
+        if form is not None:
+            forms[name] = form
+            column = SampleColumn(standard(column.text, column.text, form[0]), ())
+        columns.append(column)
+
+    # 2. The label, and the time of the rows: of several the one that tells most.
     chosen, others = _label(columns, label)
     positive, negative = _classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
+    rate = float(clicks.to_numpy().mean())
     times = [column for column in columns if column.name != chosen.name and is_time(column)]
     time = max(times, key=lambda column: column.distinct, default=None)
+
+    # 3. All others.
     lists = {column.name: column.values for column in columns if column.lists and not (column.map or column.nested)}
     numbers = [name for name, values in lists.items() if holds_numbers(values)]
     weights = weights_of(lists, [name for name in lists if name not in numbers], numbers)
@@ -132,47 +157,55 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights, periods)
     rest = [column for column in columns if column.name != chosen.name and column is not time]
     guesses = facts.guesses(rest, times)
-    if not any(guess.kind == "sparse" for guess in guesses):  # which a model needs: values that may name a time, too
+    if not any(guess.kind == "sparse" for guess in guesses):
+        # A model needs one, even if its values may name a time.
         guesses = replace(facts, periods=None).guesses(rest, times)
     guesses = _with_own_names(guesses)
-    rate = float(clicks.to_numpy().mean())
-    written, other_form = (None, "") if time is None else forms.get(time.name, (None, ""))
-    plain = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
-    logarithms = [guess.settings["transform"] for guess in plain]
-    transform = max(sorted(set(logarithms)), key=logarithms.count, default="log1p_standardise")
+
+    # 4. The transform of most numbers is the default, which features then leave out.
+    transforms = [
+        guess.settings["transform"] for guess in guesses if guess.kind == "dense" and "width" not in guess.settings
+    ]
+    transform = str(max(sorted(set(transforms)), key=transforms.count, default="log1p_standardise"))
+    for guess in guesses:
+        if "width" not in guess.settings and guess.settings.get("transform") == transform:
+            del guess.settings["transform"]
+
+    time_guess, days, by_day, time_format, other_format = None, None, False, None, ""
+    if time is not None:
+        time_guess = Guess(column=time.name, kind="time", seen=time.seen())
+        days = first_and_last_day(time)
+        by_day = bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0]
+        time_format, other_format = forms.get(time.name, (None, ""))
+    hours = [column.name for column in columns if column.name in sample.partitions and is_hour(column)]
     return Schema(
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()),
         positive=positive,
         negative=negative,
         rate=rate,
         others=tuple(column.name for column in others),
-        time=None if time is None else Guess(column=time.name, kind="time", seen=time.seen()),
-        days=None if time is None else first_and_last_day(time),
+        time=time_guess,
+        days=days,
         missing=tuple(missing),
-        by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
-        transform=str(transform),
-        hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
+        by_day=by_day,
+        transform=transform,
+        hour=hours[0] if hours else None,
         min_count=facts.min_count,
         decimal="," if commas else ".",
-        time_format=written,
-        other_format=other_form,
-        features=tuple(_without_default(guess, str(transform)) for guess in guesses),
+        time_format=time_format,
+        other_format=other_format,
+        features=tuple(guesses),
     )
 
 
-def _standard(column: SampleColumn, form: str) -> SampleColumn:
-    """A column of times that are written as ``form`` says, as they are written without it."""
-    return SampleColumn(standard(column.text, column.text, form), ())
-
-
 def _periods(time: SampleColumn) -> np.ndarray:
-    """The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period."""
-    rank = (time.numbers if time.is_numeric else time.text).rank("min").fill_null(1).to_numpy()
+    # The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period.
+    values = time.numbers if time.is_numeric else time.text
+    rank = values.rank("min").fill_null(1).to_numpy()
     return ((rank - 1) * PERIODS // len(rank)).astype(np.int64)
 
 
 def _with_own_names(guesses: list[Guess]) -> list[Guess]:
-    """``guesses``, no two of which have one name."""
     taken: set[str] = set()
     renamed = []
     for guess in guesses:
@@ -180,29 +213,22 @@ def _with_own_names(guesses: list[Guess]) -> list[Guess]:
         while name and name in taken:
             name += "_"
         taken.add(name)
-        renamed.append(replace(guess, name=name))
+        renamed.append(replace(guess, name=name, settings=dict(guess.settings)))
     return renamed
 
 
-def _without_default(guess: Guess, transform: str) -> Guess:
-    if "width" in guess.settings:
-        return guess
-    settings = {name: value for name, value in guess.settings.items() if (name, value) != ("transform", transform)}
-    return replace(guess, settings=settings)
-
-
 def _missing_words(frame: pl.DataFrame) -> list[str]:
-    """The words that stand for a missing value in some column of text."""
     words: set[str] = set()
     for values in frame.select(pl.col(pl.String)).get_columns():
-        there = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
-        if there:
-            words |= there if SampleColumn(values, there).is_numeric else there & MISSING_WORDS
+        found = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
+        if found and SampleColumn(values, found).is_numeric:
+            words |= found
+        else:
+            words |= found & MISSING_WORDS
     return sorted(words)
 
 
 def _label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn, list[SampleColumn]]:
-    """The column that is the label, and others that could be."""
     if name is not None:
         named = [column for column in columns if column.name == name]
         if not named:
@@ -220,29 +246,30 @@ def _label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn,
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
     first = ranked[0]
-    for other in ranked[1:]:  # what follows a click is a further task: the click is the label
-        if _likeness(other) == _likeness(first) and only_among(_says(first), _positives(other)):
+    for other in ranked[1:]:
+        # What follows a click is a further task: the click is the label.
+        if _likeness(other) == _likeness(first) and only_among(_happened(first), _positives(other)):
             first = other
     return first, [column for column in ranked if column is not first]
 
 
 def _likeness(column: SampleColumn) -> int:
-    """How much a column of two values looks like a label."""
     named = 2 * bool(_LABEL_NAMES.search(column.name))
     return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
 
 
 def _positives(label: SampleColumn) -> np.ndarray:
-    """Whether each row has the positive value of ``label``, a column of two values."""
     return (label.text == _classes(label)[0]).fill_null(False).to_numpy()
 
 
-def _says(column: SampleColumn) -> np.ndarray:
-    """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
+def _happened(column: SampleColumn) -> np.ndarray:
+    # Whether `column` says that something happened: a value that is none of missing, 0 and no.
     if column.distinct == 2:
         return _positives(column)
-    here = column.text.is_not_null()
-    return (here & (column.numbers != 0).fill_null(False) if column.is_numeric else here).to_numpy()
+    present = column.text.is_not_null()
+    if column.is_numeric:
+        present = present & (column.numbers != 0).fill_null(False)
+    return present.to_numpy()
 
 
 def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
@@ -252,7 +279,7 @@ def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
 
 
 def _classes(label: SampleColumn) -> tuple[str, str]:
-    """The label's positive and negative value: the one that says yes, else the rarer one."""
+    # The label's positive and negative value: the one that says yes, else the rarer one.
     counts = label.present.value_counts(sort=True)[label.name].to_list()
     if len(counts) < 2:
         raise DataError(
@@ -294,66 +321,71 @@ class _Facts:
 
     @cached_property
     def different_rows(self) -> int:
-        """Rows of the sample without those that come again, by columns of single values."""
         frame = self.sample.frame
         return frame.select(name for name in frame.columns if not frame[name].dtype.is_nested()).n_unique()
 
     @cached_property
     def min_count(self) -> int:
-        """Lookups after which an id's own click rate says more than the average one: 1 / variance of the label."""
+        # Lookups after which an id's own click rate says more than the average one: 1 / variance of the label.
         rate = float(self.clicks.mean())
         return min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
 
     def guesses(self, columns: list[SampleColumn], times: list[SampleColumn]) -> list[Guess]:
-        """What ``columns`` are; ``times``: those that hold points in time."""
-        return [guess for column in columns for guess in self.guess(column, another_time=column in times)]
+        guesses = []
+        for column in columns:
+            guesses += self.guess(column, another_time=column in times)
+        return guesses
 
     def guess(self, column: SampleColumn, *, another_time: bool) -> list[Guess]:
-        """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
+        # What `column` is: a feature, two of them (a number whose exact values matter), or left out.
         seen = column.seen()
         name = feature_name(column.name)
-        if vector := text_vector(column.text):
+
+        # 1. Values of several parts, and what is of no use whatever it says.
+        vector = text_vector(column.text)
+        if vector:
             width, separator = vector
-            settings: dict[str, int | str] = {"width": width} | ({"separator": separator} if separator != "," else {})
-            return [
-                Guess(
-                    column=column.name,
-                    kind="dense",
-                    seen=f"vectors of {width} numbers, as text",
-                    name=name,
-                    settings=settings,
-                )
-            ]
-        if why := self._useless(column, another_time):
+            settings: dict[str, int | str] = {"width": width}
+            if separator != ",":
+                settings["separator"] = separator
+            shape = f"vectors of {width} numbers, as text"
+            return [Guess(column=column.name, kind="dense", seen=shape, name=name, settings=settings)]
+        why = self._useless(column, another_time)
+        if why:
             return [Guess(column=column.name, kind="out", seen=why)]
         if column.lists:
-            return [self._several(column, name)]
+            return [self._guess_lists(column, name)]
+
+        # 2. What is known only after the click.
         area = self.area_by_id(column)
         number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
-        if number and (codes := why_codes(column.name, column.numbers, self.clicks)):
+        codes = why_codes(column.name, column.numbers, self.clicks) if number else ""
+        if codes:
             number, seen = False, f"{seen}; {codes}"
-        by_number = self.area_by_number(column) if number else 0.5
-        if max(area, by_number) > ChecksConfig().leak_auc:
-            why = f"it alone predicts the label with AUC {max(area, by_number):.4f}: known only after the click?"
+        if number:
+            area = max(area, self.area_by_number(column))
+        area = max(area, 0.5)
+        if area > ChecksConfig().leak_auc:
+            why = f"it alone predicts the label with AUC {area:.4f}: known only after the click?"
             return [Guess(column=column.name, kind="out", seen=f"{why} ({seen})")]
-        if only_among(_says(column), self.clicks.astype(bool)):
-            return [Guess(column=column.name, kind="out", seen=self._follows(column, seen))]
+        if only_among(_happened(column), self.clicks.astype(bool)):
+            return [Guess(column=column.name, kind="out", seen=self._why_follows(column, seen))]
+
+        # 3. Ids; numbers; numbers whose exact values say more than bins of them.
         if not number:
-            return [self._ids(column, name, seen)]
-        dense = Guess(
-            column=column.name, kind="dense", seen=seen, name=name, settings={"transform": transform_of(column.numbers)}
-        )
+            return [self._guess_ids(column, name, seen)]
+        transform = transform_of(column.numbers)
+        dense = Guess(column=column.name, kind="dense", seen=seen, name=name, settings={"transform": transform})
         exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
         few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
         few = few and (self.periods is None or exact < 1)
         if not few and min(binned, 1.0) - exact < ALSO_AN_ID:
             return [dense]
         why = f"its exact values: NE {exact:.3f} alone, {binned:.3f} by {BINS} bins"
-        again = self._ids(column, f"{name}-value", why)
-        return [dense, replace(again, settings={"column": column.name, **again.settings})]
+        ids = self._guess_ids(column, f"{name}-value", why)
+        return [dense, replace(ids, settings={"column": column.name, **ids.settings})]
 
     def _useless(self, column: SampleColumn, another_time: bool) -> str:
-        """Why no model should see ``column``; "" where one may."""
         rows = len(column.text)
         if column.nested:
             return f"it holds {column.kind}: write its parts as columns of their own"
@@ -361,7 +393,7 @@ class _Facts:
             other = next(name for name, weights in self.weights.items() if weights == column.name)
             return f"not a feature of its own: the weights of {other}"
         if column.lists:
-            return self._no_list(column)
+            return self._why_no_list(column)
         if another_time:
             return f"another time ({column.seen()})"
         if is_other_date(column):
@@ -369,13 +401,14 @@ class _Facts:
         if column.distinct == 0:
             return "it is always empty"
         if column.distinct == 1:
-            return f"one value only, {shorten(column.present[0])}" + (" or none" if column.missing_share else "")
+            or_none = " or none" if column.missing_share else ""
+            return f"one value only, {shorten(column.present[0])}{or_none}"
         numbered = column.is_numeric and column.is_whole and (column.numbers.diff().drop_nulls() > 0).all()
-        least = rows >= LEAST_ROWS and len(column.present) > 0.5 * rows
-        unique = least and column.distinct >= ROW_ID_SHARE * len(column.present)
-        again = least and column.distinct >= ROW_ID_SHARE * self.different_rows >= MOST_REPEATED * rows
+        enough = rows >= LEAST_ROWS and len(column.present) > 0.5 * rows
+        unique = enough and column.distinct >= ROW_ID_SHARE * len(column.present)
+        repeated = enough and column.distinct >= ROW_ID_SHARE * self.different_rows >= MOST_REPEATED * rows
         named = not column.is_numeric or bool(_ID_NAMES.search(column.name))
-        if again and named and self.different_rows < rows:
+        if repeated and named and self.different_rows < rows:
             return (
                 f"it names the row, and {rows - self.different_rows:,} rows come again ({column.seen()}): "
                 f"data.dedupe.key={column.name} keeps the first of each"
@@ -384,31 +417,33 @@ class _Facts:
             return f"a value of its own in nearly every row ({column.seen()}): it names the row"
         return ""
 
-    def _no_list(self, column: SampleColumn) -> str:
-        """Why a column of lists is no feature; "" where it is one."""
-        if column.map or not (column.values.list.len() > 0).any():
-            return "" if column.map else "it is always empty"
+    def _why_no_list(self, column: SampleColumn) -> str:
+        if column.map:
+            return ""
+        if not (column.values.list.len() > 0).any():
+            return "it is always empty"
         if holds_numbers(column.values) and width_of(column.values) is None:
             return f"it holds {column.kind}: numbers, not as many in every row, that are weights of no column of ids"
         return ""
 
-    def _several(self, column: SampleColumn, name: str) -> Guess:
-        """A feature of lists: a vector, a map, or ids."""
-        if not column.map and (width := width_of(column.values)):
-            unit = unit_length(column.values, width)
-            seen = f"vectors of {width} numbers" + (", each of length 1" if unit else "")
-            return Guess(
-                column=column.name,
-                kind="dense",
-                seen=seen,
-                name=name,
-                settings={"width": width} | ({"transform": "none"} if unit else {}),
-            )
-        pairs = column.values.explode().drop_nulls()
-        ids = strings_of(pairs.struct.field(pairs.dtype.fields[0].name) if column.map else pairs)  # type: ignore[attr-defined]
-        some, distinct = max(int((column.values.list.len() > 0).sum()), 1), ids.n_unique()
-        seen = f"{'maps' if column.map else 'lists'}, {len(ids) / some:.1f} ids a row of {distinct:,} distinct ones"
-        settings: dict[str, int | str] = {"holds": "map" if column.map else "list"}
+    def _guess_lists(self, column: SampleColumn, name: str) -> Guess:
+        # A vector, a map, or a list of ids.
+        settings: dict[str, int | str]
+        width = None if column.map else width_of(column.values)
+        if width:
+            seen, settings = f"vectors of {width} numbers", {"width": width}
+            if unit_length(column.values, width):
+                seen += ", each of length 1"
+                settings["transform"] = "none"
+            return Guess(column=column.name, kind="dense", seen=seen, name=name, settings=settings)
+        ids = column.values.explode().drop_nulls()
+        if column.map:
+            ids = ids.struct.field(ids.dtype.fields[0].name)  # type: ignore[attr-defined]
+        ids = strings_of(ids)
+        filled, distinct = max(int((column.values.list.len() > 0).sum()), 1), ids.n_unique()
+        kind = "map" if column.map else "list"
+        seen = f"{kind}s, {len(ids) / filled:.1f} ids a row of {distinct:,} distinct ones"
+        settings = {"holds": kind}
         if column.name in self.weights:
             settings = {"weights": self.weights[column.name]}
         rows = table_rows(ids, self.sample.total / len(column.values))
@@ -416,8 +451,8 @@ class _Facts:
             settings["rows"] = rows
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
-    def _follows(self, column: SampleColumn, seen: str) -> str:
-        """Why no model should see ``column``, which says something in rows with a click alone."""
+    def _why_follows(self, column: SampleColumn, seen: str) -> str:
+        # Why no model should see `column`, which says something in rows with a click alone.
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
         positive, negative = _classes(column)
@@ -429,13 +464,15 @@ class _Facts:
             f"to learn it too: tasks: {{{task}: {{{named}given: click{words}}}}}"
         )
 
-    def _ids(self, column: SampleColumn, name: str, seen: str) -> Guess:
+    def _guess_ids(self, column: SampleColumn, name: str, seen: str) -> Guess:
         ids, settings = column.present, dict[str, int | str]()
         if name == feature_name(column.name):
             settings |= list_settings(column)
-            if separator := settings.get("separator"):
+            separator = settings.get("separator")
+            if separator:
                 ids = ids.str.split(str(separator)).explode().drop_nulls()
-                ids = ids.str.split(":").list.first() if "weight_separator" in settings else ids
+                if "weight_separator" in settings:
+                    ids = ids.str.split(":").list.first()
                 seen = f"{len(ids) / len(column.present):.1f} ids a row of {ids.n_unique():,} distinct ones"
         rows = table_rows(ids, self.sample.total / len(column.text))
         if rows > LEAST_ROWS_OF_A_TABLE:
@@ -443,22 +480,20 @@ class _Facts:
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def area_by_id(self, column: SampleColumn) -> float:
-        """AUC of predicting a row's label by the other rows with its value."""
+        # AUC of predicting a row's label by the other rows with its value.
         groups = self._grouped(column.text)
         return left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
 
     def area_by_number(self, column: SampleColumn) -> float:
-        """AUC of the number alone: higher or lower ones are likelier."""
+        # AUC of the number alone: higher or lower ones are likelier.
         groups = self._grouped(column.numbers).sort("v")
         area = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
         return max(area, 1 - area)
 
     def ne_by(self, values: pl.Series) -> float:
-        """Normalised entropy of predicting a row's label by the rate of the other rows with its value.
-
-        Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
-        was measured, and says nothing of those to come.
-        """
+        # Normalised entropy of predicting a row's label by the rate of the other rows with its value.
+        # Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
+        # was measured, and says nothing of those to come.
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
         groups = frame.group_by("v", period).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
@@ -472,7 +507,6 @@ class _Facts:
         return float(loss.sum() / counts.sum() / entropy)
 
     def _grouped(self, values: pl.Series) -> pl.DataFrame:
-        """Rows ``n`` and clicks ``p`` of each value ``v``."""
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         return frame.group_by("v").agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
 

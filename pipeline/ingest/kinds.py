@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-PRESENT = 0.7  # share of rows with a key, on average, below which objects are maps and no records
+# Share of rows with a key, on average, below which objects are maps and no records.
+PRESENT = 0.7
 LEAST_WIDTH = 2
 _TEXT_SEPARATORS = (";", "|", " ", ",")
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _FRACTION = r"[.eE]"
-LOOKED_AT = 5000  # rows of text that are looked at
+# Rows of text that are looked at.
+LOOKED_AT = 5000
 
 
 def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
@@ -21,13 +23,14 @@ def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
     for values in frame.get_columns():
         fields = values.dtype.fields if isinstance(values.dtype, pl.Struct) else []
         if len(fields) > 1 and all(field.dtype.is_numeric() or field.dtype == pl.Null for field in fields):
-            inside = values.struct.unnest()
-            there = inside.select(pl.all().is_not_null().mean()).row(0)
-            if sum(there) / len(there) < PRESENT * (1 - values.null_count() / len(values)):
-                pairs = [
-                    None if row is None else [{"key": k, "value": v} for k, v in row.items() if v is not None]
-                    for row in values.to_list()
-                ]
+            present = values.struct.unnest().select(pl.all().is_not_null().mean()).row(0)
+            if sum(present) / len(present) < PRESENT * (1 - values.null_count() / len(values)):
+                pairs: list[list[dict[str, object]] | None] = []
+                for row in values.to_list():
+                    if row is None:
+                        pairs.append(None)
+                    else:
+                        pairs.append([{"key": key, "value": value} for key, value in row.items() if value is not None])
                 kind = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))
                 values = pl.Series(values.name, pairs, dtype=kind, strict=False)
         columns.append(values)
@@ -51,7 +54,7 @@ def width_of(values: pl.Series) -> int | None:
 
 
 def _whole(values: pl.Series) -> bool:
-    """Whether all numbers in lists are whole: ids, as programs write them that know no others."""
+    # Whether all numbers in lists are whole: ids, as programs write them that know no others.
     flat = values.explode().drop_nulls()
     return bool((flat == flat.floor()).all()) and bool(len(flat))
 
@@ -75,7 +78,6 @@ def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Se
 
 
 def _common(one: str, other: str) -> int:
-    """Letters at the beginning that two names share."""
     same = [a == b for a, b in zip(one, other, strict=False)]
     return same.index(False) if False in same else len(same)
 

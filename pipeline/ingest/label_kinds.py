@@ -113,7 +113,8 @@ class NumberKind(LabelKind):
         return evaluate_numbers(labels, self.predicted(logits), weights)
 
 
-LARGEST_LOGIT = 30.0  # exp of more is no count, and its loss not finite in float32
+# Exp of more is no count, and its loss not finite in float32.
+LARGEST_LOGIT = 30.0
 
 
 class Count(NumberKind):

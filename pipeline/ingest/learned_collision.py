@@ -19,9 +19,12 @@ from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.records.dataset import LABEL, RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_table, no_rows_freed
 
-PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
-UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom
-SAMPLE_ROWS = 1 << 18  # train rows that the probe sees
+# Share of a table's rows that belong to one id each.
+PRIVATE_SHARE = 0.8
+# Share of its rows, at least, for ids that were never seen or too seldom.
+UNSEEN_SHARE = 0.05
+# Train rows that the probe sees.
+SAMPLE_ROWS = 1 << 18
 DIMENSIONS = 4
 EPOCHS = 2
 BATCH_ROWS = 2048
@@ -72,7 +75,6 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFra
 
 
 def _shared(rows: int, table: pl.DataFrame, row: np.ndarray, first: int) -> FittedMapping:
-    """The fit in which the ids of ``table`` have the rows ``row``, and others hash into those from ``first``."""
     return FittedMapping(rows=rows, ids=id_table(table, row), freed=no_rows_freed(), spread=(first, rows - first))
 
 
@@ -150,7 +152,6 @@ class _Machine:
         self.bias = float(np.log(rate / (1 - rate)))
 
     def step(self, start: int, stop: int) -> None:
-        """Train on the rows [start, stop)."""
         sample = self.sample
         ends = sample.starts[start : stop + 1]
         ids, offsets = sample.ids[ends[0] : ends[-1]], ends[:-1] - ends[0]
@@ -176,7 +177,7 @@ class _Machine:
         self.table[unique, 1:] -= RATE * total[:, 1:] / np.sqrt(self.sums[unique, 1:])
 
     def probed(self) -> dict[str, pl.DataFrame]:
-        """See ``probe``; weights of dimensions are scaled to what they add to a logit."""
+        # See `probe`; weights of dimensions are scaled to what they add to a logit.
         sample, scaled = self.sample, self.table.copy()
         sums = np.add.reduceat(self.table[sample.ids][:, 1:], sample.starts[:-1])
         scaled[:, 1:] *= np.sqrt((sums**2).mean(axis=0))

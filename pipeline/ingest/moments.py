@@ -18,15 +18,23 @@ import polars as pl
 from pipeline.ingest.schema import DenseSpec
 from pipeline.native.columns import exact_sums, looked_up_sums, whole_sums
 
-SMALL = 1024  # whole numbers below are looked up where they would be taken the logarithm of
-_TABLES = 4096  # that are kept
-_MOST_ROWS = 1 << 20  # whose squares fit into 63 bits
+# Whole numbers below are looked up where they would be taken the logarithm of.
+SMALL = 1024
+# Lookup tables that are kept, one a feature.
+_TABLES = 4096
+# Rows whose squares fit into 63 bits.
+_MOST_ROWS = 1 << 20
 LOG_QUANTUM = 1.0 / 65536
-_SHIFT = 2200  # below the exponent of the square of the smallest float64
-_ULP = 1075  # of a float64: mantissa * 2^(exponent - 1075)
-_SPLIT = 2.0**27 + 1.0  # cuts a float64 into halves whose products are exact
-_TOGETHER = 64  # columns measured together: of a wide log, all at once would be a copy of the block
-_NOISE = 2.0**-48  # of the largest value: 0.3 and 0.1 + 0.2 differ by less
+# Below the exponent of the square of the smallest float64.
+_SHIFT = 2200
+# A float64 is mantissa * 2^(exponent - 1075).
+_ULP = 1075
+# Cuts a float64 into halves whose products are exact.
+_SPLIT = 2.0**27 + 1.0
+# Columns measured together: of a wide log, all at once would be a copy of the block.
+_TOGETHER = 64
+# Share of the largest value: 0.3 and 0.1 + 0.2 differ by less.
+_NOISE = 2.0**-48
 
 
 @dataclass
@@ -50,7 +58,9 @@ class Moments:
     @property
     def mean(self) -> float:
         """Mean; 0 where nothing was seen."""
-        return float(Fraction(self.total, self.count << _SHIFT)) if self.count else 0.0
+        if not self.count:
+            return 0.0
+        return float(Fraction(self.total, self.count << _SHIFT))
 
     @property
     def std(self) -> float:
@@ -65,18 +75,16 @@ class Moments:
 
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None = None) -> list[Moments]:
     """Moments of each expression (float64, nulls left out) over ``frame``, or over its rows of ``keep``."""
-    return [
-        moments
-        for start in range(0, len(expressions), _TOGETHER)
-        for moments in _measured(frame, expressions[start : start + _TOGETHER], keep)
-    ]
-
-
-def _measured(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None) -> list[Moments]:
-    values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
-    values = values if keep is None else values.filter(keep)
-    columns = (each.drop_nulls() if each.null_count() else each for each in values.get_columns())
-    return [_moments(column.to_numpy()) for column in columns]
+    moments = []
+    for start in range(0, len(expressions), _TOGETHER):
+        some = expressions[start : start + _TOGETHER]
+        values = frame.select(value.alias(str(number)) for number, value in enumerate(some))
+        if keep is not None:
+            values = values.filter(keep)
+        for column in values.get_columns():
+            present = column.drop_nulls() if column.null_count() else column
+            moments.append(_moments(present.to_numpy()))
+    return moments
 
 
 def _moments(values: np.ndarray) -> Moments:
@@ -143,18 +151,24 @@ def prepared(feature: DenseSpec) -> pl.Expr:
     value = pl.col(f"dense:{feature.name}").cast(pl.Float64)
     if feature.clip:
         value = value.clip(*feature.clip)
-    return value.sign() * value.abs().log1p() if feature.logarithmic else value
+    if feature.logarithmic:
+        value = value.sign() * value.abs().log1p()
+    return value
 
 
 def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
     """Moments of the ``quantised`` values of typed rows; of small whole numbers, which counts mostly are, looked up."""
     column = frame[f"dense:{feature.name}"]
-    known = looked_up_sums(column.to_arrow(), _quanta(feature)) if feature.logarithmic else None
+    known = None
+    if feature.logarithmic:
+        known = looked_up_sums(column.to_arrow(), _quanta(feature))
     if known is None or frame.height > _MOST_ROWS:
         return measure(frame, [quantised(feature)])[0]
     (low, high), (total, squares), rest = known
     count = frame.height - column.null_count() - len(rest)
-    moments = Moments(count, float(low), float(high), total << _SHIFT, squares << _SHIFT) if count else Moments()
+    moments = Moments()
+    if count:
+        moments = Moments(count, float(low), float(high), total << _SHIFT, squares << _SHIFT)
     if len(rest):
         moments.merge(measure(column.gather(rest).to_frame(), [quantised(feature)])[0])
     return moments
@@ -162,7 +176,7 @@ def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
 
 @lru_cache(_TABLES)
 def _quanta(feature: DenseSpec) -> np.ndarray:
-    """``quantised`` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same."""
+    # `quantised` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same.
     return small_numbers(feature).select(quantised(feature)).to_series().to_numpy().astype(np.int32)
 
 
@@ -173,4 +187,7 @@ def small_numbers(feature: DenseSpec) -> pl.DataFrame:
 
 def quantised(feature: DenseSpec) -> pl.Expr:
     """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
-    return (prepared(feature) / LOG_QUANTUM).round() if feature.logarithmic else prepared(feature)
+    value = prepared(feature)
+    if feature.logarithmic:
+        value = (value / LOG_QUANTUM).round()
+    return value

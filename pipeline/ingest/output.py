@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,9 +16,11 @@ from pipeline.ingest.ids import as_text
 from pipeline.records.dataset import TRUE_PROBABILITY
 from pipeline.store.artifacts import Draft
 
-_TOGETHER = 10  # columns that are encoded together
-_GROUP_BYTES = 32 << 20  # of a row group in memory, a value a column
-_LEAST_ROWS = 1024  # of a row group, however wide
+# Columns that are encoded together.
+_TOGETHER = 10
+# Bytes of a row group in memory, at a value a column, and its rows, however wide it is.
+_GROUP_BYTES = 32 << 20
+_LEAST_ROWS = 1024
 
 
 def narrowed_groups(config: IngestConfig, columns: int) -> IngestConfig:
@@ -81,22 +82,17 @@ class PartWriter:
             self.writer = RowsFile(sink, plain(frame.clear()).schema, self.config.compression)
             self.files.append(name)
             self.groups.append([])
-        self.writer.add(self._encoded(frame), frame.height)
+        slices = [frame[:, at : at + _TOGETHER] for at in range(0, frame.width, _TOGETHER)]
+        columns = map(self._encode, slices) if self.pool is None else self.pool.map(self._encode, slices)
+        self.writer.add(columns, frame.height)
         self.groups[-1].append(frame.height)
         if len(self.groups[-1]) == self.config.groups_per_file:
             self._finish()
 
-    def _encoded(self, frame: pl.DataFrame) -> Iterable[Encoded]:
-        """Some columns at a time, in order."""
-        slices = [frame[:, at : at + _TOGETHER] for at in range(0, frame.width, _TOGETHER)]
-
-        def work(columns: pl.DataFrame) -> Encoded:
-            return encoded(plain(columns), self.config.compression)
-
-        return map(work, slices) if self.pool is None else self.pool.map(work, slices)
+    def _encode(self, columns: pl.DataFrame) -> Encoded:
+        return encoded(plain(columns), self.config.compression)
 
     def _finish(self) -> None:
-        """Complete the open file, if there is one."""
         if self.writer is not None:
             self.writer.close()
         self._close()
@@ -110,14 +106,13 @@ class PartWriter:
 def plain(frame: pl.DataFrame) -> pa.Table:
     """Polars' large lists as ordinary ones, which every reader knows; columns that hold no nulls, as such."""
     table = frame.rechunk().to_arrow()
-    fields = [
-        pa.field(item.name, _plain_type(item.type), nullable=item.name == TRUE_PROBABILITY) for item in table.schema
-    ]
+    fields = []
+    for field in table.schema:
+        kind = field.type
+        if pa.types.is_large_list(kind):
+            kind = pa.list_(pa.field("element", kind.value_type, nullable=False))
+        fields.append(pa.field(field.name, kind, nullable=field.name == TRUE_PROBABILITY))
     return table.cast(pa.schema(fields))
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind.value_type, nullable=False)) if pa.types.is_large_list(kind) else kind
 
 
 def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) -> None:
@@ -128,15 +123,21 @@ def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) 
 
 
 def encoded_frame(frame: pl.DataFrame, compression: str) -> pa.Buffer:
-    """``frame`` as the bytes of a Parquet file, its strings as ordinary ones, which every reader knows."""
+    """Return ``frame`` as the bytes of a Parquet file, its strings as ordinary ones, which every reader knows."""
     table = frame.rechunk().to_arrow()
-    fields = [pa.field(f.name, pa.string() if pa.types.is_large_string(f.type) else f.type) for f in table.schema]
+    fields = []
+    for field in table.schema:
+        kind = pa.string() if pa.types.is_large_string(field.type) else field.type
+        fields.append(pa.field(field.name, kind))
     sink = pa.BufferOutputStream()
     pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
     return sink.getvalue()
 
 
 def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """Raw rows of several blocks: a column that is of numbers in one and of text in another becomes text."""
-    mixed = [name for name in parts[0].columns if len({part[name].dtype for part in parts}) > 1]
+    """Concatenate raw rows of several blocks: a column of numbers in one and of text in another becomes text."""
+    mixed = []
+    for name in parts[0].columns:
+        if len({part[name].dtype for part in parts}) > 1:
+            mixed.append(name)
     return pl.concat([part.with_columns(as_text(part[name]) for name in mixed) for part in parts])

@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 
 from pipeline.ingest.sources import Block, Source
 
-_BY_EACH_READER = 3  # threads that one reader keeps busy: a block takes less to be read than to be worked on
+# Threads that one reader keeps busy: a block takes less to be read than to be worked on.
+_BY_EACH_READER = 3
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -80,20 +81,18 @@ class _PartQueue(Generic[A]):
         self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
 
     def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
-        """The next outcome, of any place."""
         done = self._done.get()
         self._room.release()
         return done
 
     def stop(self) -> None:
-        """Have the threads end after the blocks that they work on."""
+        # Have the threads end after the blocks that they work on.
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
         self._room.release(self._workers)
 
     def run(self) -> None:
-        """Read and work until all parts are done: what each thread does."""
         while True:
             self._room.acquire()
             part = self._claimed()
@@ -105,11 +104,11 @@ class _PartQueue(Generic[A]):
         try:
             block = self._next_block(part)
             return _BlockOutcome(None, block is None, [] if block is None else [self._work(block)])
-        except BaseException as error:  # raised in the calling thread, whatever it is
+        except BaseException as error:
+            # Raised in the calling thread, whatever it is.
             return _BlockOutcome(error, False, [])
 
     def _claimed(self) -> _OpenPart | None:
-        """The first part that nobody reads, from now on read by the calling thread; None: no block is left."""
         with self._changed:
             while not self._stopped:
                 part = next((each for each in self._open if not each.is_read), None)
@@ -126,7 +125,7 @@ class _PartQueue(Generic[A]):
         return None
 
     def _next_block(self, part: _OpenPart) -> Block | None:
-        """The next block of ``part``, which others may read from then on; None at its end."""
+        # The next block of `part`, which others may read from then on; None at its end.
         block = None
         try:
             block = next(part.blocks, None)
@@ -140,5 +139,4 @@ class _PartQueue(Generic[A]):
 
 
 def _blocks(source: Source) -> Iterator[Block]:
-    """The source's, from the first one that is asked for on."""
     yield from source.blocks()

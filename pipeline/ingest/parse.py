@@ -56,77 +56,97 @@ class Parsed:
 
 
 def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None = None) -> Parsed:
-    """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``.
+    """Parse raw rows to typed rows.
 
     A row on which this raises, whatever it raises, is rejected.
+
+    Args:
+        raw: columns of ``spec.columns``.
+        lines: int64 [rows], their numbers in the file.
+        spec: the schema.
+        rule: which rows of other days are wanted; None takes rows of any day.
     """
     try:
         return _parse(raw, lines, spec, rule)
     except (Exception, pl.exceptions.PanicException) as error:
         if not is_of_rows(error):
             raise
-    parts, rejects = list[Parsed](), list[Reject]()
 
-    def part(start: int, stop: int) -> Parsed:
+    # One row may spoil a whole column for Polars: halves are parsed until each failure is one row.
+    parts, rejects, other_days = list[Parsed](), list[Reject](), dict[int, list[pl.DataFrame]]()
+
+    def parse_part(start: int, stop: int) -> Parsed:
         return _parse(raw[start:stop], lines[start:stop], spec, rule)
 
-    for start, found in by_halves(part, raw.height):
+    for start, found in by_halves(parse_part, raw.height):
         if isinstance(found, BaseException):
-            rejects.append(not_read(int(lines[start]), found, of_day=not _of_many_days(rule)))
+            rejects.append(not_read(int(lines[start]), found, of_day=not _has_many_days(rule)))
         else:
             parts.append(found)
-    return _merged(parts or [_parse(raw.clear(), lines[:0], spec, rule)], rejects)
-
-
-def _merged(parts: Sequence[Parsed], rejects: Sequence[Reject]) -> Parsed:
-    """``parts`` as one, and ``rejects`` among theirs."""
-    others: dict[int, list[pl.DataFrame]] = {}
-    for each in parts:
-        for day, rows in each.other_days.items():
-            others.setdefault(day, []).append(rows)
-    every = [*rejects, *(reject for each in parts for reject in each.rejects)]
+    if not parts:
+        parts.append(_parse(raw.clear(), lines[:0], spec, rule))
+    for part in parts:
+        rejects += part.rejects
+        for day, rows in part.other_days.items():
+            other_days.setdefault(day, []).append(rows)
     return Parsed(
-        pl.concat([each.frame for each in parts], how="vertical_relaxed", rechunk=True),
-        np.concatenate([each.lines for each in parts]),
-        sorted(every, key=lambda reject: reject.line),
-        {day: pl.concat(rows) for day, rows in others.items()},
-        sum(each.dropped for each in parts),
+        pl.concat([part.frame for part in parts], how="vertical_relaxed", rechunk=True),
+        np.concatenate([part.lines for part in parts]),
+        sorted(rejects, key=lambda reject: reject.line),
+        {day: pl.concat(frames) for day, frames in other_days.items()},
+        sum(part.dropped for part in parts),
     )
 
 
 def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None) -> Parsed:
     rejected = RejectedRows(lines)
     plain = plain_numbers(raw, spec)
-    strings = [
-        name for name in raw.columns if raw[name].dtype != pl.List and name not in plain and name != CLICKED_LATER
-    ]
-    texts = {name: text_of(raw[name], spec, rejected) for name in strings}
-    columns = [_label(raw, texts, spec, rejected)]
-    events = event_key_columns(raw, texts, columns[0], spec, rejected) if spec.event_key is not None else []
+    texts = {}
+    for name in raw.columns:
+        if raw[name].dtype != pl.List and name not in plain and name != CLICKED_LATER:
+            texts[name] = text_of(raw[name], spec, rejected)
+
+    # 1. The label, and what belongs to it. Events keep the labels as they came; the rows take those of later clicks.
+    label = _label(raw, texts, spec, rejected)
+    events = []
+    if spec.event_key is not None:
+        events = event_key_columns(raw, texts, label, spec, rejected)
     if CLICKED_LATER in raw.columns:
-        columns[0] = columns[0].set(raw[CLICKED_LATER] > 0, 1.0)
+        label = label.set(raw[CLICKED_LATER] > 0, 1.0)
+    columns = [label]
     if spec.tasks or spec.row_weight:
-        columns += task_columns(raw, texts, columns[0], spec, rejected)
+        columns += task_columns(raw, texts, label, spec, rejected)
     if spec.sampling.column is not None:
         columns.append(read_rates(raw, texts, spec, rejected))
+
+    # 2. Features.
     for dense in spec.dense:
+        text = texts.get(dense.column)
         if dense.vector:
-            columns.append(vector_of(raw[dense.column], texts.get(dense.column), dense, spec, rejected))
+            columns.append(vector_of(raw[dense.column], text, dense, spec, rejected))
             continue
-        if (values := plain.get(dense.column)) is None:
-            values = number_of(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
+        values = plain.get(dense.column)
+        if values is None:
+            values = number_of(raw[dense.column], text, dense.column, spec, rejected)
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
-    for sparse in (each for each in spec.sparse if not each.sequence):
-        weights = raw[sparse.weights] if sparse.weights else None
-        text, beside = texts.get(sparse.column), None
+    for sparse in spec.sparse:
+        if sparse.sequence:
+            continue
+        text, other_parts = texts.get(sparse.column), None
         if sparse.cross:
-            parts = cross_text(raw, texts, sparse, spec, rejected)
-            text, beside = (text, parts) if sparse.multi else (parts, None)
-        columns += ids_of(raw[sparse.column], text, sparse, spec, rejected, weights, beside)
+            crossed = cross_text(raw, texts, sparse, spec, rejected)
+            if sparse.multi:
+                other_parts = crossed
+            else:
+                text = crossed
+        weights = raw[sparse.weights] if sparse.weights else None
+        columns += ids_of(raw[sparse.column], text, sparse, spec, rejected, weights, other_parts)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     columns += sequence_columns(raw, texts, spec, rejected)
+
+    # 3. When the row was, and what a synthetic log knows of it.
     zone, form = spec.time_zone, spec.time_format
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""
@@ -136,20 +156,24 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
         )
     if spec.hour_column:
         hours, text = raw[spec.hour_column], texts.get(spec.hour_column)
-        whole = spec.whole_hours
-        columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone, form))
+        if spec.whole_hours:
+            columns.append(whole_hour_of(hours, text, rejected))
+        else:
+            columns.append(hour_of(hours, text, rejected, zone, form))
     if spec.split.by == "time":
         columns.append(_split_times(raw, texts, columns, spec, rule, rejected))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
+
+    # 4. Leave out rows of other days and rejected rows.
     frame = pl.DataFrame([*columns, *events])
-    kept: dict[int, pl.DataFrame] = {}
+    other_days: dict[int, pl.DataFrame] = {}
     dropped = 0
     if rule is not None and spec.has_day:
-        kept, dropped = _other_days(raw, frame[DAY].to_numpy(), rule, rejected)
+        other_days, dropped = _take_other_days(raw, frame[DAY].to_numpy(), rule, rejected)
     if rejected.bad.any():
         frame, lines = frame.filter(pl.Series(~rejected.bad)), lines[~rejected.bad]
-    return Parsed(frame, lines, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
+    return Parsed(frame, lines, sorted(rejected.rejects, key=lambda reject: reject.line), other_days, dropped)
 
 
 def _split_times(
@@ -160,52 +184,58 @@ def _split_times(
     rule: DayRule | None,
     rejected: RejectedRows,
 ) -> pl.Series:
-    """The time that each row is split by, in seconds since 1970: its own, else when its hour or its day begins."""
-    known = {each.name: each.cast(pl.Int64) for each in columns if each.name in (DAY, HOUR)}
-    of_file = 0 if rule is None else rule.day
-    day = known.get(DAY, pl.Series([of_file], dtype=pl.Int64).new_from_index(0, raw.height))
+    # In seconds since 1970: the row's own time, else the beginning of its hour or its day.
+    day = pl.Series([0 if rule is None else rule.day], dtype=pl.Int64).new_from_index(0, raw.height)
+    hour = None
+    for known in columns:
+        if known.name == DAY:
+            day = known.cast(pl.Int64)
+        elif known.name == HOUR:
+            hour = known.cast(pl.Int64)
     column, zone, form = spec.split_time, spec.time_zone, spec.time_format
     if column is None:
-        return beginning_of(day, known.get(HOUR), zone).alias(SPLIT_TIME)
+        return beginning_of(day, hour, zone).alias(SPLIT_TIME)
     values, text = raw[column], texts.get(column)
-    # A day of another column does not replace a time that cannot be read: the row would silently be of its midnight.
-    if spec.day_column is not None and values.dtype.is_numeric():  # of which eight digits may be seconds or a date
-        rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
-    elif spec.day_column is not None:
-        day = day_of(values, text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
-    own = seconds_of_rows(values, text, zone, form)
-    return own.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
+    if spec.day_column is not None:
+        # A day of another column does not replace a time that cannot be read: the row would silently be of its
+        # midnight. Of a number, eight digits may be seconds or a date, so only a missing one is rejected.
+        if values.dtype.is_numeric():
+            rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+        else:
+            day = day_of(values, text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
+    seconds = seconds_of_rows(values, text, zone, form)
+    return seconds.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
 
 
-def _of_many_days(rule: DayRule | None) -> bool:
-    """Whether the log has rows of many days, of which those of one are wanted."""
+def _has_many_days(rule: DayRule | None) -> bool:
+    # Rows of one day of the log are wanted, and nothing is wrong with the others.
     return rule is not None and rule.others == "drop"
 
 
-def _other_days(
+def _take_other_days(
     raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
-    """Take the rows of other days out: (those to keep by day, how many are dropped)."""
-    wrong = _of_their_days(days, rule, rejected) if _of_many_days(rule) and rejected.bad.any() else 0
+    # The rows to keep for other days, by day, and how many are dropped. Marks them all as bad.
+    dropped = _drop_rejects_of_other_days(days, rule, rejected) if _has_many_days(rule) and rejected.bad.any() else 0
     other = (days != rule.day) & ~rejected.bad
     if not other.any():
-        return {}, wrong
+        return {}, dropped
     near = other & (np.abs(days - rule.day) <= rule.reach)
     if rule.others == "keep" and rule.first is not None:
+        # Late rows of a day of this dataset that is done already count among the rows of this day.
         late = near & (days >= rule.first) & (days < rule.day)
         near, other = near & ~late, other & ~late
     kept: dict[int, pl.DataFrame] = {}
-    dropped = 0
+    far = other
     if rule.others == "keep":
-        kept = {int(day): raw.filter(pl.Series(near & (days == day))) for day in np.unique(days[near])}
-        other_days = other & ~near
-    else:
-        other_days = other
+        for day in np.unique(days[near]):
+            kept[int(day)] = raw.filter(pl.Series(near & (days == day)))
+        far = other & ~near
     if rule.others == "drop":
-        dropped = int(other.sum()) + wrong
+        dropped += int(other.sum())
     else:
         rejected.add(
-            other_days,
+            far,
             "row of another day",
             lambda i: f"the row is of {_date(days[i])}, expected {_date(rule.day)}",
         )
@@ -213,13 +243,17 @@ def _other_days(
     return kept, dropped
 
 
-def _of_their_days(days: np.ndarray, rule: DayRule, rejected: RejectedRows) -> int:
-    """Leave rejected rows of other days to these, and mark those of which no day is known (0); how many are left."""
-    wrong = dict(zip(rejected.lines[rejected.bad].tolist(), days[rejected.bad].tolist(), strict=True))
-    rejects = [each for each in rejected.rejects if wrong[each.line] in (0, rule.day)]
-    left = len(rejected.rejects) - len(rejects)
-    rejected.rejects = [replace(each, of_day=wrong[each.line] == rule.day) for each in rejects]
-    return left
+def _drop_rejects_of_other_days(days: np.ndarray, rule: DayRule, rejected: RejectedRows) -> int:
+    # A rejected row of another day is reported with that day; one whose day is not known (0) is of no day.
+    day_of_line = dict(zip(rejected.lines[rejected.bad].tolist(), days[rejected.bad].tolist(), strict=True))
+    rejects = []
+    for reject in rejected.rejects:
+        day = day_of_line[reject.line]
+        if day in (0, rule.day):
+            rejects.append(replace(reject, of_day=day == rule.day))
+    dropped = len(rejected.rejects) - len(rejects)
+    rejected.rejects = rejects
+    return dropped
 
 
 def _date(day: int) -> str:
@@ -227,13 +261,12 @@ def _date(day: int) -> str:
 
 
 def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows whose value is missing or out of range, where that is not allowed."""
+    # Rejects rows whose value is missing or out of range, where the schema does not allow that.
     column = feature.column
     if feature.required:
         rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
-    low = -np.inf if feature.low is None else feature.low
-    high = np.inf if feature.high is None else feature.high
-    if (feature.low, feature.high) != (None, None):
+    if feature.bounds is not None:
+        low, high = feature.bounds
         outside = ((values < low) | (values > high)).fill_null(False).to_numpy()
         rejected.add(
             outside,
@@ -247,9 +280,10 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
     text = texts.get(spec.label)
     if text is None:
         text = raw[spec.label].cast(pl.List(pl.String)).list.join(",")
-    positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
     if raw[spec.label].dtype.is_numeric():
-        positive, negative = (equals(raw[spec.label], word) for word in (spec.positive, spec.negative))
+        positive, negative = equals(raw[spec.label], spec.positive), equals(raw[spec.label], spec.negative)
+    else:
+        positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
     bad = ~(positive | negative)
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(

@@ -13,7 +13,8 @@ from pipeline.ingest.zones import HOURS_PER_DAY
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _NUMBERED = re.compile(r"(.*?)(\d+)")
-SHOWN = 5  # names in a message
+# Names that a message lists.
+SHOWN = 5
 
 
 def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
@@ -23,17 +24,15 @@ def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
     """
     folders: list[str] = []
     for name in names:
-        if (match := _RANGE.search(name)) is None:
+        match = _RANGE.search(name)
+        if match is None:
             folders.append(name.strip("/"))
             continue
+        before, after, width = name[: match.start()], name[match.end() :], len(match[1])
         numbers = range(int(match[1]), int(match[2]) + 1)
         left_out = skipped if numbers == range(HOURS_PER_DAY) else ()
-        each = [
-            f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}"
-            for number in numbers
-            if number not in left_out
-        ]
-        folders += expanded(each, skipped)
+        filled = [f"{before}{number:0{width}}{after}" for number in numbers if number not in left_out]
+        folders += expanded(filled, skipped)
     return folders
 
 
@@ -54,29 +53,33 @@ def missing_partitions(
     missing: list[str] = []
     if limit.success and (_absent(names, folders) or len(folders) < (least or 0)):
         folders = sorted({*folders, *_empty(files.fs, root, fill(limit.success), folders)})
-    absent = _absent(names, folders)
-    if absent:
+    if absent := _absent(names, folders):
         verb = "do" if len(absent) > 1 else "does"
         missing.append(f"{_listed(absent)} below {path} {verb} not exist yet")
     if least is not None and len(folders) < least:
-        seen = f" ({folders[0]} to {folders[-1]})" if len(folders) > 1 else f" ({folders[0]})" if folders else ""
-        left = _left_out(folders, least)
-        guess = f"; missing: {_listed(left)}" if left else ""
+        seen = ""
+        if folders:
+            seen = f" ({folders[0]} to {folders[-1]})" if len(folders) > 1 else f" ({folders[0]})"
+        unnumbered = _missing_numbers(folders, least)
+        guess = f"; missing: {_listed(unnumbered)}" if unnumbered else ""
         wanted = f"expected at least {least}{guess}"
         missing.append(f"its files are in {len(folders)} folders{seen} below {path}, {wanted}")
     return missing
 
 
 def _absent(names: list[str], folders: list[str]) -> list[str]:
-    """Those of ``names`` that are part of none of ``folders``."""
     return [name for name in names if not any(f"/{name}/" in f"/{folder}/" for folder in folders)]
 
 
 def _empty(fs: AbstractFileSystem, root: str, success: str, folders: list[str]) -> list[str]:
-    """Folders below ``root`` that hold the file ``success`` and no rows, neither themselves nor further down."""
+    # Folders below `root` that hold the file `success` and no rows, neither themselves nor further down.
     delivered = {below(name, root).rpartition("/")[0] for name in fs.find(root) if name.endswith(f"/{success}")}
-    shown = [folder for folder in delivered - {""} if not is_hidden(f"{folder}/rows")]
-    return [folder for folder in shown if not any(f"{other}/".startswith(f"{folder}/") for other in folders)]
+    empty = []
+    for folder in delivered - {""}:
+        has_rows = any(f"{other}/".startswith(f"{folder}/") for other in folders)
+        if not is_hidden(f"{folder}/rows") and not has_rows:
+            empty.append(folder)
+    return empty
 
 
 def _listed(names: list[str]) -> str:
@@ -84,12 +87,16 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _left_out(folders: list[str], count: int) -> list[str]:
-    """The names that numbered ``folders`` lack, where they count from 0, or from 1, to ``count`` in all."""
-    parts = [_NUMBERED.fullmatch(folder) for folder in folders]
-    if not parts or any(part is None or part[1] != parts[0][1] for part in parts):  # type: ignore[index]
+def _missing_numbers(folders: list[str], count: int) -> list[str]:
+    # The names that numbered `folders` lack, where they count from 0, or from 1, to `count` in all.
+    prefix, width = None, 0
+    for folder in folders:
+        match = _NUMBERED.fullmatch(folder)
+        if match is None or (prefix is not None and match[1] != prefix):
+            return []
+        prefix, width = match[1], max(width, len(match[2]))
+    if prefix is None:
         return []
-    prefix, width = parts[0][1], max(len(part[2]) for part in parts if part)  # type: ignore[index]
     for first in (0, 1):
         names = [f"{prefix}{number:0{width}}" for number in range(first, first + count)]
         # Only 0, or the count itself, tells from where they count.

@@ -22,11 +22,15 @@ from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.records.dataset import LABEL
 from pipeline.specs.id_mapping import Counts
 
-BINS = 10  # of a dense feature
-TOP = 100  # ids of a sparse one that are a bin each; the rest is one more
-LEAK_ROWS = 1 << 17  # train rows that are looked at for ids that give the label away
+# Bins of a dense feature.
+BINS = 10
+# Ids of a sparse one that are a bin each; the rest is one more.
+TOP = 100
+# Train rows that are looked at for ids that give the label away.
+LEAK_ROWS = 1 << 17
 LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
-_SMALLEST = 1e-4  # share that a bin without rows is taken to have
+# Share that a bin without rows is taken to have.
+_SMALLEST = 1e-4
 
 
 def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:
-    """Shares of all rows: of the bins, of what is in none of them, and of missing values."""
+    # Shares of all rows: of the bins, of what is in none of them, and of missing values.
     shares: np.ndarray = np.asarray(given, np.float64) * (1 - record["missing"])
     return np.concatenate([shares, [max(1 - record["missing"] - shares.sum(), 0.0), record["missing"]]])
 
@@ -93,7 +97,12 @@ def psi(before: np.ndarray, now: np.ndarray) -> float:
 
 def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
     """Those that moved further than ``limits``."""
-    return [d for d in moved if (limit := getattr(limits, d.what)) is not None and d.change > limit]
+    drifted = []
+    for drift in moved:
+        limit = getattr(limits, drift.what)
+        if limit is not None and drift.change > limit:
+            drifted.append(drift)
+    return drifted
 
 
 class Alone:
@@ -152,22 +161,26 @@ def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, flo
     least = min(alone.positives, alone.rows - alone.positives)
     if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
         return {}
-    areas = {feature.name: _dense_auc(fit.train.sketches[feature.name], fit.train) for feature in spec.dense}
-    areas |= {feature.name: alone.auc(feature.name) for feature in spec.sparse}
+    areas = {}
+    for dense in spec.dense:
+        areas[dense.name] = _dense_auc(fit.train.sketches[dense.name], fit.train)
+    for sparse in spec.sparse:
+        areas[sparse.name] = alone.auc(sparse.name)
     return {name: area for name, area in areas.items() if area > limit}
 
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
-    """The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own."""
+    # The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own.
     counts, positives = sketch.rows, sketch.clicks
-    absent = (train.rows - sketch.total, train.positives - int(positives.sum()))
+    missing, missing_clicks = train.rows - sketch.total, train.positives - int(positives.sum())
     areas = []
     for place in (0, len(counts)):
-        area = grouped_auc(np.insert(counts, place, absent[0]), np.insert(positives, place, absent[1]))
+        area = grouped_auc(np.insert(counts, place, missing), np.insert(positives, place, missing_clicks))
         areas += [area, 1 - area]
-    some = [absent[0]] if absent[0] else []
-    groups = np.concatenate([counts, some]).astype(np.int64)
-    return max(*areas, left_out_auc(groups, np.concatenate([positives, [absent[1]] if some else []])))
+    if missing:
+        counts = np.append(counts, missing)
+        positives = np.append(positives, missing_clicks)
+    return max(*areas, left_out_auc(counts.astype(np.int64), positives.astype(np.float64)))
 
 
 @dataclass
@@ -206,8 +219,7 @@ def verdict(
         judged.warnings += [drift.line() for drift in beyond(judged.drift, checks.warn) if drift not in held]
     if checks.leak != "off":
         judged.leaks = leaks(spec, fit, alone, checks.leak_auc)
-        lines = [
-            f"feature {name!r} alone predicts the label with AUC {area:.4f}" for name, area in judged.leaks.items()
-        ]
-        (judged.held if checks.leak == "hold" else judged.warnings).extend(lines)
+        lines = judged.held if checks.leak == "hold" else judged.warnings
+        for name, area in judged.leaks.items():
+            lines.append(f"feature {name!r} alone predicts the label with AUC {area:.4f}")
     return judged

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 NEWLINE = 10
-LONGEST = 1 << 17  # bytes of a record of several lines
+# Bytes of a record of several lines.
+LONGEST = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
 
 
 def _check_links(paths: list[str]) -> None:
-    """Raise DataError for a link that leads to a folder, which a listing does not enter, or to nothing."""
+    # Raise DataError for a link that leads to a folder, which a listing does not enter, or to nothing.
     for name in map(Path, paths):
         if name.is_symlink() and not name.is_file():
             where = "a folder, whose files are not listed" if name.is_dir() else "no file"
@@ -112,13 +112,17 @@ def _root(fs: AbstractFileSystem, path: str) -> str:
     if fs.isdir(path):
         return path
     wildcard = _MAGIC.search(path)
-    return path[: wildcard.start() if wildcard else None].rpartition("/")[0]
+    if wildcard is not None:
+        path = path[: wildcard.start()]
+    return path.rpartition("/")[0]
 
 
 def below(name: str, root: str) -> str:
     """``name`` as seen from the folder ``root``; its last part where it does not lie there."""
     inside = root.rstrip("/") + "/" if root.strip("/") else root
-    return name.removeprefix(inside).lstrip("/") if name.startswith(inside) else name.rpartition("/")[2]
+    if not name.startswith(inside):
+        return name.rpartition("/")[2]
+    return name.removeprefix(inside).lstrip("/")
 
 
 def is_hidden(path: str, asked: list[str] | None = None) -> bool:
@@ -126,10 +130,11 @@ def is_hidden(path: str, asked: list[str] | None = None) -> bool:
     *folders, name = path.split("/")
     if not name:
         return True
-    parts = [*(folder for folder in folders if not (folder.startswith("_") and "=" in folder)), name]
-    return any(
-        part[:1] in (".", "_") and not any(fnmatchcase(part, pattern) for pattern in asked or ()) for part in parts
-    )
+    parts = [folder for folder in folders if not (folder.startswith("_") and "=" in folder)]
+    for part in (*parts, name):
+        if part[:1] in (".", "_") and not any(fnmatchcase(part, pattern) for pattern in asked or ()):
+            return True
+    return False
 
 
 def fingerprint(url: str, columns: Collection[str] = ()) -> str:
@@ -141,19 +146,15 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
     fs, path = opened(url)
     paths = files_at(fs, path)
     digest = hashlib.sha256()
-    for name in paths:
-        info = fs.info(name)
-        mark = change_mark(fs, name, info)
-        digest.update(
-            f"{name.rsplit('/', 1)[-1]}|{info.get('size')}|{mark}{_partition_values(name, columns)}\n".encode()
-        )
+    for path in paths:
+        *folders, name = path.split("/")
+        info = fs.info(path)
+        words = [name, str(info.get("size")), change_mark(fs, path, info)]
+        for folder in sorted(folders):
+            if "=" in folder and folder.partition("=")[0] in columns:
+                words.append(folder)
+        digest.update(("|".join(words) + "\n").encode())
     return digest.hexdigest()[:32] if paths else ""
-
-
-def _partition_values(path: str, columns: Collection[str]) -> str:
-    """What the folders of ``path`` say of ``columns``."""
-    folders = sorted(folder for folder in path.split("/")[:-1] if folder.partition("=")[0] in columns)
-    return "".join(f"|{folder}" for folder in folders if "=" in folder)
 
 
 def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> str:
@@ -166,10 +167,12 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
             return str(info[name])
     known = {key: value for key, value in info.items() if _plain(key) in _MARKS and value}
     if not known:
-        known = {key: value for key, value in _asked(fs, path).items() if value}
-    if not known:  # as AbstractFileSystem.ukey and checksum do, but for what is no mark
-        plain = (str, int, float, bytes, date)
-        known = {key: value for key, value in info.items() if isinstance(value, plain) and _plain(key) not in _NO_MARKS}
+        known = _ask_file_system(fs, path)
+    if not known:
+        # As AbstractFileSystem.ukey and checksum do, but for what is no mark.
+        for key, value in info.items():
+            if isinstance(value, (str, int, float, bytes, date)) and _plain(key) not in _NO_MARKS:
+                known[key] = value
     return "|".join(f"{key}={known[key]}" for key in sorted(known)) or "None"
 
 
@@ -185,16 +188,18 @@ def _plain(key: str) -> str:
     return re.sub("[-_]", "", key.lower())
 
 
-def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
-    """What the file system's own ``modified`` and ``ukey`` say, where it has them."""
+def _ask_file_system(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for name in ("modified", "ukey"):
         if getattr(type(fs), name) is getattr(AbstractFileSystem, name):
             continue
         try:
-            answers[name] = getattr(fs, name)(path)
-        except (NotImplementedError, KeyError, TypeError):  # of implementations that only look as if they had it
+            answer = getattr(fs, name)(path)
+        except (NotImplementedError, KeyError, TypeError):
+            # Of implementations that only look as if they had it.
             continue
+        if answer:
+            answers[name] = answer
     return answers
 
 
@@ -237,17 +242,21 @@ def find_files(path: str) -> LogFiles:
         raise missing_data(path)
     common = _common_folder(paths)
     folder = root_of(fs, root)
+    places = []
+    for name in paths:
+        place = below(name, folder)
+        for end in COMPRESSED:
+            if place.endswith(end):
+                place = place.removesuffix(end)
+                break
+        places.append(place)
     return LogFiles(
         fs,
         paths,
         labels=[name[len(common) :] for name in paths],
-        places=[_unpacked(below(p, folder)) for p in paths],
+        places=places,
         bytes=sum(fs.info(name)["size"] for name in paths),
     )
-
-
-def _unpacked(name: str) -> str:
-    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
 
 
 def _common_folder(paths: list[str]) -> str:

@@ -48,15 +48,17 @@ class RecordTransform:
     def __init__(self, spec: DataSpec, state: FittedState) -> None:
         self.spec, self.state = spec, state
         self._maps = {feature.column for feature in spec.sparse if feature.maps}
-        self._structs = {
-            source.column: [
-                other.field for own in spec.sequences for other in own.sources if other.column == source.column
-            ]
-            for each in spec.sequences
-            for source in each.sources
-            if source.field
-        }
         self._vectors = {feature.column for feature in spec.dense if feature.vector}
+        # The fields that are read of a column of structs.
+        self._structs: dict[str, list[str]] = {}
+        for sequence in spec.sequences:
+            for source in sequence.sources:
+                if source.field:
+                    self._structs.setdefault(source.column, [])
+        for sequence in spec.sequences:
+            for source in sequence.sources:
+                if source.column in self._structs:
+                    self._structs[source.column].append(source.field)
 
     @staticmethod
     def read(store: Store, path: str) -> RecordTransform:
@@ -76,30 +78,26 @@ class RecordTransform:
         return result.inputs
 
     def each(self, records: Sequence[Mapping[str, Any]]) -> RecordInputs:
-        """Model inputs of every record that can be read, and the reason for every other one."""
-        alike = all(isinstance(record, Mapping) for record in records) and all(
-            _alike([record.get(name) for record in records]) for name in self.spec.columns
-        )
-        if alike:
-            with contextlib.suppress(_UnreadableError):  # one of the values: which one shows record by record
+        """Return the model inputs of every record that can be read, and the reason for every other one."""
+        alike = all(isinstance(record, Mapping) for record in records)
+        if alike and all(_one_type([record.get(name) for record in records]) for name in self.spec.columns):
+            # One of the values may be unreadable: which one shows record by record.
+            with contextlib.suppress(_UnreadableError):
                 return self._inputs(records, 0)
-        parts = [self._one(record, at) for at, record in enumerate(records)]
-        return RecordInputs(
-            pl.concat([part.inputs for part in parts]),
-            np.concatenate([part.records for part in parts]),
-            {at: reason for part in parts for at, reason in part.rejected.items()},
-        )
-
-    def _one(self, record: Mapping[str, Any], at: int) -> RecordInputs:
-        try:
-            if not isinstance(record, Mapping):
-                raise _UnreadableError(f"is a {type(record).__name__}, expected a mapping of columns to values")
-            return self._inputs([record], at)
-        except _UnreadableError as error:
-            return RecordInputs(self._inputs([], 0).inputs, np.zeros(0, np.int64), {at: str(error)})
+        inputs, numbers, rejected = [], [], dict[int, str]()
+        for number, record in enumerate(records):
+            try:
+                if not isinstance(record, Mapping):
+                    raise _UnreadableError(f"is a {type(record).__name__}, expected a mapping of columns to values")
+                part = self._inputs([record], number)
+            except _UnreadableError as error:
+                part = RecordInputs(self._inputs([], 0).inputs, np.zeros(0, np.int64), {number: str(error)})
+            inputs.append(part.inputs)
+            numbers.append(part.records)
+            rejected |= part.rejected
+        return RecordInputs(pl.concat(inputs), np.concatenate(numbers), rejected)
 
     def _inputs(self, records: Sequence[Mapping[str, Any]], first: int) -> RecordInputs:
-        """Inputs of ``records``, which are numbered from ``first``; _UnreadableError for a value of no known type."""
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])
         places = np.arange(first, first + len(records))
         parsed = parse(raw, places, self.spec)
@@ -116,7 +114,9 @@ class RecordTransform:
         if name in self._maps:
             values = [_pairs(value) for value in values]
         elif name in self._vectors:
-            values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+            for at, value in enumerate(values):
+                if isinstance(value, np.ndarray):
+                    values[at] = value.tolist()
         text = all(value is None or isinstance(value, str) for value in values)
         try:
             made = pl.Series(name, values, dtype=pl.String) if text else pl.Series(name, values, strict=False)
@@ -136,20 +136,32 @@ class RecordTransform:
 
 
 def _pairs(value: Any) -> Any:
-    """A mapping of ids to weights as the list of pairs that a column of maps holds; anything else as it is."""
+    # A mapping of ids to weights as the list of pairs that a column of maps holds; anything else as it is.
     if not isinstance(value, Mapping):
         return value
-    weights = {key: each if each is None or isinstance(each, str) else f"{each}" for key, each in value.items()}
-    return [{"key": str(key), "value": weight} for key, weight in weights.items()]
+    pairs = []
+    for key, weight in value.items():
+        if weight is not None and not isinstance(weight, str):
+            weight = f"{weight}"
+        pairs.append({"key": str(key), "value": weight})
+    return pairs
 
 
-def _alike(values: Sequence[Any]) -> bool:
-    """Whether values, elements of lists, and fields of these are of one type: one Series holds them as they are."""
-    kinds = {type(value) for value in values if value is not None}
-    elements = [each for value in values if isinstance(value, list) for each in value if each is not None]
-    fields: dict[Any, set[type]] = {}
-    for each in elements:
-        for name, value in each.items() if isinstance(each, Mapping) else ():
-            if value is not None:
-                fields.setdefault(name, set()).add(type(value))
-    return all(len(some) <= 1 for some in (kinds, {type(each) for each in elements}, *fields.values()))
+def _one_type(values: Sequence[Any]) -> bool:
+    # Whether values, elements of lists, and fields of these are of one type: one Series holds them as they are.
+    kinds, elements, fields = set[type](), set[type](), dict[Any, set[type]]()
+    for value in values:
+        if value is None:
+            continue
+        kinds.add(type(value))
+        if not isinstance(value, list):
+            continue
+        for element in value:
+            if element is None:
+                continue
+            elements.add(type(element))
+            if isinstance(element, Mapping):
+                for name, field in element.items():
+                    if field is not None:
+                        fields.setdefault(name, set()).add(type(field))
+    return len(kinds) <= 1 and len(elements) <= 1 and all(len(types) <= 1 for types in fields.values())

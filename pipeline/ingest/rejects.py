@@ -67,7 +67,8 @@ class RejectedRows:
 
 def is_of_rows(error: BaseException) -> bool:
     """Whether ``error``, of reading or parsing rows, may come of what a row holds."""
-    if isinstance(error, OSError) and error.errno is not None:  # the system's: parsers raise theirs without a number
+    # The system's: parsers raise theirs without a number.
+    if isinstance(error, OSError) and error.errno is not None:
         return False
     return not isinstance(error, NightjarError) and not passes(error)
 

@@ -13,12 +13,12 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.events import MarkedRows
+from pipeline.ingest.sources import LINE_BITS
 from pipeline.ingest.spill import KeyPartitions
 
 # A row of an earlier dataset, a row of this one, a click without a row, a click that an earlier dataset has corrected,
 # and one that a later dataset brought.
 FORMER, ROW, CLICK, KNOWN, LATER = 0, 1, 2, 3, 4
-LINE_BITS = 40  # of a place: the number of a line, behind that of its part
 
 
 @dataclass
@@ -37,14 +37,12 @@ class RepeatedRows:
     corrected: dict[int, int] = field(default_factory=dict)
 
     def marks(self, part: int) -> MarkedRows:
-        """Those of a part of the logs."""
-        return MarkedRows(*(_of_part(places, part) for places in (self.dropped, self.clicked, self.later)))
-
-
-def _of_part(places: np.ndarray, part: int) -> np.ndarray:
-    low, high = np.searchsorted(places, [part << LINE_BITS, (part + 1) << LINE_BITS])
-    lines: np.ndarray = places[low:high] - (part << LINE_BITS)
-    return lines
+        """Return the lines of part number ``part`` of the logs."""
+        lines = []
+        for places in (self.dropped, self.clicked, self.later):
+            low, high = np.searchsorted(places, [part << LINE_BITS, (part + 1) << LINE_BITS])
+            lines.append(places[low:high] - (part << LINE_BITS))
+        return MarkedRows(*lines)
 
 
 class Repeats:
@@ -71,12 +69,12 @@ class Repeats:
         )
 
     def judge(self) -> RepeatedRows:
-        """Which rows stay, once all events are there."""
+        """Decide which rows stay, once all events were added."""
         verdict = _Verdict(self.days, self.window)
         for events in self._partitions:
-            more = events.filter(pl.len().over("key", "check") > 1)
-            verdict.add(more.sort("key", "check", "day", "kind", "away", "place"))
-        return verdict.done()
+            shared = events.filter(pl.len().over("key", "check") > 1)
+            verdict.add(shared.sort("key", "check", "day", "kind", "away", "place"))
+        return verdict.rows()
 
 
 class _Verdict:
@@ -91,50 +89,45 @@ class _Verdict:
         self.late: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, events: pl.DataFrame) -> None:
-        """Judge the events of a partition."""
-        now: tuple[int, int] | None = None
-        first: tuple[int, int, int] | None = None  # day, kind, place of the row that stays
-        known = False  # whether its click is known
+        current: tuple[int, int] | None = None
+        # Day, kind and place of the row that stays, and whether its click is known.
+        first: tuple[int, int, int] | None = None
+        click_known = False
         for key, check, day, kind, _, place, clicked in events.iter_rows():
-            if (key, check) != now:
-                now, first = (key, check), None
+            if (key, check) != current:
+                current, first = (key, check), None
             if kind in (FORMER, ROW) and (first is None or day - first[0] > self.days):
-                first, known = (day, kind, place), clicked
+                first, click_known = (day, kind, place), clicked
                 continue
             if kind == ROW:
                 self.dropped.append(place)
                 self.repeated[day] += 1
-            if clicked and first is not None and not known and 0 <= day - first[0] <= self.window and self.window:
-                known = True
-                if kind in (ROW, CLICK):
-                    self._correct(first, key, check)
-                elif kind == LATER and first[1] == ROW:
-                    self.later.append(first[2])
-                    self.corrected[first[0]] += 1
+            if not clicked or first is None or click_known or not self.window:
+                continue
+            first_day, first_kind, first_place = first
+            if not 0 <= day - first_day <= self.window:
+                continue
+            # A click that the first row came without corrects that row's label, once.
+            click_known = True
+            if kind in (ROW, CLICK) and first_kind == FORMER:
+                self.late.setdefault(first_day, []).append((key, check))
+            elif kind in (ROW, CLICK):
+                self.clicked.append(first_place)
+                self.corrected[first_day] += 1
+            elif kind == LATER and first_kind == ROW:
+                self.later.append(first_place)
+                self.corrected[first_day] += 1
 
-    def _correct(self, first: tuple[int, int, int], key: int, check: int) -> None:
-        day, kind, place = first
-        if kind == FORMER:
-            self.late.setdefault(day, []).append((key, check))
-        else:
-            self.clicked.append(place)
-            self.corrected[day] += 1
-
-    def done(self) -> RepeatedRows:
-        """The verdict."""
-        late = {
-            day: pl.DataFrame(events, schema={"key": pl.UInt64, "check": pl.UInt64}, orient="row").sort("key", "check")
-            for day, events in sorted(self.late.items())
-        }
+    def rows(self) -> RepeatedRows:
+        late = {}
+        for day, events in sorted(self.late.items()):
+            frame = pl.DataFrame(events, schema={"key": pl.UInt64, "check": pl.UInt64}, orient="row")
+            late[day] = frame.sort("key", "check")
         return RepeatedRows(
-            _sorted(self.dropped),
-            _sorted(self.clicked),
-            _sorted(self.later),
+            np.sort(np.array(self.dropped, np.int64)),
+            np.sort(np.array(self.clicked, np.int64)),
+            np.sort(np.array(self.later, np.int64)),
             late,
             dict(sorted(self.repeated.items())),
             dict(sorted(self.corrected.items())),
         )
-
-
-def _sorted(places: list[int]) -> np.ndarray:
-    return np.sort(np.array(places, np.int64))

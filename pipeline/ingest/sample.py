@@ -35,11 +35,15 @@ from pipeline.ingest.text import read_lines
 from pipeline.specs.connector import Connector
 from pipeline.units import MIB
 
-ROWS = 200_000  # of a sample
-BYTES = 64 << 20  # of text that is read for them
-PARQUET_GROUPS = 8  # that are read of all files together
-FILES = 8  # that are looked into, evenly spread
-_LINES = 200  # by which separator, quotes and header are guessed
+# Rows of a sample, and bytes of text that are read for them.
+ROWS = 200_000
+BYTES = 64 << 20
+# Row groups that are read of all files together.
+PARQUET_GROUPS = 8
+# Files that are looked into, evenly spread.
+FILES = 8
+# Lines by which separator, quotes and header are guessed.
+_LINES = 200
 _SEPARATORS = ("\t", ",", ";", "|")
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*[{\]]")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -87,13 +91,18 @@ class LogSample:
 
 
 def read_sample(path: str, options: Mapping[str, str] | None = None) -> LogSample:
-    """A sample of the log at ``path``: a file, a directory, a glob, or <connector>:<path> with its ``options``.
+    """Read a sample of a log.
 
-    Raises DataError where there are no files, no rows, or they are of no known format.
+    Args:
+        path: a file, a directory, a glob, or <connector>:<path>.
+        options: of the connector.
+
+    Raises:
+        DataError: if there are no files, no rows, or they are of no known format.
     """
     connector, place = connector_at(path)
     if connector is not None:
-        return _of_table(connector, place, dict(options or {}))
+        return _sample_table(connector, place, dict(options or {}))
     try:
         files = find_files(path)
     except DataError as error:
@@ -106,21 +115,27 @@ def read_sample(path: str, options: Mapping[str, str] | None = None) -> LogSampl
     chosen = _spread(len(files.paths), FILES)
     with files.fs.open(files.paths[0], "rb") as source:
         start = source.read(4)
-    read = next((read for mark, read in _MARKS.items() if start.startswith(mark)), _text)
-    sample = read(files, chosen)
-    names = list(partition_values(files.paths[0]))
-    told = tuple(name for name in names if all(name in partition_values(path) for path in files.paths))
+    sample = None
+    for mark, (kind, read) in _MARKS.items():
+        if start.startswith(mark):
+            sample = _sample_columns(files, chosen, kind, read)
+    if sample is None:
+        sample = _sample_text(files, chosen)
     if not sample.rows:
         raise _no_rows(path)
+    partitions = []
+    for name in partition_values(files.paths[0]):
+        if all(name in partition_values(other) for other in files.paths):
+            partitions.append(name)
     pattern, day = day_pattern(path, files.paths)
-    return replace(sample, path=pattern, day=day, files=len(files.paths), partitions=told)
+    return replace(sample, path=pattern, day=day, files=len(files.paths), partitions=tuple(partitions))
 
 
 def _no_rows(path: str) -> DataError:
     return DataError(f"{path} holds no rows, expected some to look at", hint="name a log that is not empty")
 
 
-def _of_table(connector: Connector, path: str, options: dict[str, str]) -> LogSample:
+def _sample_table(connector: Connector, path: str, options: dict[str, str]) -> LogSample:
     data = DataConfig(name="sample", format=connector.name, path=path, options=options)
     connector.check(data, "data")
     excerpt = connector.latest(data).excerpt(ROWS)
@@ -138,52 +153,48 @@ def _of_table(connector: Connector, path: str, options: dict[str, str]) -> LogSa
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of the numbers below ``count``, evenly spread."""
     return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
 
 
 def _thinned(frame: pl.DataFrame, parts: int) -> pl.DataFrame:
-    """Rows of ``frame``, evenly spread, as many as one of ``parts`` may have."""
     return frame[_spread(frame.height, ROWS // parts)]
 
 
 def _with_partitions(frame: pl.DataFrame, path: str) -> pl.DataFrame:
-    """``frame``, of the file at ``path``, with the columns that the path tells."""
     return frame.with_columns(pl.lit(value, pl.String).alias(name) for name, value in partition_values(path).items())
 
 
-def _columnar(
-    kind: str, read: Callable[[BinaryIO, int], tuple[pa.Table, float]]
-) -> Callable[[LogFiles, list[int]], LogSample]:
-    """What samples files of ``kind``; ``read``: some rows of a file of which so many are wanted, and all it has."""
-
-    def sample(files: LogFiles, chosen: list[int]) -> LogSample:
-        frames, seen, sizes = [], 0.0, 0
-        for number in chosen:
-            path = files.paths[number]
-            with readable(files.labels[number]), files.fs.open(path, "rb") as source:
-                table, rows = read(source, math.ceil(PARQUET_GROUPS / len(chosen)))
-            seen, sizes = seen + rows, sizes + files.fs.size(path)
-            frames.append(_with_partitions(_thinned(frame_of(table, table.column_names), len(chosen)), path))
-        frame = pl.concat(frames, how="diagonal_relaxed")
-        return LogSample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind=kind)
-
-    return sample
+def _sample_columns(
+    files: LogFiles, chosen: list[int], kind: str, read: Callable[[BinaryIO, int], tuple[pa.Table, float]]
+) -> LogSample:
+    frames, rows, sizes = [], 0.0, 0
+    for number in chosen:
+        path = files.paths[number]
+        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
+            table, rows_of_file = read(source, math.ceil(PARQUET_GROUPS / len(chosen)))
+        rows += rows_of_file
+        sizes += files.fs.size(path)
+        frames.append(_with_partitions(_thinned(frame_of(table, table.column_names), len(chosen)), path))
+    frame = pl.concat(frames, how="diagonal_relaxed")
+    return LogSample(path="", frame=frame, total=round(rows * files.bytes / max(sizes, 1)), files=0, kind=kind)
 
 
-def _parquet(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
+# Readers of some pieces of a file, each with the rows of the whole file.
+
+
+def _read_parquet(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
     file = pq.ParquetFile(source)
     return file.read_row_groups(_spread(file.metadata.num_row_groups, pieces)), file.metadata.num_rows
 
 
-def _orc(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
+def _read_orc(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
     file = orc.ORCFile(source)
     stripes = [file.read_stripe(stripe) for stripe in _spread(file.nstripes, pieces)]
     return pa.Table.from_batches(stripes, file.schema), file.nrows
 
 
-def _avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
-    """Its first rows; how many there are, by how many bytes these took."""
+def _read_avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
+    # The first rows; how many there are is estimated by how many bytes these took.
     form, batches, rows = Avro(), [], 0
     schema = form.schema(source)
     for batch in form.batches(source, schema.names, 0):
@@ -195,35 +206,35 @@ def _avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
     return pa.Table.from_batches(batches, schema), rows * max(source.seek(0, 2) / max(read, 1), 1.0)
 
 
-# First bytes of files that are no text.
-_MARKS: dict[bytes, Callable[[LogFiles, list[int]], LogSample]] = {
-    b"PAR1": _columnar("parquet", _parquet),
-    b"ORC": _columnar("orc", _orc),
-    b"Obj\x01": _columnar("avro", _avro),
+# First bytes of files that are no text, their format and reader.
+_MARKS = {
+    b"PAR1": ("parquet", _read_parquet),
+    b"ORC": ("orc", _read_orc),
+    b"Obj\x01": ("avro", _read_avro),
 }
 
 
-def _text(files: LogFiles, chosen: list[int]) -> LogSample:
+def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
     form: TextFormat | None = None
-    frames, bad, share, kind = [], 0, 0.0, ""
+    frames, bad, size_read, kind = [], 0, 0.0, ""
     for number in chosen:
-        path = files.paths[number]
-        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
+        path, label = files.paths[number], files.labels[number]
+        with readable(label), files.fs.open(path, "rb") as source:
             with decompressed(source, path) as stream:
-                block, whole = _lines(stream, BYTES // len(chosen), files.labels[number])
-            read = 1.0 if whole else min(source.tell() / max(files.fs.size(path), 1), 1.0)
-        require_text(block[:8], files.labels[number])
+                block, whole = _read_lines(stream, BYTES // len(chosen), label)
+            share = 1.0 if whole else min(source.tell() / max(files.fs.size(path), 1), 1.0)
+        size_read += share * files.fs.size(path)
+        require_text(block[:8], label)
         if _ARRAY.match(block):
             raise DataError(
-                f"{files.labels[number]} is an array of JSON, expected an object a line",
+                f"{label} is an array of JSON, expected an object a line",
                 hint="jq -c '.[]' FILE writes an object a line",
             )
+        # The first file tells the format of all, and how text is laid out.
         kind = kind or ("jsonl" if _begins_object(block) else "csv")
-        share += read * files.fs.size(path)
         if kind == "jsonl":
             lines = block.split(b"\n")[:-1]
-            good = list(object_lines(lines, 0))
-            data = b"".join(lines[number] + b"\n" for number in good)
+            data = b"".join(lines[good] + b"\n" for good in object_lines(lines, 0))
             frame, data = of_usual_kinds(data)
             frame = frame.with_columns(with_ones(values, data) for values in frame.select(pl.col(pl.String)))
             frames.append(_with_partitions(with_maps(frame), path))
@@ -239,74 +250,78 @@ def _text(files: LogFiles, chosen: list[int]) -> LogSample:
     frame = pl.concat(frames, how="diagonal_relaxed" if kind == "jsonl" else "vertical")
     if form is not None and form.strip:
         frame = frame.select(pl.all().str.strip_chars())
-    total = round(frame.height * files.bytes / max(share, 1.0))
+    total = round(frame.height * files.bytes / max(size_read, 1.0))
     return LogSample(path="", frame=_thinned(frame, 1), total=total, files=0, kind=kind, bad=bad, text=form)
 
 
 def _begins_object(block: bytes) -> bool:
-    """Whether the first line of ``block`` is a JSON object."""
     first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     return first.startswith(b"{") and bool(list(object_lines([first], 0)))
 
 
-def _lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
-    """Whole lines of the first ``size`` bytes, and whether they are all there are; DataError where none ends there."""
+def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
+    # Whole lines of the first `size` bytes, and whether they are all there are; DataError where none ends there.
     data = b""
     while len(data) < size and (piece := stream.read(size - len(data))):
         data += piece
     whole = not stream.read(1)
     if not whole and b"\n" not in data:
-        raise _endless(label, data)
-    block = data if whole and data.endswith(b"\n") else data + b"\n" if whole else data[: data.rfind(b"\n") + 1]
-    return block.rstrip(b"\r\n") + b"\n" if block.strip() else b"", whole
-
-
-def _endless(label: str, start: bytes) -> DataError:
-    """The error for a log whose first line begins with ``start``, all that was read of it."""
-    an_array = start.lstrip().startswith(b"[")
-    hint = "jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF"
-    return DataError(
-        f"line 1 of {label} is longer than {len(start) // MIB} MiB, expected a row a line; it begins with "
-        f"{start[:40].decode(errors='replace')!r}",
-        hint=hint,
-    )
+        an_array = data.lstrip().startswith(b"[")
+        raise DataError(
+            f"line 1 of {label} is longer than {len(data) // MIB} MiB, expected a row a line; it begins with "
+            f"{data[:40].decode(errors='replace')!r}",
+            hint="jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF",
+        )
+    if not whole:
+        data = data[: data.rfind(b"\n") + 1]
+    return data.rstrip(b"\r\n") + b"\n" if data.strip() else b"", whole
 
 
 def text_format(block: bytes) -> TextFormat:
-    """The layout of the text that begins with ``block``; DataError where no separator makes columns of it."""
+    """Return the layout of the text that begins with ``block``. DataError if no separator makes columns of it."""
     start = block.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
-    lines = start[: 1 << 20].decode(errors="replace").split("\n")[:_LINES]
-    lines = [line for line in lines if line]
-    separator, width = max(((mark, *_width(lines, mark)) for mark in _SEPARATORS), key=lambda each: each[2] * each[1])[
-        :2
-    ]
+    text = start[: 1 << 20].decode(errors="replace")
+    lines = [line for line in text.split("\n")[:_LINES] if line]
+    # The separator that makes the most fields of the most lines.
+    separator, width, best = _SEPARATORS[0], 1, -1.0
+    for mark in _SEPARATORS:
+        fields, share = _width(lines, mark)
+        if share * fields > best:
+            separator, width, best = mark, fields, share * fields
     if width < 2:
         raise DataError(
             f"no separator of {', '.join(map(repr, _SEPARATORS))} divides the lines into columns; the first one is "
             f"{lines[0][:60] if lines else ''!r}",
             hint="write your schema by hand: docs/data.md",
         )
-    rows = [row for row in _rows(lines, separator) if len(row) == width]
-    strip = sum(field != field.strip() for row in rows for field in row) > len(rows)
-    rows = [[field.strip() for field in row] for row in rows]
-    quote = '"' if any('"' in line for line in lines) or separator != "\t" else None
+    rows, blanks = [], 0
+    for row in _rows(lines, separator):
+        if len(row) == width:
+            stripped = [field.strip() for field in row]
+            blanks += sum(field != plain for field, plain in zip(row, stripped, strict=True))
+            rows.append(stripped)
     header = has_header(rows)
-    criteo = not header and separator == "\t" and width == len(CRITEO_COLUMNS)
-    names = rows[0] if header else CRITEO_COLUMNS if criteo else [f"column_{number + 1}" for number in range(width)]
-    layout = TextLayout(names=tuple(names), separator=separator, quote=None if criteo else quote)
-    return TextFormat(layout=layout, header=header, strip=strip)
+    names = [f"column_{number + 1}" for number in range(width)]
+    quote = '"' if separator != "\t" or any('"' in line for line in lines) else None
+    if header:
+        names = rows[0]
+    elif separator == "\t" and width == len(CRITEO_COLUMNS):
+        names, quote = CRITEO_COLUMNS, None
+    layout = TextLayout(names=tuple(names), separator=separator, quote=quote)
+    return TextFormat(layout=layout, header=header, strip=blanks > len(rows))
 
 
 def _width(lines: list[str], separator: str) -> tuple[int, float]:
-    """The usual number of fields by ``separator``, and the share of lines that have it, 0 where there is one field."""
+    # The usual number of fields by `separator`, and the share of lines that have it, 0 where there is one field.
     rows = _rows(lines, separator)
-    widths = Counter(map(len, rows))
-    width, count = widths.most_common(1)[0] if widths else (1, 0)
-    return width, count / max(len(rows), 1) if width > 1 else 0.0
+    if not rows:
+        return 1, 0.0
+    width, count = Counter(map(len, rows)).most_common(1)[0]
+    return width, count / len(rows) if width > 1 else 0.0
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    """The records of ``lines``, of which one may go over several; plain lines where a stray quote swallows too much."""
+    # The records of `lines`, of which one may go over several; plain lines where a stray quote swallows too much.
     text = io.StringIO("\n".join(lines), newline="")
     try:
         return list(csv.reader(text, delimiter=separator))
@@ -332,26 +347,30 @@ def _is_number(text: str) -> bool:
 
 
 def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
-    """``path`` with {day} where it, or what a wildcard of it stands for, is a day; and the last day of ``names``."""
+    """Return ``path`` with {day} where it, or what a wildcard of it stands for, is a day; and the last day."""
     parts = path.rstrip("/").split("/")
-    last = parts[-1]
     inside = names[-1].split("/")
-    if "*" not in path and last in inside[:-1]:  # a folder: what lies in it, as its last file shows
-        below = inside[len(inside) - inside[::-1].index(last) :]
-        parts = [*parts, *(part if _DAY.search(part) else "*" for part in below)]
+    if "*" not in path and parts[-1] in inside[:-1]:
+        # A folder: what lies in it, as its last file shows.
+        below = inside[len(inside) - inside[::-1].index(parts[-1]) :]
+        parts += [part if _DAY.search(part) else "*" for part in below]
     for at, part in enumerate(parts):
-        match = _captured(part)
-        days = [
-            match.fullmatch(name.split("/")[at - len(parts)]) for name in names if name.count("/") >= len(parts) - 1
-        ]
-        if match.groups and days and all(day is not None and _is_day(day[1]) for day in days):
+        pattern = _day_capture(part)
+        if not pattern.groups:
+            continue
+        days = []
+        for name in names:
+            if name.count("/") >= len(parts) - 1:
+                match = pattern.fullmatch(name.split("/")[at - len(parts)])
+                days.append(match[1] if match is not None else "")
+        if days and all(_is_day(day) for day in days):
             filled = _DAY.sub("{day}", part) if _DAY.search(part) else part.replace("*", "{day}", 1)
-            return "/".join([*parts[:at], filled, *parts[at + 1 :]]), max(day[1] for day in days if day)
+            return "/".join([*parts[:at], filled, *parts[at + 1 :]]), max(days)
     return path, None
 
 
-def _captured(part: str) -> re.Pattern[str]:
-    """What captures the day that ``part`` spells out, or what its first wildcard stands for."""
+def _day_capture(part: str) -> re.Pattern[str]:
+    # What captures the day that `part` spells out, or what its first wildcard stands for.
     if _DAY.search(part):
         return re.compile(f"({_DAY.pattern})".join(map(re.escape, _DAY.split(part))))
     return re.compile(translate(part).replace(".*", "(.*?)", 1) if "*" in part else re.escape(part))

@@ -15,8 +15,10 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.values import number_of
 from pipeline.records.dataset import LABEL, NEGATIVE_RATE, ROW_WEIGHT
 
-COUNTS_FOR, CLICKS_FOR = "counts_for", "clicks_for"  # sums of train rows: rows that they stand for, clicks of these
-OF_CLICKS = "rate_of_clicks"  # the shares that rows with a click tell
+# Sums of train rows: rows that they stand for, clicks of these.
+COUNTS_FOR, CLICKS_FOR = "counts_for", "clicks_for"
+# The shares that rows with a click tell.
+OF_CLICKS = "rate_of_clicks"
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -45,7 +47,8 @@ def kept(hashes: np.ndarray, labels: pl.Series, share: float) -> pl.Series:
     The hashes are mixed anew: the split goes by them too.
     """
     mixed = hashes + _MIX[0]
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[1]  # SplitMix64's finalizer
+    # SplitMix64's finalizer.
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[1]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[2]
     mixed ^= mixed >> np.uint64(31)
     return (labels > 0) | pl.Series((mixed >> np.uint64(32)) < np.uint64(round(share * 2.0**32)))
@@ -62,20 +65,22 @@ def sums(spec: DataSpec) -> dict[str, pl.Expr]:
     if not (before or spec.row_weight):
         return {}
     rate = pl.col(NEGATIVE_RATE) if spec.sampling.column is not None else pl.lit(spec.sampling.rate or 1.0)
-    own = pl.col(ROW_WEIGHT).cast(pl.Float64) if spec.row_weight else pl.lit(1.0)
+    weight = pl.col(ROW_WEIGHT).cast(pl.Float64) if spec.row_weight else pl.lit(1.0)
     clicked = pl.col(LABEL) > 0
-    made = {
-        COUNTS_FOR: pl.when(clicked).then(own).otherwise(own / rate.cast(pl.Float64)),
-        CLICKS_FOR: pl.when(clicked).then(own).otherwise(0.0),
+    expressions = {
+        COUNTS_FOR: pl.when(clicked).then(weight).otherwise(weight / rate.cast(pl.Float64)),
+        CLICKS_FOR: pl.when(clicked).then(weight).otherwise(0.0),
     }
-    return made | ({OF_CLICKS: pl.when(clicked).then(rate.cast(pl.Float64))} if spec.sampling.column else {})
+    if spec.sampling.column:
+        expressions[OF_CLICKS] = pl.when(clicked).then(rate.cast(pl.Float64))
+    return expressions
 
 
 def rows_counted_for(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray | None:
     """How many rows each of the transformed rows ``frame`` counts for in figures; None where each counts for itself."""
     if not (spec.sampling.known_before or spec.row_weight):
         return None
-    own = frame[ROW_WEIGHT].to_numpy() if spec.row_weight else np.ones(frame.height, np.float32)
+    weights = frame[ROW_WEIGHT].to_numpy() if spec.row_weight else np.ones(frame.height, np.float32)
     if not spec.sampling.known_before:
-        return own
-    return counted_for(own, frame[LABEL].to_numpy(), frame[NEGATIVE_RATE].to_numpy())
+        return weights
+    return counted_for(weights, frame[LABEL].to_numpy(), frame[NEGATIVE_RATE].to_numpy())

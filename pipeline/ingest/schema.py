@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,13 +31,17 @@ from pipeline.specs.id_mapping import IdMapping, mapping_of
 from pipeline.specs.label_kind import LABEL_KINDS, TaskSpec
 
 DAY = "day"
-EVENT, EVENT_CHECK = "event:key", "event:check"  # columns of typed rows: two hashes of an event's key
-CAME_CLICKED = "event:clicked"  # column of typed rows: the label by the dataset's own logs, whatever came later
-CLICKED_LATER = "clicked later"  # column of raw rows: the click is in other rows of these logs (1), later ones (2)
-SPLIT_TIME = "split_time"  # column of typed rows: the time by which they are split, in seconds since 1970
-TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
+# Columns of typed rows: two hashes of an event's key, and the label by the dataset's own logs, whatever came later.
+EVENT, EVENT_CHECK, CAME_CLICKED = "event:key", "event:check", "event:clicked"
+# Column of raw rows: the click is in other rows of these logs (1), in later ones (2).
+CLICKED_LATER = "clicked later"
+# Column of typed rows: the time by which they are split, in seconds since 1970.
+SPLIT_TIME = "split_time"
+# Column of synthetic logs: seconds since the day from which they count days.
+TIME = "time"
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-QUOTE = '"'  # the default of ``data.quote``, for formats without quotes, too
+# The default of `data.quote`, for formats without quotes, too.
+QUOTE = '"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,13 @@ class DenseSpec:
     required: bool = False
     width: int = 1
     separator: str = ","
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest allowed number; None where any number is allowed."""
+        if self.low is None and self.high is None:
+            return None
+        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
 
     @property
     def vector(self) -> bool:
@@ -90,8 +102,8 @@ class DenseSpec:
     @property
     def zero_is_missing(self) -> bool:
         """Whether a value of 0 in the dataset may be the number zero or a missing value."""
-        reached = not self.clip or self.clip[0] <= 0 <= self.clip[1]
-        return self.transform in ("none", "log1p") and reached
+        includes_zero = not self.clip or self.clip[0] <= 0 <= self.clip[1]
+        return self.transform in ("none", "log1p") and includes_zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,12 +210,15 @@ class SequenceSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """The features that hold its columns in the dataset."""
-        return (*self.columns, *((self.age,) if self.time is not None else ()))
+        return (*self.columns, self.age) if self.time is not None else tuple(self.columns)
 
     @property
     def sources(self) -> tuple[EventSource, ...]:
         """All that is read."""
-        return (*self.columns.values(), *((self.time,) if self.time is not None else ()))
+        sources = list(self.columns.values())
+        if self.time is not None:
+            sources.append(self.time)
+        return tuple(sources)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,15 +282,22 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing or self.decimal != ".":
             return frozenset()
-        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
-        read |= {self.event_key, self.split_time}
-        read |= {task.column for task in self.tasks}
-        read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
-        read |= {feature.weights for feature in self.sparse}
-        read |= {feature.column for feature in self.dense if feature.vector}
-        read |= {source.column for sequence in self.sequences for source in sequence.sources}
-        read |= {column for plan in self.histories for column in plan.read}
-        return frozenset(feature.column for feature in self.dense) - read
+        read_otherwise = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
+        read_otherwise |= {self.event_key, self.split_time, self.sampling.column}
+        for task in self.tasks:
+            read_otherwise.add(task.column)
+        for sparse in self.sparse:
+            read_otherwise |= {sparse.column, sparse.weights, *sparse.cross}
+        for sequence in self.sequences:
+            read_otherwise |= {source.column for source in sequence.sources}
+        for plan in self.histories:
+            read_otherwise |= set(plan.read)
+        numbers = set()
+        for dense in self.dense:
+            if dense.vector:
+                read_otherwise.add(dense.column)
+            numbers.add(dense.column)
+        return frozenset(numbers - read_otherwise)
 
 
 def _is_number(word: str) -> bool:
@@ -286,27 +308,12 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _in_order(tasks: dict[str, TaskLabel]) -> list[tuple[str, TaskLabel]]:
-    """``tasks`` by name, each behind the one that it is given, however the configuration lists them.
-
-    A model's parts for a task go by its place. Records of a configuration have no order, so nothing else would tell
-    that a checkpoint's places are others.
-    """
-
-    def place(name: str) -> tuple[int, str]:
-        depth, given = 0, tasks[name].given
-        while given in tasks:
-            depth, given = depth + 1, tasks[given].given
-        return depth, name
-
-    return [(name, tasks[name]) for name in sorted(tasks, key=place)]
-
-
 def data_spec(data: DataConfig) -> DataSpec:
-    """The schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
+    """Return the schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
     synthetic = data.format == "synthetic"
-    dense = tuple(
-        DenseSpec(
+    dense = []
+    for name, feature in data.dense.items():
+        number = DenseSpec(
             name=name,
             column=feature.column or name,
             transform=data.transform_of(name),
@@ -318,34 +325,35 @@ def data_spec(data: DataConfig) -> DataSpec:
             width=feature.width,
             separator=feature.separator,
         )
-        for name, feature in data.dense.items()
-    )
-    sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
-    sequences = tuple(_sequence_spec(name, each) for name, each in data.sequences.items())
-    events = tuple(_event_spec(data, sequence, feature) for sequence in sequences for feature in sequence.features)
-    tasks = tuple(
-        TaskSpec(
-            name=name,
-            column=task.column or name,
-            kind=LABEL_KINDS.get(task.kind),
-            positive=task.positive,
-            negative=task.negative,
-            given=task.given,
-        )
-        for name, task in _in_order(data.tasks)
-    )
+        dense.append(number)
+    sparse = [_sparse_spec(data, name) for name in data.sparse]
+
     day = data.day_column or (DAY if synthetic else None)
-    told = data.hour_column or data.timestamp or (TIME if synthetic else None)
     row_time = data.timestamp or (TIME if synthetic else None)
     by_time = data.split.by == "time"
-    timed = any(each.time for each in sequences)
-    hour = told if data.split.by == "hours" else data.hour_column if by_time and row_time is None else None
-    histories = tuple(_history(data, name, row_time or "") for name, each in data.sequences.items() if each.built)
+    hour = None
+    if data.split.by == "hours":
+        hour = data.hour_column or row_time
+    elif by_time and row_time is None:
+        # Rows without a time are split by their hour, or by their day.
+        hour = data.hour_column
+
+    sequences, events, histories = list[SequenceSpec](), list[SparseSpec](), list[HistoryPlan]()
+    for name, config in data.sequences.items():
+        sequence = _sequence_spec(name, config)
+        sequences.append(sequence)
+        events += [_event_spec(data, sequence, feature) for feature in sequence.features]
+        if config.built:
+            histories.append(_history_plan(data, name, row_time or ""))
+    timed = any(sequence.time for sequence in sequences)
+
+    columns = _columns(data, dense, sparse, day, hour, row_time if by_time or timed else None)
+    _add_event_columns(columns, sequences, histories)
     spec = DataSpec(
         label=data.label.column,
         positive=data.label.positive,
         negative=data.label.negative,
-        dense=dense,
+        dense=tuple(dense),
         sparse=(*sparse, *events),
         day_column=day,
         timestamp=None if day else data.timestamp,
@@ -353,14 +361,12 @@ def data_spec(data: DataConfig) -> DataSpec:
         missing=tuple(data.missing),
         strip=data.strip,
         split=data.split,
-        columns=_with_events(
-            _columns(data, dense, sparse, day, hour, row_time if by_time or timed else None), sequences, histories
-        ),
+        columns=columns,
         hour_column=hour,
-        tasks=tasks,
-        sequences=sequences,
+        tasks=_task_specs(data.tasks),
+        sequences=tuple(sequences),
         row_time=row_time if timed else None,
-        histories=histories,
+        histories=tuple(histories),
         whole_hours=data.hour_column is not None,
         row_weight=data.weight,
         time_zone=data.time_zone,
@@ -375,9 +381,42 @@ def data_spec(data: DataConfig) -> DataSpec:
     return spec
 
 
+def _task_specs(tasks: dict[str, TaskLabel]) -> tuple[TaskSpec, ...]:
+    # By name, each behind the one that it is given, however the configuration lists them. A model's parts for a task go
+    # by its place, and records of a configuration have no order, so nothing else would tell that a checkpoint's places
+    # are others.
+    def place(name: str) -> tuple[int, str]:
+        depth, given = 0, tasks[name].given
+        while given in tasks:
+            depth, given = depth + 1, tasks[given].given
+        return depth, name
+
+    specs = []
+    for name in sorted(tasks, key=place):
+        task = tasks[name]
+        spec = TaskSpec(
+            name=name,
+            column=task.column or name,
+            kind=LABEL_KINDS.get(task.kind),
+            positive=task.positive,
+            negative=task.negative,
+            given=task.given,
+        )
+        specs.append(spec)
+    return tuple(specs)
+
+
 def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     feature, defaults = data.sparse[name], data.sparse_defaults
     owner = data.sparse[data.table_of(name)]
+    separator = None
+    if not feature.bins and feature.holds != ONE:
+        separator = feature.separator or None
+        if separator is None and not feature.cross:
+            separator = defaults.separator
+    cross_bins = {}
+    for column, bounds in feature.cross_bins.items():
+        cross_bins[column] = [float(bound) for bound in bounds]
     return SparseSpec(
         name=name,
         column=feature.cross[0] if feature.cross else feature.column or name,
@@ -387,9 +426,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
         table=feature.table or "",
-        separator=None
-        if feature.bins or feature.holds == ONE
-        else feature.separator or (None if feature.cross else defaults.separator),
+        separator=separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
@@ -399,35 +436,39 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         required=feature.required,
         holds=feature.holds or (LIST if feature.weights else ""),
         weights=feature.weights,
-        cross_bins={column: [float(each) for each in bounds] for column, bounds in feature.cross_bins.items()},
+        cross_bins=cross_bins,
     )
 
 
 def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
-    def source(column: str | None, default: str) -> EventSource:
-        return EventSource.of(column or default, sequence.separator)
-
-    features = sequence.features if not sequence.built else dict.fromkeys(sequence.features, EventColumn())
+    # A history is built as a column of its own, whose structs have a field for each feature and the time.
+    columns = {}
+    for feature, event in sequence.features.items():
+        path = f"{name}.{feature}"
+        if not sequence.built and event.column:
+            path = event.column
+        columns[event_feature(name, feature)] = EventSource.of(path, sequence.separator)
     time = f"{name}.{EVENT_TIME}" if sequence.built else sequence.time
     return SequenceSpec(
         name=name,
-        columns={
-            event_feature(name, each): source(column.column, f"{name}.{each}") for each, column in features.items()
-        },
+        columns=columns,
         max_length=sequence.max_length,
-        time=None if time is None else source(time, ""),
+        time=None if time is None else EventSource.of(time, sequence.separator),
         age_bins=sequence.age_bins,
         drop_leaks=sequence.leaks == DROP,
     )
 
 
-def _history(data: DataConfig, name: str, time: str) -> HistoryPlan:
-    """How the sequence ``name`` is built; its events are of the columns of the log that ``features`` name."""
+def _history_plan(data: DataConfig, name: str, time: str) -> HistoryPlan:
     sequence = data.sequences[name]
     history, columns = sequence.history, dict[str, str]()
-    for each, column in sequence.features.items():
-        shared = data.sparse[column.table].column or column.table if column.table else each
-        columns[each] = column.column or shared
+    for feature, event in sequence.features.items():
+        if event.column:
+            columns[feature] = event.column
+        elif event.table:
+            columns[feature] = data.sparse[event.table].column or event.table
+        else:
+            columns[feature] = feature
     return HistoryPlan(
         name=name,
         by=history.by or "",
@@ -441,9 +482,12 @@ def _history(data: DataConfig, name: str, time: str) -> HistoryPlan:
 
 
 def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
-    """The column ``feature`` of ``sequence`` as a feature of lists, which shares a table or has its own."""
-    named = {event_feature(sequence.name, name): each for name, each in data.sequences[sequence.name].features.items()}
-    column, source = named.get(feature, EventColumn()), sequence.columns.get(feature, sequence.time)
+    # The column `feature` of `sequence`: a feature of lists, which shares a table or has its own.
+    configs = {}
+    for name, config in data.sequences[sequence.name].features.items():
+        configs[event_feature(sequence.name, name)] = config
+    ages, column = feature not in configs, configs.get(feature, EventColumn())
+    source = sequence.columns.get(feature, sequence.time)
     assert source is not None
     if column.table is not None:
         shared = _sparse_spec(data, column.table)
@@ -463,7 +507,7 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
             integer=False,
             required=False,
         )
-    ages, defaults = feature not in named, data.sparse_defaults
+    defaults = data.sparse_defaults
     return SparseSpec(
         name=feature,
         column=source.column,
@@ -479,10 +523,9 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
     )
 
 
-def _with_events(
+def _add_event_columns(
     columns: dict[str, str], sequences: Sequence[SequenceSpec], histories: Sequence[HistoryPlan]
-) -> dict[str, str]:
-    """``columns`` and those of the events, which are named by their own settings."""
+) -> None:
     for plan in histories:
         for column in plan.read:
             columns.setdefault(column, plan.setting_of(column))
@@ -501,7 +544,6 @@ def _with_events(
             "that name from the log",
             hint=f"~data.sequences.{name}, and the same as +data.sequences.{name}_events",
         )
-    return columns
 
 
 def _columns(
@@ -541,10 +583,20 @@ def _columns(
 
 
 def _check_names(spec: DataSpec) -> None:
-    taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ()), *((SPLIT_HOUR,) if spec.hour_column else ())}
-    taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
-    taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
-    taken |= {NEGATIVE_RATE} if spec.sampling.active else set()
+    taken = {LABEL, TRUE_PROBABILITY}
+    if spec.has_day:
+        taken.add(DAY)
+    if spec.hour_column:
+        taken.add(SPLIT_HOUR)
+    if spec.row_weight:
+        taken.add(ROW_WEIGHT)
+    if spec.sampling.active:
+        taken.add(NEGATIVE_RATE)
+    for sparse in spec.sparse:
+        if sparse.weighted:
+            taken.add(weight_column(sparse.name))
+    for task in spec.tasks:
+        taken.add(task_column(task.name))
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
             if feature.name in taken or set(feature.name) & set("/."):
@@ -555,7 +607,16 @@ def _check_names(spec: DataSpec) -> None:
                     hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
                     f"{feature.column}}}' in place of {feature.name!r}",
                 )
-    _check_vectors(spec, taken)
+    names = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
+    for vector in spec.dense:
+        shared = sorted(names & set(vector.columns)) if vector.vector else []
+        if shared:
+            raise ConfigError(
+                f"data.dense.{vector.name} is a vector, and {shared[0]!r}, the name of one of its columns in the "
+                "dataset, is also that of another feature",
+                hint=f"'+data.dense.{vector.name}_vector={{column: {vector.column}, width: {vector.width}}}' in "
+                f"place of {vector.name!r}",
+            )
     if spec.positive == spec.negative:
         raise ConfigError(
             f"data.label.positive and data.label.negative are both {spec.positive!r}, expected two values",
@@ -563,21 +624,15 @@ def _check_names(spec: DataSpec) -> None:
         )
 
 
-def _check_vectors(spec: DataSpec, taken: set[str]) -> None:
-    """Raise ConfigError for a feature whose name is that of a column of a vector."""
-    named = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
-    for feature in spec.dense:
-        if feature.vector and (shared := sorted(named & set(feature.columns))):
-            raise ConfigError(
-                f"data.dense.{feature.name} is a vector, and {shared[0]!r}, the name of one of its columns in the "
-                "dataset, is also that of another feature",
-                hint=f"'+data.dense.{feature.name}_vector={{column: {feature.column}, width: {feature.width}}}' in "
-                f"place of {feature.name!r}",
-            )
-
-
 def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, header: bool) -> None:
-    """Raise DataError if ``file`` lacks a column of the schema, naming the nearest it has."""
+    """Raise DataError if ``file`` lacks a column of the schema, naming the nearest it has.
+
+    Args:
+        spec: the schema, whose columns are expected.
+        available: the columns of the file.
+        file: its name in messages.
+        header: whether ``available`` was read from a first line, which may be none of names.
+    """
     for column, override in spec.columns.items():
         count = available.count(column)
         if count == 1:
@@ -585,11 +640,14 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
         if count:
             raise DataError(f"{file} has {count} columns called {column!r}, expected one", hint="rename all but one")
         near = [name for name in available if name.lower() == column.lower()]
-        near = near or difflib.get_close_matches(column, available, n=1, cutoff=0.5)
+        if not near:
+            near = difflib.get_close_matches(column, available, n=1, cutoff=0.5)
         hint = f"{override}={near[0] if near else '<one of them>'}"
-        other = next((mark for mark in ";\t|, " if mark in available[0]), "") if len(available) == 1 else ""
-        if header and other:
-            hint = f"data.separator='{other}'".replace("\t", "\\t")
+        other_separator = ""
+        if len(available) == 1:
+            other_separator = next((mark for mark in ";\t|, " if mark in available[0]), "")
+        if header and other_separator:
+            hint = f"data.separator='{other_separator}'".replace("\t", "\\t")
         elif header:
             hint += "; if the first line is no header: data.header=false data.columns=[<names>]"
         raise DataError(

@@ -17,7 +17,8 @@ from pipeline.native.columns import merged, sketched
 
 BUCKETS = 1 << 16
 _HALF = 1 << 15
-_FEW = 1 << 13  # values that are counted sooner by sorting than by an array of all buckets
+# Values that are counted sooner by sorting than by an array of all buckets.
+_FEW = 1 << 13
 
 
 @cache
@@ -61,7 +62,8 @@ class Sketch:
             values, labels = values[keep], labels[keep]
         if not len(values):
             return
-        bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)  # -0 counts as 0
+        # -0 counts as 0.
+        bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)
         # Buckets rise with the value: of negative ones the larger bits come first.
         buckets = np.where(bits < _HALF, bits + np.uint32(_HALF), np.uint32(BUCKETS - 1) - bits)
         keys, seen = _counted(buckets << np.uint32(1) | (labels > 0))
@@ -82,10 +84,7 @@ class Sketch:
         elif (sums := merged((self.used, self.rows, self.clicks), (used, rows, clicks))) is not None:
             self.used, self.rows, self.clicks = sums
         else:
-            self._add_up(used, rows, clicks)
-
-    def _add_up(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
-        self.used, self.rows, self.clicks = added_up((self.used, used), (self.rows, rows), (self.clicks, clicks))
+            self.used, self.rows, self.clicks = added_up((self.used, used), (self.rows, rows), (self.clicks, clicks))
 
     def bounds(self, bins: int) -> np.ndarray:
         """Where to cut the values into at most ``bins`` bins of equal counts: float64, rising, none twice.
@@ -132,7 +131,7 @@ def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> t
 
 
 def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ``keys`` (below 2 * BUCKETS) in rising order, and how often each is there: int64."""
+    # The distinct `keys` (below 2 * BUCKETS) in rising order, and how often each is there: int64.
     if len(keys) < _FEW:
         distinct, seen = np.unique(keys, return_counts=True)
         return distinct.astype(np.int64), seen

@@ -8,9 +8,10 @@ import io
 import lzma
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
@@ -24,7 +25,10 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.text import line_count, read_lines
 from pipeline.store.artifacts import Store
 
-PART_BLOCKS = 4  # blocks of a part that another process or thread reads
+# Blocks of a part that another process or thread reads.
+PART_BLOCKS = 4
+# Bits of a row's place that number its line, behind those of its part.
+LINE_BITS = 40
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 
 
@@ -46,7 +50,6 @@ class RawBlock:
     further_lines: int = 0
 
     def read(self) -> RawBlock:
-        """Itself: it is read already."""
         return self
 
     def with_frame(self, frame: pl.DataFrame) -> RawBlock:
@@ -106,7 +109,9 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
     except (NightjarError, FileNotFoundError, PermissionError):
         raise
     except Exception as error:
-        remote = _is_remote(path or "") or (store is not None and not store.is_local)
+        remote = path is not None and "://" in path and not path.startswith("file://")
+        if store is not None and not store.is_local:
+            remote = True
         client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
         if not (remote and client):
             raise
@@ -117,16 +122,15 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
         ) from error
 
 
-def _is_remote(url: str) -> bool:
-    return "://" in url and not url.startswith("file://")
-
-
 class Source(ABC):
     """A log, or a part of one, small enough to be handed to another process: it is read where ``blocks`` is called."""
 
-    lines_before: int = 0  # lines of its file before the first row
-    is_later: bool = False  # whether another part of its file comes before it; it then numbers its lines from 1
-    decodes: bool = False  # whether reading it is work, such as decompression, that threads share part by part
+    # Lines of its file before the first row.
+    lines_before: int = 0
+    # Whether another part of its file comes before it; it then numbers its lines from 1.
+    is_later: bool = False
+    # Whether reading it is work, such as decompression, that threads share part by part.
+    decodes: bool = False
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
@@ -141,32 +145,84 @@ class Source(ABC):
         return self
 
 
+# Changes a block that was read by what is known of its rows; the array holds the numbers of its lines within the part.
+RowChange = Callable[[RawBlock, np.ndarray], RawBlock]
+
+
+@dataclass(frozen=True)
+class ChangedBlock:
+    """A block whose rows are changed as they are read; ``before``: lines of the file before the part."""
+
+    block: Block
+    change: RowChange
+    before: int
+
+    @property
+    def file(self) -> str:
+        return self.block.file
+
+    def read(self) -> RawBlock:
+        raw = self.block.read()
+        return self.change(raw, raw.lines - self.before)
+
+
 @dataclass(frozen=True)
 class WrappedSource(Source):
-    """A source whose blocks are changed by what is known of its rows, by line; ``before``: lines before the part."""
+    """A source whose rows are changed as they are read.
+
+    ``changes``: one for each part, or the one of this part. ``before``: lines of the file before the part, which
+    changes do not count.
+    """
 
     source: Source
+    changes: Sequence[RowChange] = field(repr=False)
     before: int = field(default=0, kw_only=True)
 
     @property
     def is_later(self) -> bool:  # type: ignore[override]
-        """As of the source."""
         return self.source.is_later
 
     @property
     def lines_before(self) -> int:  # type: ignore[override]
-        """As of the source."""
         return self.source.lines_before
 
     @property
     def decodes(self) -> bool:  # type: ignore[override]
-        """As of the source."""
         return self.source.decodes
 
     def numbered(self, before: int) -> Source:
-        """The same part, with ``before`` lines of its file before it."""
         shift = before if self.source.is_later else 0
         return replace(self, source=self.source.numbered(before), before=shift)
+
+    def parts(self) -> list[Source]:
+        pairs = zip(self.source.parts(), self.changes, strict=True)
+        return [WrappedSource(part, [change]) for part, change in pairs]
+
+    def blocks(self) -> Iterator[Block]:
+        for block in self.source.blocks():
+            yield ChangedBlock(block, self.changes[0], self.before)
+
+
+def wrap_sources(
+    day: date | None, sources: Sequence[Source], changes: Mapping[date | None, Sequence[Sequence[RowChange]]]
+) -> list[Source]:
+    """Return the ``sources`` of ``day`` with the changes that an earlier pass found for their parts.
+
+    Args:
+        day: None is the whole log.
+        sources: as the earlier pass read them.
+        changes: for each source of a day, or (None) of the whole log, one for each of its parts.
+
+    Raises:
+        DataError: if there are more or fewer sources now.
+    """
+    known = changes[day if day in changes else None]
+    if len(known) != len(sources):
+        raise DataError(
+            f"the logs of {day} changed while they were read: {len(known)} files, then {len(sources)}",
+            hint="run the same command once all of them are delivered",
+        )
+    return [WrappedSource(source, of_parts) for source, of_parts in zip(sources, known, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -200,7 +256,8 @@ def readable(label: str) -> Iterator[None]:
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise
-        reason = str(error).splitlines()[0]  # Arrow's own, of bytes that it cannot decode: no system call failed
+        # Arrow's own, of bytes that it cannot decode: no system call failed.
+        reason = str(error).splitlines()[0]
         raise DataError(f"{label} is damaged or cut off: {reason}", hint="fetch the file again") from None
 
 
@@ -214,15 +271,16 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
         if not source.read(1):
             raise EOFError("it is compressed, by its name, and has no bytes")
         source.seek(0)
-    streams: dict[str, Callable[[], Decompressor]] = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
     if path.endswith(".gz"):
         with gzip.open(source, "rb") as unpacked:
             yield cast(BinaryIO, unpacked)
-    elif new := next((new for end, new in streams.items() if path.endswith(end)), None):
+    elif path.endswith((".bz2", ".xz")):
+        new = bz2.BZ2Decompressor if path.endswith(".bz2") else lzma.LZMADecompressor
         with io.BufferedReader(Streams(source, new)) as text:
             yield cast(BinaryIO, text)
     elif path.endswith((".zst", ".zstd")):
-        with pa.CompressedInputStream(source, "zstd") as stream:  # it tells a file that is cut off from one that ends
+        # Arrow's stream tells a file that is cut off from one that ends.
+        with pa.CompressedInputStream(source, "zstd") as stream:
             yield cast(BinaryIO, stream)
     else:
         yield source
@@ -237,7 +295,8 @@ def counted_lines(stream: BinaryIO, enough: int) -> int:
     return lines + open_line
 
 
-_CHUNK = 1 << 16  # compressed bytes read at a time
+# Compressed bytes that are read at a time.
+_CHUNK = 1 << 16
 
 
 class Decompressor(Protocol):
@@ -276,18 +335,20 @@ class Streams(io.RawIOBase):
     def __init__(self, source: BinaryIO, new: Callable[[], Decompressor]) -> None:
         self._source, self._new = source, new
         self._stream: Decompressor | None = None
-        self._left = b""  # read, and not yet unpacked
+        # Bytes that are read and not yet unpacked.
+        self._left = b""
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, target: memoryview) -> int:  # type: ignore[override]
         """Fill a part of ``target``; 0 at the end."""
         while (stream := self._current()) is not None:
             given, self._left = self._left, b""
-            if not given and stream.needs_input and not (given := self._source.read(_CHUNK)):
-                raise EOFError("the file ends within a compressed stream")
+            if not given and stream.needs_input:
+                given = self._source.read(_CHUNK)
+                if not given:
+                    raise EOFError("the file ends within a compressed stream")
             text = stream.decompress(given, len(target))
             if stream.eof:
                 self._stream, self._left = None, stream.unused_data
@@ -297,13 +358,12 @@ class Streams(io.RawIOBase):
         return 0
 
     def _current(self) -> Decompressor | None:
-        """The stream that is being read, or the next one; None where there is none."""
         while self._stream is None:
             self._left = self._left.lstrip(b"\0")
             if self._left:
                 self._stream = self._new()
-            elif not (read := self._source.read(_CHUNK)):
+                break
+            self._left = self._source.read(_CHUNK)
+            if not self._left:
                 return None
-            else:
-                self._left = read
         return self._stream

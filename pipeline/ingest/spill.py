@@ -14,7 +14,8 @@ import polars as pl
 from pipeline.errors import FullDiskError, is_full
 
 _PARTITION_BITS = 8
-_WAITING_ROWS = 1 << 21  # of ``KeyPartitions``, in memory before they are written
+# Rows of `KeyPartitions` in memory before they are written.
+_WAITING_ROWS = 1 << 21
 
 
 class Spill:

@@ -6,6 +6,7 @@ independent of order, so the dataset's bytes depend on the logs and the configur
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -43,12 +44,13 @@ from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
 from pipeline.records.dataset import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs.connector import Snapshot
-from pipeline.specs.id_mapping import FittedMapping, FittingDay
+from pipeline.specs.id_mapping import FittingDay
 from pipeline.specs.registry import ENGINES, load_hooks
 from pipeline.store.artifacts import Draft, Store
 
 QUALITY = "quality.json"
-OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the same in a range and day by day
+# The place of these rows for the split by place: the same in a range and day by day.
+OTHER_DAYS = "rows of other days"
 log = logging.getLogger(__name__)
 
 
@@ -63,9 +65,10 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
         return table_specs.VERSION
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
-        others = history.marks(data, store) if mark else []
-        others += history_marks(store, data) if mark else []
-        mark += days.LATE + "-".join(others) if others else ""
+        if mark:
+            others = [*history.marks(data, store), *history_marks(store, data)]
+            if others:
+                mark += days.LATE + "-".join(others)
     if not mark:
         if data.has_file_per_day:
             days.require_complete(data)
@@ -94,17 +97,20 @@ def ingest(
         days.require_complete(data, snapshot=snapshot)
         with engine_of(settings) as engine:
             try:
+                # The dataset's files are complete when the stack ends, so only then does `finish` list them.
                 with ExitStack() as stack:
                     run = _IngestRun(data, settings, seed, draft, spec, engine, stack, now, snapshot)
                     for day in data.days or (None,):
-                        run.add(day)
-                    run.train_again()
+                        run.ingest_day(day)
+                    run.append_corrected_rows()
                 summary = run.finish()
-            except (DataError, FileNotFoundError):  # of logs that changed, which is then the reason to tell
+            except (DataError, FileNotFoundError):
+                # If the logs changed meanwhile, that is the reason to report.
                 if snapshot is None:
                     _check_unchanged(data, draft)
                 raise
-        if snapshot is None:  # a snapshot cannot change
+        # A pinned snapshot cannot change.
+        if snapshot is None:
             _check_unchanged(data, draft)
         if (record := sources.record()) is not None:
             draft.write_json(SOURCES, record)
@@ -112,7 +118,6 @@ def ingest(
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
-    """Raise DataError if the input logs changed after the dataset key was computed."""
     raw = draft.config.get("raw")
     if raw is None or without_folders(raw) == raw_fingerprint(data, draft.store):
         return
@@ -138,68 +143,98 @@ class _IngestRun:
         snapshot: Snapshot | None = None,
     ) -> None:
         self.data, self.seed, self.draft, self.spec, self.now = data, seed, draft, spec, now
-        self.settings = narrowed_groups(settings, 1 + sum(f.width for f in spec.dense) + len(spec.sparse))
         self.engine, self.snapshot, self.days = engine, snapshot, data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
                 f"all {len(self.days)} days of data.day={data.day} are test days, expected train days before",
                 hint="data.split.test_days=1, or a longer data.day",
             )
+        columns = 1 + sum(feature.width for feature in spec.dense) + len(spec.sparse)
+        self.settings = narrowed_groups(settings, columns)
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
-        kept = (*self.splits, RAW, UNSEEN, *((EVENTS,) if history.keeps_events(data) else ()))
-        self.writers = {folder: stack.enter_context(engine.writer(draft, folder, self.settings)) for folder in kept}
-        self.state = self._continued(data.mapping_from) if data.mapping_from else None
+        folders = [*self.splits, RAW, UNSEEN]
+        if history.keeps_events(data):
+            folders.append(EVENTS)
+        self.writers = {}
+        for folder in folders:
+            self.writers[folder] = stack.enter_context(engine.writer(draft, folder, self.settings))
+        self.state = None
+        if data.mapping_from:
+            self.state = self._continued_state(data.mapping_from)
         self.alone = Alone(spec)
-        self.against, self.before = self._before()  # what this log is compared with
+        # The dataset that this log's distribution is compared with.
+        self.former_path, self.former_distribution = self._former_distribution()
         self.total: Fit | None = None
         self.bytes = 0
         self.dropped = 0
-        self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}  # by their day and the one they came with
+        # Rows of other days, by their day and then by the day whose files they came with.
+        self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}
         self.by_place: list[str] = []
         self.repeats: FoundRepeats | None = None
         self.histories: BuiltHistories | None = None
         self.cut: TimeSplit | None = None
         self.kept_events = history.Digest()
-        self.again: dict[int, int] = {}
+        self.corrected: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
-            again = self.replaces.config.get("raw") != draft.config.get("raw")
-            why = "was delivered again" if again else "is ingested with other settings"
+            delivered_again = self.replaces.config.get("raw") != draft.config.get("raw")
+            why = "was delivered again" if delivered_again else "is ingested with other settings"
             log.info("%s %s: the new dataset will replace %s", data.day, why, self.replaces.path)
 
-    def _continued(self, path: str) -> FittedState:
-        """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
+    def _continued_state(self, path: str) -> FittedState:
         store = self.draft.store
         if store.find(path) is None:
-            near = days.previous_dataset(store, self.data.name, self.days[0]) if self.days else None
+            nearest = "null, or datasets/<name>/<day before>/<key>"
+            if self.days:
+                dataset = days.previous_dataset(store, self.data.name, self.days[0])
+                if dataset is not None:
+                    nearest = dataset.path
             raise ArtifactError(
                 f"data.mapping_from={path} is not a dataset in store {store.url}",
-                hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
+                hint=f"data.mapping_from={nearest}",
             )
         return self.engine.continued(continued_state(store, path, self.spec))
 
-    def add(self, day: date | None) -> None:
-        """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
+    def _former_distribution(self) -> tuple[str | None, dict[str, Any] | None]:
+        # Of the dataset whose mappings continue, else of that of the newest day before.
+        data, store = self.data, self.draft.store
+        dataset = store.find(data.mapping_from) if data.mapping_from else None
+        if dataset is None and self.days:
+            dataset = days.previous_dataset(store, data.name, self.days[0])
+        if dataset is None or QUALITY not in dataset.files:
+            return None, None
+        return dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"]
+
+    def ingest_day(self, day: date | None) -> None:
+        """Ingest the logs of ``day``, or (None) the whole log: count, check, fit on the train rows, then write."""
         number = None if day is None else days.day_number(day)
-        first = days.day_number(self.days[0]) if self.days else 0
-        shown = f"{day}: " if len(self.days) > 1 else ""
+        prefix = f"{day}: " if len(self.days) > 1 else ""
+
+        # 1. Passes that pass 1 depends on, each once for all days: which rows repeat, where a split by time cuts, and
+        #    what users did before each row.
         if self.spec.event_key is not None and self.repeats is None:
             self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._log_sources)
         if self.data.split.by == "time" and self.cut is None:
             self.cut = self._find_cut()
         if self.spec.histories and self.histories is None:
             self.histories = build_histories(
-                self.engine, self.data, self.draft, self.spec, self._events_sources, self.settings.compression
+                self.engine, self.data, self.draft, self.spec, self._event_sources, self.settings.compression
             )
-        fit, counts = self._first_pass(day, f"{shown}pass 1 of 2")
-        repeated = self.repeats.judged.repeated.get(number or 0, 0) if self.repeats is not None else 0
+
+        # 2. Pass 1: parse, split and count.
+        fit, counts = self._run_statistics_pass(day, f"{prefix}pass 1 of 2")
+        repeated = 0
+        if self.repeats is not None:
+            repeated = self.repeats.judged.repeated.get(number or 0, 0)
         check_day(fit, self.quarantine, self.data, day, counts, repeated)
+
+        # 3. Fit transforms and mappings on the train rows, after those of the day before.
         if fit.fits:
             self.engine.leaks(self.alone, fit.first_test_day)
             fitting = FittingDay(
                 day=number,
-                first_day=first,
+                first_day=days.day_number(self.days[0]) if self.days else 0,
                 features=self.spec.sparse,
                 seed=self.seed,
                 sample=self.engine.sample(fit.first_test_day),
@@ -209,33 +244,43 @@ class _IngestRun:
             self.total = fit
         else:
             self.total.merge(fit)
+        assert self.state is not None
         if day is None or day == self.days[-1]:
-            self._finalize()
-        self._second_pass(fit, number, _RateReporter(f"{shown}pass 2 of 2", self.now, sum(fit.rows.values())))
+            # No later day changes counts or mappings, so both are completed while pass 2 goes on.
+            features = self.former_distribution["features"] if self.former_distribution else {}
+            self.engine.finalize(self.total.train, self.state, self.alone, features)
+            continued = bool(self.days) or self.data.mapping_from is not None
+            self.engine.write_mappings(
+                self.draft, self.spec, self.state, self.settings.compression, continued=continued
+            )
+
+        # 4. Pass 2: transform the typed rows and write them to the files of their splits.
+        meter = _RateReporter(f"{prefix}pass 2 of 2", self.now, sum(fit.rows.values()))
+        job = TransformJob(self.spec, self.state, fit.first_test_day)
+        for rows, events in self.engine.write(job, self.writers):
+            if events is not None:
+                if not self.spec.has_day:
+                    events = events.with_columns(day=pl.lit(number, pl.Int32))
+                self.writers[EVENTS].add(events)
+                self.kept_events.add(events)
+            meter.add(rows)
         self.engine.end_day()
 
-    def _finalize(self) -> None:
-        """Have all counts ready for the checks, and the mappings written: no later day changes either."""
-        assert self.total is not None and self.state is not None
-        features = self.before["features"] if self.before else {}
-        self.engine.finalize(self.total.train, self.state, self.alone, features)
-        continued = bool(self.days) or self.data.mapping_from is not None
-        self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
-
     def _find_cut(self) -> TimeSplit | None:
-        """Where a split by time cuts the log; None where it has no rows."""
         cut = find_cut(
-            self.engine, self.data, self.spec, self._events_sources, lambda day: day_rule(self.data, day, self.days)
+            self.engine, self.data, self.spec, self._event_sources, lambda day: day_rule(self.data, day, self.days)
         )
         if cut is None:
             return None
-        told = cut.to_json()
-        gap = "" if cut.train_until == cut.test_from else f", train rows those before {told['train_until']}"
-        log.info("split by time: test rows are those from %s on%s", told["test_from"], gap)
+        record = cut.to_json()
+        gap = ""
+        if cut.train_until != cut.test_from:
+            gap = f", train rows those before {record['train_until']}"
+        log.info("split by time: test rows are those from %s on%s", record["test_from"], gap)
         return cut
 
     def _is_test(self, day: date | None) -> bool | None:
-        """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
+        # Whether all rows of `day` are test rows, or none; None where that depends on the row.
         split = self.data.split
         if day is None or split.by in ("hash", "time"):
             return None
@@ -243,167 +288,76 @@ class _IngestRun:
             return None if day == self.days[-1] else False
         return day in self.days[-split.test_days :]
 
-    def _first_pass(self, day: date | None, what: str) -> tuple[Fit, RejectCounts]:
-        """Count the logs of ``day``; a second time if they show that the split must go by place.
-
-        Rows of no day are in quarantine once, however many days of one log are read.
-        """
+    def _run_statistics_pass(self, day: date | None, title: str) -> tuple[Fit, RejectCounts]:
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
-        sources, meter = self._sources(day), _RateReporter(what, self.now)
+        sources, meter = self._sources(day), _RateReporter(title, self.now)
         counts = RejectCounts()
         for counted in self.engine.count(sources, job):
-            of_day = [each for each in counted.rejects if each.of_day]
+            of_day = [reject for reject in counted.rejects if reject.of_day]
             counts.add(len(of_day), len(counted.rejects) - len(of_day), counted.dropped)
+            # Rows of no day are quarantined once, with the first day, however many days of one log are read.
             self.quarantine.add(counted.file, counted.rejects if self.total is None else of_day)
-            for other, rows in counted.other_days.items():
-                self.late.setdefault(other, {}).setdefault(day, []).append(rows)
+            for other_day, rows in counted.other_days.items():
+                self.late.setdefault(other_day, {}).setdefault(day, []).append(rows)
             self.dropped += counted.dropped
             self.bytes += counted.bytes
             meter.add(counted.rows)
         fit = self.engine.fit()
         if not fit.needs_places:
             return fit, counts
+
         contents = f"{fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents"
         log.info(
             "%s: %s, and most rows repeat. They are counted again, split by file and row number instead of by content",
-            what,
+            title,
             contents,
         )
         self.by_place.append(str(day or "all"))
-        meter = _RateReporter(f"{what}, again", self.now)
+        meter = _RateReporter(f"{title}, again", self.now)
         for counted in self.engine.count(sources, replace(job, by_place=True)):
             meter.add(counted.rows)
         return self.engine.fit(), counts
 
     def _sources(self, day: date | None) -> list[Source]:
-        """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
+        # What pass 1 reads of `day`. Adds the files' bytes on disk to the total.
         sources, size = self._log_sources(day, self.spec)
         self.bytes += size
-        sources = self._without_repeats(day, sources)
+        if self.repeats is not None:
+            sources = self.repeats.marked(day, sources)
         if self.histories is not None:
             sources = self.histories.added(day, sources)
         if day is not None:
             early = self.late.pop(days.day_number(day), {})
-            sources += [
-                FrameSource(joined(parts), f"rows in files of {before}", OTHER_DAYS) for before, parts in early.items()
-            ]
+            for file_day, parts in early.items():
+                sources.append(FrameSource(joined(parts), f"rows in files of {file_day}", OTHER_DAYS))
         return sources
 
-    def _events_sources(self, day: date | None, spec: DataSpec) -> list[Source]:
-        """The rows that stay, as users' events are read."""
-        return self._without_repeats(day, self._log_sources(day, spec)[0])
-
-    def _without_repeats(self, day: date | None, sources: list[Source]) -> list[Source]:
+    def _event_sources(self, day: date | None, spec: DataSpec) -> list[Source]:
+        sources, _ = self._log_sources(day, spec)
         return sources if self.repeats is None else self.repeats.marked(day, sources)
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        """What was delivered for ``day`` (or all there is) and the late rows of it that other datasets keep; bytes."""
-        sources, size = self._delivered(day, spec)
-        store = self.draft.store
-        for artifact, name in days.late_files(self.data, store, day) if day is not None else ():
-            with store.open(f"{artifact.path}/{name}") as source:
-                rows = pl.read_parquet(source.read()).select(list(spec.columns))
-            sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
+        # What was delivered for `day`, or the whole log, with the late rows of it that other datasets keep; its bytes.
+        # Blocks are cut as for the whole schema, so that parts have the same numbers whatever columns are read.
+        sources: list[Source]
+        if self.data.format == "synthetic":
+            sources, size = [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
+        elif self.snapshot is not None:
+            sources = list(self.snapshot.sources(day, spec, block_bytes(self.settings.block_mib, self.spec)))
+            size = self.snapshot.delivery(day).bytes
+        else:
+            files = find_files(days.path_of(self.data, day))
+            sources, size = list(file_sources(self.data, spec, files, self.settings.block_mib, self.spec)), files.bytes
+        if day is not None:
+            store = self.draft.store
+            for artifact, name in days.late_files(self.data, store, day):
+                with store.open(f"{artifact.path}/{name}") as source:
+                    rows = pl.read_parquet(source.read()).select(list(spec.columns))
+                sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
         return sources, size
 
-    def _delivered(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        """What was delivered for ``day``, or everything there is, and its bytes; cut as for the whole schema."""
-        if self.data.format == "synthetic":
-            return [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
-        if self.snapshot is not None:
-            size = block_bytes(self.settings.block_mib, self.spec)
-            return [*self.snapshot.sources(day, spec, size)], self.snapshot.delivery(day).bytes
-        files = find_files(days.path_of(self.data, day))
-        return [*file_sources(self.data, spec, files, self.settings.block_mib, self.spec)], files.bytes
-
-    def _second_pass(self, fit: Fit, number: int | None, meter: _RateReporter) -> None:
-        """Write the rows to the Parquet files of their splits."""
-        assert self.state is not None
-        job = TransformJob(self.spec, self.state, fit.first_test_day)
-        for rows, events in self.engine.write(job, self.writers):
-            if events is not None:
-                own = events if self.spec.has_day else events.with_columns(day=pl.lit(number, pl.Int32))
-                self.writers[EVENTS].add(own)
-                self.kept_events.add(own)
-            meter.add(rows)
-
-    def finish(self) -> dict[str, Any]:
-        """Write everything but the rows; returns the summary without the rate."""
-        assert self.total is not None and self.state is not None
-        data, settings, draft, rows = self.data, self.settings, self.draft, self.total.rows
-        again = self.again
-        writers = {split: self.writers[split] for split in self.splits}
-        written = {split: writer.rows for split, writer in writers.items()}
-        left_out = rows["train"] - written["train"] + sum(again.values())
-        check_kept(written["train"], self.total, data)
-        files = {split: writer.files for split, writer in writers.items()}
-        groups = {split: writer.groups for split, writer in writers.items()}
-        quality = self._quality(self.against, self.before)
-        draft.write_json(TRANSFORMS, transforms_json(self.spec, self.state))
-        kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
-        built = [plan.name for plan in self.spec.histories]  # those of late rows are built with their own day
-        for day, frame in sorted(kept.items()):
-            write_frame(draft, days.late_name(days.day_of(day)), frame.drop(built), settings.compression)
-        draft.write_json("schema.json", dataset_schema(self.spec, self.state, written, files, groups).to_json())
-        draft.write_json(QUALITY, quality)
-        profile = make_profile(self.spec, self.total, self.state)
-        draft.write_json("profile.json", profile.to_json())
-        late = {days.day_of(day): frame.height for day, frame in sorted(kept.items())}
-        for other, count in late.items():
-            taken = f": data.day={other} ingests them" if len(self.days) == 1 else f" in {days.late_name(other)}"
-            log.info("%s rows of %s kept for that day%s", f"{count:,}", other, taken)
-        replaced = {name: fitted.replaced for name, fitted in self._tables.items() if fitted.replaced}
-        for name, count in replaced.items():
-            log.info(
-                "feature %r: all %s rows of its table are in use; the %s coldest went to ids that are looked up more",
-                name,
-                f"{self.state.sparse[name].rows:,}",
-                f"{count:,}",
-            )
-        repeated = self.repeats.judged if self.repeats is not None else None
-        seen = sum(rows.values()) + self.total.gap.rows + self.quarantine.rows + sum(late.values())
-        seen += sum(repeated.repeated.values()) if repeated is not None else 0
-        return {
-            "rows": seen,
-            "rows_train": written["train"],
-            "rows_test": rows["test"],
-            **({"rows_left_out": left_out} if data.sampling.negatives is not None else {}),
-            **({"rows_validation": rows[VALIDATION]} if VALIDATION in rows else {}),
-            **({"split_time": self.cut.to_json(), "rows_gap": self.total.gap.rows} if self.cut is not None else {}),
-            "rows_quarantined": self.quarantine.rows,
-            "bytes_in": self.bytes,
-            "warnings": quality["checks"]["warnings"],
-            "reasons": dict(self.quarantine.kinds.most_common(3)),
-            "split_by_place": self.by_place,
-            "rows_replaced": replaced,
-            **(
-                {}
-                if repeated is None
-                else {
-                    "rows_repeated": sum(repeated.repeated.values()),
-                    "rows_relabelled": history.counted(repeated.corrected),
-                    "rows_corrected": history.counted(again),
-                    "events": str(self.kept_events),
-                    **history.age(draft.store, data),
-                }
-            ),
-            **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
-            **(
-                {"sequences": {name: each.to_json() for name, each in profile.sequences.items()}}
-                if profile.sequences
-                else {}
-            ),
-            **self._about_days({str(day): count for day, count in late.items()}),
-        }
-
-    @property
-    def _tables(self) -> dict[str, FittedMapping]:
-        """The fitted mapping of every table."""
-        assert self.state is not None
-        return {feature.name: self.state.sparse[feature.name] for feature in self.spec.owners}
-
-    def train_again(self) -> None:
-        """Add the train rows of earlier days whose clicks these logs brought."""
+    def append_corrected_rows(self) -> None:
+        """Add the train rows of earlier days whose clicks these logs brought, to be trained on once more."""
         if self.repeats is None:
             return
         assert self.state is not None
@@ -415,19 +369,108 @@ class _IngestRun:
             rows = corrected_rows(store, dataset, events, day, self.spec, self.state)
             if rows is not None and rows.height:
                 self.writers["train"].add(rows)
-                self.again[day] = rows.height
+                self.corrected[day] = rows.height
             log.info(
                 "%s: %s clicks came later, %s of them in train rows, which are trained on once more",
                 days.day_of(day),
                 f"{events.height:,}",
-                f"{self.again.get(day, 0):,}",
+                f"{self.corrected.get(day, 0):,}",
             )
 
-    def _quality(self, against: str | None, before: dict[str, Any] | None) -> dict[str, Any]:
-        """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
+    def finish(self) -> dict[str, Any]:
+        """Write everything but the rows; returns the summary without the rate."""
+        assert self.total is not None and self.state is not None
+        draft, spec, state = self.draft, self.spec, self.state
+        written, files, groups = dict[str, int](), dict[str, list[str]](), dict[str, list[list[int]]]()
+        for split in self.splits:
+            writer = self.writers[split]
+            written[split], files[split], groups[split] = writer.rows, writer.files, writer.groups
+        check_kept(written["train"], self.total, self.data)
+        quality = self._check_quality()
+        draft.write_json(TRANSFORMS, transforms_json(spec, state))
+        late = self._write_late_rows()
+        draft.write_json("schema.json", dataset_schema(spec, state, written, files, groups).to_json())
+        draft.write_json(QUALITY, quality)
+        profile = make_profile(spec, self.total, state)
+        draft.write_json("profile.json", profile.to_json())
+        for day, count in late.items():
+            where = f": data.day={day} ingests them" if len(self.days) == 1 else f" in {days.late_name(day)}"
+            log.info("%s rows of %s kept for that day%s", f"{count:,}", day, where)
+        tables = {feature.name: state.sparse[feature.name] for feature in spec.owners}
+        replaced = {name: fitted.replaced for name, fitted in tables.items() if fitted.replaced}
+        for name, count in replaced.items():
+            log.info(
+                "feature %r: all %s rows of its table are in use; the %s coldest went to ids that are looked up more",
+                name,
+                f"{state.sparse[name].rows:,}",
+                f"{count:,}",
+            )
+        summary = self._summarize_rows(written, sum(late.values()))
+        summary["rows_quarantined"] = self.quarantine.rows
+        summary["bytes_in"] = self.bytes
+        summary["warnings"] = quality["checks"]["warnings"]
+        summary["reasons"] = dict(self.quarantine.kinds.most_common(3))
+        summary["split_by_place"] = self.by_place
+        summary["rows_replaced"] = replaced
+        if self.repeats is not None:
+            judged = self.repeats.judged
+            summary["rows_repeated"] = sum(judged.repeated.values())
+            summary["rows_relabelled"] = history.counted(judged.corrected)
+            summary["rows_corrected"] = history.counted(self.corrected)
+            summary["events"] = str(self.kept_events)
+            summary.update(history.age(draft.store, self.data))
+        if self.snapshot is not None:
+            summary["snapshot"] = self.snapshot.version
+        if profile.sequences:
+            summary["sequences"] = {name: sequence.to_json() for name, sequence in profile.sequences.items()}
+        if self.days:
+            freed = {name: fitted.freed_rows for name, fitted in tables.items()}
+            summary["day"] = self.data.day
+            summary["rows_late"] = {str(day): count for day, count in late.items()}
+            summary["rows_other_days"] = self.dropped
+            summary["rows_freed"] = {name: count for name, count in freed.items() if count}
+            summary["replaces"] = self.replaces.path if self.replaces is not None else None
+        return summary
+
+    def _summarize_rows(self, written: dict[str, int], late: int) -> dict[str, Any]:
+        # rows = train - corrected + left out + test + quarantined + repeated + kept for other days
         assert self.total is not None
-        now = distribution(self.spec, self.total)
-        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, against, before)
+        rows, gap = self.total.rows, self.total.gap.rows
+        total = sum(rows.values()) + gap + self.quarantine.rows + late
+        if self.repeats is not None:
+            total += sum(self.repeats.judged.repeated.values())
+        summary: dict[str, Any] = {"rows": total, "rows_train": written["train"], "rows_test": rows["test"]}
+        if self.data.sampling.negatives is not None:
+            summary["rows_left_out"] = rows["train"] - written["train"] + sum(self.corrected.values())
+        if VALIDATION in rows:
+            summary["rows_validation"] = rows[VALIDATION]
+        if self.cut is not None:
+            summary["split_time"], summary["rows_gap"] = self.cut.to_json(), gap
+        return summary
+
+    def _write_late_rows(self) -> dict[date, int]:
+        # Histories of late rows are built when their own day is ingested.
+        built = [plan.name for plan in self.spec.histories]
+        late = {}
+        for number, by_file_day in sorted(self.late.items()):
+            parts = list(itertools.chain.from_iterable(by_file_day.values()))
+            day, frame = days.day_of(number), joined(parts)
+            write_frame(self.draft, days.late_name(day), frame.drop(built), self.settings.compression)
+            late[day] = frame.height
+        return late
+
+    def _check_quality(self) -> dict[str, Any]:
+        assert self.total is not None
+        today = distribution(self.spec, self.total)
+        checked = verdict(
+            self.spec,
+            self.total,
+            self.alone,
+            self.data.checks,
+            today,
+            self.former_path,
+            self.former_distribution,
+        )
         for line in checked.warnings:
             log.warning("%s", line)
         if checked.held:
@@ -439,46 +482,30 @@ class _IngestRun:
             "reasons": dict(self.quarantine.kinds.most_common()),
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
         }
-        return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
-
-    def _before(self) -> tuple[str | None, dict[str, Any] | None]:
-        """Path and distribution of the dataset whose mappings continue, else of that of the newest day before."""
-        data, store = self.data, self.draft.store
-        dataset = store.find(data.mapping_from) if data.mapping_from else None
-        if dataset is None and self.days:
-            dataset = days.previous_dataset(store, data.name, self.days[0])
-        if dataset is None or QUALITY not in dataset.files:
-            return None, None
-        return dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"]
-
-    def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
-        """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
-        if not self.days or self.state is None:
-            return {}
-        freed = {name: fitted.freed_rows for name, fitted in self._tables.items()}
-        return {
-            "day": self.data.day,
-            "rows_late": late,
-            "rows_other_days": self.dropped,
-            "rows_freed": {name: count for name, count in freed.items() if count},
-            "replaces": self.replaces.path if self.replaces is not None else None,
-        }
+        return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": today}
 
 
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
-    """The rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
+    """Return the rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
 
-    ``named``: all days of the dataset. Late rows of these belong to the day that brings them, early rows to their own.
+    Args:
+        day: the day that is ingested; None is the whole log, which has no rule.
+        named: all days of the dataset. Late rows of these belong to the day that brings them, early rows to their own.
     """
     if day is None:
         return None
-    others = "drop" if not data.has_file_per_day else "keep" if data.late == "own_day" else "quarantine"
+    if not data.has_file_per_day:
+        others = "drop"
+    elif data.late == "own_day":
+        others = "keep"
+    else:
+        others = "quarantine"
     first = days.day_number(named[0]) if named else None
     return DayRule(day=days.day_number(day), others=others, reach=data.late_days, first=first)
 
 
 def engine_of(config: IngestConfig) -> IngestEngine:
-    """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
+    """Return the engine that ``ingest.engine`` names. ConfigError where it is not installed."""
     if config.engine == "local":
         return LocalEngine()
     engine: IngestEngine = load_hooks(ENGINES)[config.engine](config)
@@ -488,17 +515,16 @@ def engine_of(config: IngestConfig) -> IngestEngine:
 class _RateReporter:
     """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
 
-    def __init__(self, what: str, now: Callable[[], float], total: int | None = None) -> None:
-        self.what, self._now = what, now
-        self.of = "" if total is None else f" of {total:,}"
+    def __init__(self, title: str, now: Callable[[], float], total: int | None = None) -> None:
+        self.title, self._now = title, now
+        self.of_total = "" if total is None else f" of {total:,}"
         self.rows = 0
         self.started = self.reported = now()
 
     def add(self, rows: int) -> None:
-        """Count ``rows`` more, and report them about once a second."""
         self.rows += rows
         now = self._now()
         if now - self.reported >= 1.0:
             self.reported = now
             rate = self.rows / (now - self.started)
-            log.info("%s: %s rows, %s rows/s", self.what, f"{self.rows:,}{self.of}", f"{rate:,.0f}")
+            log.info("%s: %s rows, %s rows/s", self.title, f"{self.rows:,}{self.of_total}", f"{rate:,.0f}")

@@ -36,14 +36,15 @@ from pipeline.records.dataset import (
     SparseColumn,
     TaskColumn,
 )
-from pipeline.specs.id_mapping import ID_MAPPINGS, Counts, FittedMapping, FittingDay
+from pipeline.specs.id_mapping import ID_MAPPINGS, FittedMapping, FittingDay
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _HISTORY = ("by", "days", "where", "lag_minutes")
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
-_QUIET = ("table", "holds", "weights", "cross_bins", "sequence")  # of a sparse feature, where they are set
+# Of a sparse feature, where they are set.
+_OPTIONAL = ("table", "holds", "weights", "cross_bins", "sequence")
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
@@ -54,41 +55,46 @@ def fitted_state(
     day: FittingDay,
     over: Callable[..., Iterable[Any]] = map,
 ) -> FittedState:
-    """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``.
+    """Fit the transforms that the train rows ask for, after those of the day before.
 
-    ``over``: what calls a function for each table, as ``map`` does.
+    Args:
+        spec: the schema.
+        train: what pass 1 counted of the train rows of ``day``.
+        before: the state of the day before; None fits anew.
+        day: what mappings may know of the day and its rows.
+        over: what calls a function for each table, as ``map`` does.
     """
     former = before.sparse if before else {}
 
-    def fit(f: SparseSpec) -> FittedMapping:
-        return f.mapping.fit(f, _counts(f, spec, train), former.get(f.name), day)
+    def fit(feature: SparseSpec) -> FittedMapping:
+        # The counts of all features that share the table, together.
+        sharing = [train.counts[other.name] for other in spec.sparse if other.owner == feature.name]
+        counts = sharing[0]
+        if len(sharing) > 1:
+            counts = feature.mapping.counts(feature, len(spec.sparse))
+            for part in sharing:
+                counts.merge(part)
+        return feature.mapping.fit(feature, counts, former.get(feature.name), day)
 
-    tables = dict(zip((f.name for f in spec.owners), over(fit, spec.owners), strict=True))
-    return FittedState(dense=fitted_dense(spec, train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
+    tables = {}
+    for owner, fitted in zip(spec.owners, over(fit, spec.owners), strict=True):
+        tables[owner.name] = fitted
+    sparse = {feature.name: tables[feature.owner] for feature in spec.sparse}
+    return FittedState(dense=fitted_dense(spec, train, before), sparse=sparse)
 
 
 def fitted_dense(spec: DataSpec, train: Partial, before: FittedState | None) -> dict[str, DenseTransform]:
-    """The dense part of ``fitted_state``."""
+    """Return the dense part of ``fitted_state``: a transform stays as it was fitted first."""
     former = before.dense if before else {}
-    return {f.name: former.get(f.name) or _fit_dense(f, train) for f in spec.dense}
-
-
-def _counts(feature: SparseSpec, spec: DataSpec, train: Partial) -> Counts:
-    """The counts of all features that share the table of ``feature``, together."""
-    sharing = [train.counts[f.name] for f in spec.sparse if f.owner == feature.name]
-    if len(sharing) == 1:
-        return sharing[0]
-    together = feature.mapping.counts(feature, len(spec.sparse))
-    for each in sharing:
-        together.merge(each)
-    return together
+    return {feature.name: former.get(feature.name) or _fit_dense(feature, train) for feature in spec.dense}
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
     if feature.binned:
         return DenseTransform(bounds=bin_bounds(train.sketches[feature.name], feature.transform, feature.bins))
     if feature.transform == "max_norm":
-        return DenseTransform(missing=math.nan)  # the model's layer tells it from a zero
+        # The model's layer tells a missing value from a zero.
+        return DenseTransform(missing=math.nan)
     if not feature.standardised:
         return DenseTransform()
     moments = train.prepared.get(feature.name, train.raw[feature.name])
@@ -103,40 +109,43 @@ def dataset_schema(
     files: dict[str, list[str]],
     groups: dict[str, list[list[int]]],
 ) -> DatasetSchema:
-    """``schema.json`` of the dataset."""
-    sparse = tuple(
-        SparseColumn(name=f.name, rows=state.sparse[f.name].rows, multi=f.lists, weighted=f.weighted, table=f.table)
-        for f in spec.sparse
-        if not f.sequence
-    )
-    sequences = tuple(_sequence_columns(each, spec, state) for each in spec.sequences)
+    """Return ``schema.json`` of the dataset.
+
+    Args:
+        spec: the schema of the log.
+        state: the fitted mappings, which have the sizes of tables.
+        rows: rows by split.
+        files: Parquet files by split.
+        groups: rows of each row group of each file, by split.
+    """
+    dense, sparse, sequences = list[str](), list[SparseColumn](), list[SequenceGroup]()
+    for number in spec.dense:
+        dense += number.columns
+    for f in spec.sparse:
+        if not f.sequence:
+            column = SparseColumn(
+                name=f.name, rows=state.sparse[f.name].rows, multi=f.lists, weighted=f.weighted, table=f.table
+            )
+            sparse.append(column)
+    tables = {feature.name: feature.table for feature in spec.sparse}
+    for sequence in spec.sequences:
+        columns = [
+            SequenceColumn(name=name, rows=state.sparse[name].rows, table=tables[name]) for name in sequence.features
+        ]
+        sequences.append(SequenceGroup(name=sequence.name, max_length=sequence.max_length, columns=tuple(columns)))
+    tasks = [TaskColumn(name=task.name, kind=task.kind.name, given=task.given) for task in spec.tasks]
     return DatasetSchema(
-        dense=tuple(name for feature in spec.dense for name in feature.columns),
-        sparse=sparse,
+        dense=tuple(dense),
+        sparse=tuple(sparse),
         rows=rows,
         files=files,
         groups=groups,
         true_probability=spec.true_probability,
-        tasks=_task_columns(spec),
+        tasks=tuple(tasks),
         row_weights=spec.row_weight is not None,
-        sequences=sequences,
+        sequences=tuple(sequences),
         sampled=spec.sampling.correct if spec.sampling.active else "",
     )
-
-
-def _sequence_columns(sequence: SequenceSpec, spec: DataSpec, state: FittedState) -> SequenceGroup:
-    tables = {f.name: f.table for f in spec.sparse}
-    return SequenceGroup(
-        name=sequence.name,
-        max_length=sequence.max_length,
-        columns=tuple(
-            SequenceColumn(name=name, rows=state.sparse[name].rows, table=tables[name]) for name in sequence.features
-        ),
-    )
-
-
-def _task_columns(spec: DataSpec) -> tuple[TaskColumn, ...]:
-    return tuple(TaskColumn(name=task.name, kind=task.kind.name, given=task.given) for task in spec.tasks)
 
 
 def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
@@ -145,69 +154,64 @@ def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
     ``raw``: features whose raw numbers the dataset keeps of its held-out rows; ``unseen``: those of whose held-out ids
     without a row it keeps the hashes.
     """
-    dense = {
-        f.name: {
-            **{key: getattr(f, name) for key, name in _DENSE.items()},
-            "mean": state.dense[f.name].mean,
-            "std": state.dense[f.name].std,
-            "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
-            "bounds": None if (bounds := state.dense[f.name].bounds) is None else bounds.tolist(),
-            **({"width": f.width, "separator": f.separator} if f.vector else {}),
-        }
-        for f in spec.dense
-    }
-    sparse = {
-        f.name: {
-            "column": f.column,
-            "mapping": f.mapping.name,
-            **{name: getattr(f, name) for name in _SPARSE},
-            "rows": state.sparse[f.name].rows,
-            "hash": "xxhash64",
-            "seed": f.seed,
-            **f.mapping.record(f.owner, state.sparse[f.name]),
-            **{name: value for name in _QUIET if (value := getattr(f, name))},
-            **({"bins_by": f.bins_by} if f.bins_by != PERCENTILE else {}),
-        }
-        for f in spec.sparse
-    }
-    label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
-    sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
-    decimal = {"decimal": spec.decimal} if spec.decimal != "." else {}
-    return {
-        "label": label,
+    dense = {}
+    for f in spec.dense:
+        fitted = state.dense[f.name]
+        record = {key: getattr(f, name) for key, name in _DENSE.items()}
+        record["mean"], record["std"] = fitted.mean, fitted.std
+        record["missing"] = None if math.isnan(fitted.missing) else 0.0
+        record["bounds"] = None if fitted.bounds is None else fitted.bounds.tolist()
+        if f.vector:
+            record["width"], record["separator"] = f.width, f.separator
+        dense[f.name] = record
+    sparse = {feature.name: _sparse_json(feature, state.sparse[feature.name]) for feature in spec.sparse}
+    record = {
+        "label": {"column": spec.label, "positive": spec.positive, "negative": spec.negative},
         "missing": list(spec.missing),
         "strip": spec.strip,
         "quote": spec.quote,
-        **decimal,
-        "dense": dense,
-        "sparse": sparse,
-        "raw": lossy(spec, state),
-        "unseen": with_vocabulary(state),
-        **sequences,
     }
+    if spec.decimal != ".":
+        record["decimal"] = spec.decimal
+    record |= {"dense": dense, "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state)}
+    if spec.sequences:
+        record["sequences"] = _sequences_json(spec)
+    return record
+
+
+def _sparse_json(feature: SparseSpec, fitted: FittedMapping) -> dict[str, Any]:
+    record: dict[str, Any] = {"column": feature.column, "mapping": feature.mapping.name}
+    for name in _SPARSE:
+        record[name] = getattr(feature, name)
+    record |= {"rows": fitted.rows, "hash": "xxhash64", "seed": feature.seed}
+    record |= feature.mapping.record(feature.owner, fitted)
+    for name in _OPTIONAL:
+        if value := getattr(feature, name):
+            record[name] = value
+    if feature.bins_by != PERCENTILE:
+        record["bins_by"] = feature.bins_by
+    return record
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:
-    """What parsing needs of the sequences beside their features, and how those that are built were built."""
-    built = {
-        plan.name: {**{name: getattr(plan, name) for name in _HISTORY}, "of": dict(plan.of)} for plan in spec.histories
-    }
-    return {
-        "row_time": spec.row_time,
-        "time_zone": spec.time_zone,
-        **({} if spec.time_format is None else {"time_format": spec.time_format}),
-        "groups": {
-            each.name: {
-                "columns": {name: asdict(source) for name, source in each.columns.items()},
-                "time": None if each.time is None else asdict(each.time),
-                "max_length": each.max_length,
-                "age_bins": each.age_bins,
-                "drop_leaks": each.drop_leaks,
-                "history": built.get(each.name),  # None: the log had it; earlier releases did not say
-            }
-            for each in spec.sequences
-        },
-    }
+    built = {}
+    for plan in spec.histories:
+        built[plan.name] = {name: getattr(plan, name) for name in _HISTORY} | {"of": dict(plan.of)}
+    record: dict[str, Any] = {"row_time": spec.row_time, "time_zone": spec.time_zone}
+    if spec.time_format is not None:
+        record["time_format"] = spec.time_format
+    record["groups"] = {}
+    for sequence in spec.sequences:
+        record["groups"][sequence.name] = {
+            "columns": {name: asdict(source) for name, source in sequence.columns.items()},
+            "time": None if sequence.time is None else asdict(sequence.time),
+            "max_length": sequence.max_length,
+            "age_bins": sequence.age_bins,
+            "drop_leaks": sequence.drop_leaks,
+            # None: the log had it. Earlier releases did not say.
+            "history": built.get(sequence.name),
+        }
+    return record
 
 
 def unreadable_sequence(rows: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -216,73 +220,72 @@ def unreadable_sequence(rows: Mapping[str, Any], model: Mapping[str, Any]) -> st
     Both are records of ``transforms.json``: of the rows' dataset, and of the dataset that the model was trained on. A
     model has vectors for the places of ``max_length`` events and no more; the id of an age is the number of its bin.
     """
-    groups = rows.get("sequences", {}).get("groups", {})
-    for name, own in model.get("sequences", {}).get("groups", {}).items():
-        given = groups.get(name)
+    dataset_groups = rows.get("sequences", {}).get("groups", {})
+    for name, expected in model.get("sequences", {}).get("groups", {}).items():
+        given = dataset_groups.get(name)
         if given is None:
             return f"it needs sequence {name!r}, which the dataset does not have"
-        if given["max_length"] > own["max_length"]:
+        if given["max_length"] > expected["max_length"]:
             return (
                 f"sequence {name!r} has up to {given['max_length']} events in the dataset, "
-                f"{own['max_length']} in the model"
+                f"{expected['max_length']} in the model"
             )
-        if own["time"] is not None and given["age_bins"] != own["age_bins"]:
-            bins = f"{given['age_bins']} bins in the dataset, {own['age_bins']} in the model"
+        if expected["time"] is not None and given["age_bins"] != expected["age_bins"]:
+            bins = f"{given['age_bins']} bins in the dataset, {expected['age_bins']} in the model"
             return f"ages of sequence {name!r} have {bins}"
     return ""
 
 
-def _sequences_of(record: Mapping[str, Any]) -> tuple[SequenceSpec, ...]:
-    return tuple(
-        SequenceSpec(
-            name=name,
-            columns={feature: EventSource(**source) for feature, source in each["columns"].items()},
-            time=None if each["time"] is None else EventSource(**each["time"]),
-            max_length=each["max_length"],
-            age_bins=each["age_bins"],
-            drop_leaks=each["drop_leaks"],
-        )
-        for name, each in record.get("groups", {}).items()
-    )
-
-
 def spec_of(record: dict[str, Any]) -> DataSpec:
-    """The features of ``transforms.json``, for records that carry the same columns; no day, no split."""
-    dense = tuple(
-        DenseSpec(
-            name=feature,
-            **{name: _as_tuple(f[key]) for key, name in _DENSE.items()},
-            width=f.get("width", 1),
-            separator=f.get("separator", ","),
-        )
-        for feature, f in record["dense"].items()
-    )
-    sparse = tuple(
-        SparseSpec(
-            name=feature,
+    """Return the schema behind ``transforms.json``, for records that carry the same columns; no day, no split."""
+    label = record["label"]
+    columns = [label["column"]]
+    dense, sparse, sequences = list[DenseSpec](), list[SparseSpec](), list[SequenceSpec]()
+    for name, f in record["dense"].items():
+        settings = {setting: _as_tuple(f[key]) for key, setting in _DENSE.items()}
+        number = DenseSpec(name=name, width=f.get("width", 1), separator=f.get("separator", ","), **settings)
+        dense.append(number)
+        columns.append(number.column)
+    weights = []
+    for name, f in record["sparse"].items():
+        settings = {setting: _as_tuple(f[setting]) for setting in _SPARSE}
+        settings |= {setting: f[setting] for setting in _OPTIONAL if setting in f}
+        feature = SparseSpec(
+            name=name,
             column=f["column"],
             mapping=ID_MAPPINGS.get(f["mapping"]),
             rows=f["rows"],
             min_count=1,
             evict_after_days=None,
-            **{name: f[name] for name in _QUIET if name in f},
             bins_by=f.get("bins_by", PERCENTILE),
-            **{name: _as_tuple(f[name]) for name in _SPARSE},
+            **settings,
         )
-        for feature, f in record["sparse"].items()
-    )
-    label = record["label"]
-    columns = [label["column"], *(f.column for f in dense), *(c for f in sparse for c in (f.cross or (f.column,)))]
-    columns += [f.weights for f in sparse if f.weights]
+        sparse.append(feature)
+        columns += feature.cross or (feature.column,)
+        if feature.weights:
+            weights.append(feature.weights)
+    columns += weights
     timed = record.get("sequences", {})
-    sequences, row_time = _sequences_of(timed), timed.get("row_time")
-    columns += [source.column for each in sequences for source in each.sources] + ([row_time] if row_time else [])
+    for name, group in timed.get("groups", {}).items():
+        sequence = SequenceSpec(
+            name=name,
+            columns={feature: EventSource(**source) for feature, source in group["columns"].items()},
+            time=None if group["time"] is None else EventSource(**group["time"]),
+            max_length=group["max_length"],
+            age_bins=group["age_bins"],
+            drop_leaks=group["drop_leaks"],
+        )
+        sequences.append(sequence)
+        columns += [source.column for source in sequence.sources]
+    row_time = timed.get("row_time")
+    if row_time:
+        columns.append(row_time)
     return DataSpec(
         label=label["column"],
         positive=label["positive"],
         negative=label["negative"],
-        dense=dense,
-        sparse=sparse,
+        dense=tuple(dense),
+        sparse=tuple(sparse),
         day_column=None,
         timestamp=None,
         true_probability=False,
@@ -290,7 +293,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
         strip=record["strip"],
         split=SplitConfig(),
         columns=dict.fromkeys(columns, ""),
-        sequences=sequences,
+        sequences=tuple(sequences),
         row_time=row_time,
         time_zone=timed.get("time_zone"),
         decimal=record.get("decimal", "."),
@@ -326,19 +329,20 @@ def read_state(store: Store, path: str, spec: DataSpec) -> FittedState:
     """
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")
-    dense = {
-        f.name: dense_transform(then)
-        for f in spec.dense
-        if (then := record["dense"].get(f.name)) is not None
-        and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
-        and then.get("width", 1) == f.width
-    }
-    tables = {
-        f.name: f.mapping.read(f.name, then, lambda file: _frame(store, dataset, file))
-        for f in spec.owners
-        if (then := record["sparse"].get(f.name)) is not None
-    }
-    sparse = {f.name: tables[f.owner] for f in spec.sparse if f.name in record["sparse"] and f.owner in tables}
+    dense, sparse, tables = dict[str, DenseTransform](), dict[str, FittedMapping](), dict[str, FittedMapping]()
+    for f in spec.dense:
+        former = record["dense"].get(f.name)
+        if former is None or former.get("width", 1) != f.width:
+            continue
+        if (former["transform"], tuple(former["clip"]), former["bins"]) == (f.transform, f.clip, f.bins):
+            dense[f.name] = dense_transform(former)
+    for owner in spec.owners:
+        former = record["sparse"].get(owner.name)
+        if former is not None:
+            tables[owner.name] = owner.mapping.read(owner.name, former, lambda file: _read_table(store, dataset, file))
+    for feature in spec.sparse:
+        if feature.name in record["sparse"] and feature.owner in tables:
+            sparse[feature.name] = tables[feature.owner]
     return FittedState(dense=dense, sparse=sparse)
 
 
@@ -353,8 +357,7 @@ def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
     )
 
 
-def _frame(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:
-    """Parquet ``file`` of ``dataset``, None where it has none; ArtifactError for a damaged one."""
+def _read_table(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:
     if file not in dataset.files:
         return None
     store.verify(dataset, file)
@@ -368,28 +371,32 @@ def _frame(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:
 
 def make_profile(spec: DataSpec, fit: Fit, state: FittedState) -> Profile:
     """``profile.json`` of a fitted log, for the planner and people; every share is of train rows or train lookups."""
-    rows, positives = fit.rows, fit.positives
+    train = fit.train
+    label_rate, dense, sparse = dict[str, float](), dict[str, DenseProfile](), dict[str, FeatureProfile]()
+    for split, count in fit.rows.items():
+        label_rate[split] = fit.positives[split] / count if count else 0.0
+    for number in spec.dense:
+        dense[number.name] = _dense_profile(train.raw[number.name], train.rows * number.width)
+    for feature in spec.sparse:
+        sparse[feature.name] = _sparse_profile(feature, train, state)
+    tasks = {task.name: _dense_profile(train.labels[typed(task.name)], train.rows) for task in spec.tasks}
+    # The click rate of the rows that the train rows stand for; None where each stands for itself.
+    base_rate = None
+    if COUNTS_FOR in train.labels and train.labels[COUNTS_FOR].mean:
+        base_rate = train.labels[CLICKS_FOR].mean / train.labels[COUNTS_FOR].mean
     return Profile(
-        rows=rows,
-        label_rate={split: positives[split] / count if count else 0.0 for split, count in rows.items()},
-        dense={f.name: _dense(fit.train.raw[f.name], fit.train.rows * f.width) for f in spec.dense},
-        sparse={feature.name: _sparse(feature, fit.train, state) for feature in spec.sparse},
-        tasks={t.name: _dense(fit.train.labels[typed(t.name)], fit.train.rows) for t in spec.tasks} or None,
-        row_weight=_dense(fit.train.labels[ROW_WEIGHT], fit.train.rows) if spec.row_weight else None,
-        base_rate=_base_rate(fit.train),
-        sequences={name: lengths.profile() for name, lengths in fit.train.lengths.items()} or None,
+        rows=fit.rows,
+        label_rate=label_rate,
+        dense=dense,
+        sparse=sparse,
+        tasks=tasks or None,
+        row_weight=_dense_profile(train.labels[ROW_WEIGHT], train.rows) if spec.row_weight else None,
+        base_rate=base_rate,
+        sequences={name: lengths.profile() for name, lengths in train.lengths.items()} or None,
     )
 
 
-def _base_rate(train: Partial) -> float | None:
-    """The click rate of the rows that the train rows stand for; None where each stands for itself."""
-    if COUNTS_FOR not in train.labels:
-        return None
-    rows = train.labels[COUNTS_FOR].mean
-    return train.labels[CLICKS_FOR].mean / rows if rows else None
-
-
-def _dense(moments: Moments, rows: int) -> DenseProfile:
+def _dense_profile(moments: Moments, rows: int) -> DenseProfile:
     seen = moments.count > 0
     return DenseProfile(
         missing_share=1 - moments.count / rows,
@@ -400,16 +407,17 @@ def _dense(moments: Moments, rows: int) -> DenseProfile:
     )
 
 
-def _sparse(feature: SparseSpec, train: Partial, state: FittedState) -> FeatureProfile:
+def _sparse_profile(feature: SparseSpec, train: Partial, state: FittedState) -> FeatureProfile:
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
     hot_rows, hot_share = counts.curve(fitted, missing)
-    of = train.rows if not feature.sequence else max(train.lookups[feature.name], 1)
+    # Of a sequence, the share of lookups that miss; of any other feature, that of rows.
+    total = max(train.lookups[feature.name], 1) if feature.sequence else train.rows
     lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
         rows=fitted.rows,
         distinct=counts.distinct,
-        missing_share=missing / of,
+        missing_share=missing / total,
         pooling=lookups / train.rows,
         hot_rows=hot_rows,
         hot_share=hot_share,

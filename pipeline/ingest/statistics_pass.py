@@ -22,7 +22,7 @@ from pipeline.ingest.event_columns import Lengths, left_out_column
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised_moments
 from pipeline.ingest.sampling import kept, sums
-from pipeline.ingest.schema import DAY, DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.schema import DAY, DataSpec, DenseSpec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
@@ -38,83 +38,91 @@ class Partial:
         self.spec = spec
         self.rows = 0
         self.positives = 0
-        self.raw = {feature.name: Moments() for feature in spec.dense}
-        self.prepared = {feature.name: Moments() for feature in spec.dense if feature.logarithmic or feature.clip}
-        self.sketches = {feature.name: Sketch() for feature in spec.dense}
+        self.raw, self.prepared, self.sketches = dict[str, Moments](), dict[str, Moments](), dict[str, Sketch]()
+        for dense in spec.dense:
+            self.raw[dense.name] = Moments()
+            self.sketches[dense.name] = Sketch()
+            if dense.logarithmic or dense.clip:
+                self.prepared[dense.name] = Moments()
         self.labels = {typed(task.name): Moments() for task in spec.tasks}
         if spec.row_weight:
             self.labels[ROW_WEIGHT] = Moments()
         self.sums = sums(spec)
-        self.labels |= {name: Moments() for name in self.sums}
-        self.missing = {feature.name: 0 for feature in spec.sparse}
-        self.lookups = {feature.name: 0 for feature in spec.sparse}
-        self.lengths = {each.name: Lengths() for each in spec.sequences}
-        vocabularies = sum(feature.mapping.vocabulary for feature in spec.sparse)
-        self.counts: dict[str, Counts] = {
-            feature.name: feature.mapping.counts(feature, vocabularies) for feature in spec.sparse
-        }
+        for name in self.sums:
+            self.labels[name] = Moments()
+        self.lengths = {sequence.name: Lengths() for sequence in spec.sequences}
+        self.missing, self.lookups, self.counts = dict[str, int](), dict[str, int](), dict[str, Counts]()
+        vocabularies = sum(sparse.mapping.vocabulary for sparse in spec.sparse)
+        for sparse in spec.sparse:
+            self.missing[sparse.name] = self.lookups[sparse.name] = 0
+            self.counts[sparse.name] = sparse.mapping.counts(sparse, vocabularies)
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
-        """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids that are no numbers."""
+        """Count typed rows.
+
+        Args:
+            frame: typed rows of a block.
+            coded: ids of ``frame`` by feature, of those that are no numbers.
+            keep: bool [rows], which of them to count; None counts all.
+        """
         rows = None if keep is None else pl.Series(keep)
-        # Numbers are chosen some columns at a time: of a wide log, all at once would be a copy of the block.
-        chosen = without_hashes(frame, coded).select(~cs.starts_with("dense:"))
-        chosen = chosen if rows is None else chosen.filter(rows)
-        self.rows += chosen.height
-        self.positives += int(chosen[LABEL].sum())
-        self._add_dense(frame, rows)
-        self._add_labels(chosen)
-        labels = chosen[LABEL].to_numpy()
+        # Numbers are filtered some columns at a time: of a wide log, all at once would be a copy of the block.
+        others = without_hashes(frame, coded).select(~cs.starts_with("dense:"))
+        if rows is not None:
+            others = others.filter(rows)
+        self.rows += others.height
+        self.positives += int(others[LABEL].sum())
+        self._add_moments(frame, rows)
+        if self.labels:
+            moments = measure(others, [self.sums.get(name, pl.col(name).cast(pl.Float64)) for name in self.labels])
+            for target, measured in zip(self.labels.values(), moments, strict=True):
+                target.merge(measured)
+
+        labels = others[LABEL].to_numpy()
         for dense in self.spec.dense:
-            column = _of(frame, dense, rows)[f"dense:{dense.name}"]
+            column = _filtered(frame, dense, rows)[f"dense:{dense.name}"]
             self.sketches[dense.name].add(lengths_of(column) if dense.vector else column.to_numpy(), labels)
-        for feature in self.spec.sparse:
-            counts = self.counts[feature.name]
+        for sparse in self.spec.sparse:
+            counts = self.counts[sparse.name]
             if isinstance(counts, BinCounts):
-                self.lookups[feature.name] += chosen.height
-                self.missing[feature.name] += chosen[f"hash:{feature.name}"].null_count()
-                counts.sketch.add(of_bits(chosen[f"hash:{feature.name}"]), labels)
+                hashes = others[f"hash:{sparse.name}"]
+                self.lookups[sparse.name] += others.height
+                self.missing[sparse.name] += hashes.null_count()
+                counts.sketch.add(of_bits(hashes), labels)
             else:
-                self._add_ids(feature, coded[feature.name], frame[f"id:{feature.name}"], keep)
-
+                assert isinstance(counts, IdCounts)
+                ids = coded[sparse.name]
+                lookups, first, missing = ids.counts(keep)
+                self.missing[sparse.name] += missing
+                self.lookups[sparse.name] += int(lookups.sum()) + missing
+                seen = lookups > 0
+                texts = frame[f"id:{sparse.name}"]
+                if sparse.multi:
+                    texts = texts.explode(empty_as_null=True)
+                counts.add(ids.hashes[seen], texts[first[seen]], lookups[seen])
         for sequence in self.spec.sequences:
-            ids = frame[f"id:{sequence.features[0]}"]
-            left = left_out_column(sequence.name)
-            self.lengths[sequence.name].add(
-                ids if keep is None else ids.filter(pl.Series(keep)),
-                int(chosen[left].sum()) if left in chosen.columns else 0,
-            )
+            lists = frame[f"id:{sequence.features[0]}"]
+            if rows is not None:
+                lists = lists.filter(rows)
+            column_name = left_out_column(sequence.name)
+            left_out = int(others[column_name].sum()) if column_name in others.columns else 0
+            self.lengths[sequence.name].add(lists, left_out)
 
-    def _add_ids(self, feature: SparseSpec, coded: Coded, ids: pl.Series, keep: np.ndarray | None) -> None:
-        counts, first, missing = coded.counts(keep)
-        self.missing[feature.name] += missing
-        self.lookups[feature.name] += int(counts.sum()) + missing
-        seen, target = counts > 0, self.counts[feature.name]
-        assert isinstance(target, IdCounts)
-        ids = ids.explode(empty_as_null=True) if feature.multi else ids
-        target.add(coded.hashes[seen], ids[first[seen]], counts[seen])
-
-    def _add_dense(self, frame: pl.DataFrame, rows: pl.Series | None) -> None:
-        for vector in (each for each in self.spec.dense if each.vector):
-            moments, prepared = moments_of(_of(frame, vector, rows)[f"dense:{vector.name}"], vector)
-            self.raw[vector.name].merge(moments)
-            if vector.name in self.prepared:
-                self.prepared[vector.name].merge(prepared)
-        numbers = [each for each in self.spec.dense if not each.vector]
-        raw = measure(frame, [pl.col(f"dense:{each.name}") for each in numbers], rows)
-        for each, moments in zip(numbers, raw, strict=True):
-            self.raw[each.name].merge(moments)
-            if each.name in self.prepared:
-                self.prepared[each.name].merge(quantised_moments(_of(frame, each, rows), each))
-
-    def _add_labels(self, frame: pl.DataFrame) -> None:
-        moments = (
-            measure(frame, [self.sums.get(name, pl.col(name).cast(pl.Float64)) for name in self.labels])
-            if self.labels
-            else []
-        )
-        for target, measured in zip(self.labels.values(), moments, strict=True):
-            target.merge(measured)
+    def _add_moments(self, frame: pl.DataFrame, rows: pl.Series | None) -> None:
+        numbers = []
+        for dense in self.spec.dense:
+            if not dense.vector:
+                numbers.append(dense)
+                continue
+            moments, prepared = moments_of(_filtered(frame, dense, rows)[f"dense:{dense.name}"], dense)
+            self.raw[dense.name].merge(moments)
+            if dense.name in self.prepared:
+                self.prepared[dense.name].merge(prepared)
+        raw = measure(frame, [pl.col(f"dense:{dense.name}") for dense in numbers], rows)
+        for dense, moments in zip(numbers, raw, strict=True):
+            self.raw[dense.name].merge(moments)
+            if dense.name in self.prepared:
+                self.prepared[dense.name].merge(quantised_moments(_filtered(frame, dense, rows), dense))
 
     def merge(self, other: Partial) -> None:
         """Take in what ``other`` counted."""
@@ -136,15 +144,17 @@ class Partial:
             counts.merge(other.counts[name])
 
     def shares(self, count: int) -> list[Partial]:
-        """``count`` partials that add up to this one: ids by ranges of their hashes, all else in the first."""
-        parts = [self.without_counts(), *(Partial(self.spec) for _ in range(count - 1))]
+        """Return ``count`` partials that add up to this one: ids by ranges of their hashes, all else in the first."""
+        parts = [self.without_counts()]
+        for _ in range(count - 1):
+            parts.append(Partial(self.spec))
         for name, counts in self.counts.items():
             for part, share in zip(parts, counts.shares(count), strict=False):
                 part.counts[name] = share
         return parts
 
     def without_counts(self) -> Partial:
-        """All but the counts of ids."""
+        """Return all but the counts of ids."""
         other = copy.copy(self)
         other.counts = {}
         return other
@@ -217,41 +227,55 @@ class Fit:
         self.validation, self.tested, self.gap = Tally(), Tally(), Tally()
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> RowSplits:
-        """Count a block of typed rows; returns which of them are train rows.
+        """Split and count a block of typed rows.
 
-        ``places``: hashes of the rows' files and numbers, where the split goes by them.
+        Args:
+            frame: typed rows.
+            coded: their ids by feature, of those that are no numbers.
+            places: hashes (uint64 [rows]) of the rows' files and numbers, where the split goes by them.
+
+        Returns:
+            Which rows are in which split.
         """
-        hashes = self._hashes(frame, places)
-        looked_at = self._validation_rows(frame, hashes)
+        hashes = self._split_hashes(frame, places)
+        validation = self._validation_rows(frame, hashes)
         share = self.spec.sampling.negatives
-        stay = kept(hashes, frame[LABEL], share) if share is not None and hashes is not None else None
+        stay = None
+        if share is not None and hashes is not None:
+            stay = kept(hashes, frame[LABEL], share)
         if self.split.by == "day" and self.test is None:
-            self._add_days(frame, coded, looked_at)
-            return RowSplits(None, looked_at, stay)
-        test = (
-            self._test_rows(frame, hashes)
-            if self.test is None
-            else pl.Series([self.test]).new_from_index(0, frame.height)
-        )
+            self._add_days(frame, coded, validation)
+            return RowSplits(None, validation, stay)
+
+        if self.test is not None:
+            test = pl.Series([self.test]).new_from_index(0, frame.height)
+        elif self.cut is not None:
+            test = self.cut.is_test(frame)
+        elif self.split.by == "hours":
+            test = frame[HOUR] >= test_hours_from(self.split.test_hours)
+        else:
+            assert hashes is not None
+            test = hash_split(hashes, self.split.test_share)
         labels = frame[LABEL]
-        left_out = None if self.cut is None else self.cut.is_left_out(frame)
         self.tested.add(labels.filter(test))
-        rest = ~test
+        train = ~test
+        left_out = None if self.cut is None else self.cut.is_left_out(frame)
         if left_out is not None:
             self.gap.add(labels.filter(left_out))
-            rest = rest & ~left_out
-        if looked_at is not None:
-            looked_at = looked_at & rest
-            self.validation.add(labels.filter(looked_at))
-            rest = rest & ~looked_at
+            train = train & ~left_out
+        if validation is not None:
+            validation = validation & train
+            self.validation.add(labels.filter(validation))
+            train = train & ~validation
         if not self.test:
-            self.train.add(frame, coded, rest.to_numpy())
-        return RowSplits(test, looked_at, stay, left_out)
+            self.train.add(frame, coded, train.to_numpy())
+        return RowSplits(test, validation, stay, left_out)
 
-    def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
-        """The hash of each row that the split goes by; None where it needs none."""
+    def _split_hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
+        # What the hash split, validation shares and sampling go by; None where nothing does.
         by_hash = self.split.by == "hash" and self.test is None
-        if self.test or not (by_hash or self.split.validation_share or self._thins):
+        samples = self.spec.sampling.negatives is not None
+        if self.test or not (by_hash or self.split.validation_share or samples):
             return None
         if places is not None:
             return places
@@ -259,21 +283,8 @@ class Fit:
         self.contents.add(hashes)
         return hashes
 
-    @property
-    def _thins(self) -> bool:
-        """Whether a share of the train rows without a click is left out."""
-        return self.spec.sampling.negatives is not None
-
-    def _test_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series:
-        if self.cut is not None:
-            return self.cut.is_test(frame)
-        if self.split.by == "hours":
-            return frame[HOUR] >= test_hours_from(self.split.test_hours)
-        assert hashes is not None
-        return hash_split(hashes, self.split.test_share)
-
     def _validation_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series | None:
-        """The rows that are validation rows unless they are test rows; None where there are none."""
+        # The rows that are validation rows unless they turn out to be test rows.
         split = self.split
         if self.test or not split.validates:
             return None
@@ -287,76 +298,77 @@ class Fit:
     @property
     def needs_places(self) -> bool:
         """Whether the hash split should go by place: most rows repeat, so it would hold out contents, not rows."""
-        splits = (self.split.by == "hash" and self.split.test_share > 0) or self.split.validation_share > 0
-        splits = splits or self._thins
-        return not self.by_place and splits and self.contents.repeats
+        splits_by_hash = self.split.by == "hash" and self.split.test_share > 0
+        samples = self.spec.sampling.negatives is not None
+        uses_hashes = splits_by_hash or self.split.validation_share > 0 or samples
+        return not self.by_place and uses_hashes and self.contents.repeats
 
-    def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], looked_at: pl.Series | None) -> None:
-        """Only the last ``test_days`` days seen so far can be test days: all before them are train, and added at once.
-
-        A log may have thousands of days, and each addition looks at the whole block.
-        """
+    def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], validation: pl.Series | None) -> None:
+        # Only the last `test_days` days seen so far can be test days: all before them are train, and added at once.
+        # A log may have thousands of days, and each addition looks at the whole block.
         days = frame[DAY].to_numpy()
-        none = np.zeros(frame.height, bool) if looked_at is None else looked_at.to_numpy()
+        held_out = np.zeros(frame.height, bool) if validation is None else validation.to_numpy()
         present = np.unique(days).tolist()
         last = sorted({*self.days, *present})[-self.split.test_days :]
-        if (older := days < last[0]).any():
-            self.train.add(frame, coded, older & ~none)
-            self.validation.add(frame[LABEL].filter(pl.Series(older & none)))
+        older = days < last[0]
+        if older.any():
+            self.train.add(frame, coded, older & ~held_out)
+            self.validation.add(frame[LABEL].filter(pl.Series(older & held_out)))
         # Rows in the order of their days, and their ids numbered anew: a day costs its rows, not those of the block.
         order = np.argsort(days, kind="stable")
-        ends = np.searchsorted(days[order], [last, [day + 1 for day in last]])
-        for day, first, end in zip(last, *ends.tolist(), strict=True):
-            if first == end:
+        starts, ends = np.searchsorted(days[order], [last, [day + 1 for day in last]]).tolist()
+        for day, start, end in zip(last, starts, ends, strict=True):
+            if start == end:
                 continue
-            rows, part = order[first:end], self._of_day(day)
-            if (train := frame[rows[~none[rows]]]).height:
-                part.train.add(train, coded_ids(train, self.spec))
-            part.validation.add(frame[LABEL].gather(rows[none[rows]]))
-        self._finalize()
+            rows, counted = order[start:end], self._counts_of_day(day)
+            train = frame[rows[~held_out[rows]]]
+            if train.height:
+                counted.train.add(train, coded_ids(train, self.spec))
+            counted.validation.add(frame[LABEL].gather(rows[held_out[rows]]))
+        self._finalize_days()
 
-    def _of_day(self, day: int) -> _Day:
+    def _counts_of_day(self, day: int) -> _Day:
         return self.days.setdefault(day, _Day(Partial(self.spec), Tally()))
 
-    def _finalize(self) -> None:
+    def _finalize_days(self) -> None:
         while len(self.days) > self.split.test_days:
-            settled = self.days.pop(min(self.days))
-            self.train.merge(settled.train)
-            self.validation.merge(settled.validation)
+            oldest = self.days.pop(min(self.days))
+            self.train.merge(oldest.train)
+            self.validation.merge(oldest.validation)
 
     def merge(self, other: Fit) -> None:
         """Take in what ``other``, of other blocks or of the next day, counted."""
         self.train.merge(other.train)
         for day, part in other.days.items():
-            own = self._of_day(day)
-            own.train.merge(part.train)
-            own.validation.merge(part.validation)
-        self._finalize()
+            counted = self._counts_of_day(day)
+            counted.train.merge(part.train)
+            counted.validation.merge(part.validation)
+        self._finalize_days()
         self.validation.merge(other.validation)
         self.tested.merge(other.tested)
         self.gap.merge(other.gap)
         self.contents.merge(other.contents)
 
     def shares(self, count: int) -> list[Fit]:
-        """``count`` fits that merge to this one: ids by ranges of their hashes, all else in the first."""
-        fits = [self._with(part) for part in self.train.shares(count)]
-        for day, held in self.days.items():
-            for fit, part in zip(fits, held.train.shares(count), strict=True):
-                fit.days[day] = _Day(part, held.validation if fit is fits[0] else Tally())
-        for fit in fits[1:]:
-            fit.validation, fit.tested, fit.gap, fit.contents = Tally(), Tally(), Tally(), Contents()
+        """Return ``count`` fits that merge to this one: ids by ranges of their hashes, all else in the first."""
+        fits = list[Fit]()
+        for part in self.train.shares(count):
+            fit = copy.copy(self)
+            fit.train, fit.days = part, {}
+            if fits:
+                fit.validation, fit.tested, fit.gap, fit.contents = Tally(), Tally(), Tally(), Contents()
+            fits.append(fit)
+        for day, counted in self.days.items():
+            for fit, part in zip(fits, counted.train.shares(count), strict=True):
+                fit.days[day] = _Day(part, counted.validation if fit is fits[0] else Tally())
         return fits
 
     def without_counts(self) -> Fit:
-        """All but the counts of ids."""
-        fit = self._with(self.train.without_counts())
-        fit.days = {day: _Day(held.train.without_counts(), held.validation) for day, held in self.days.items()}
+        """Return all but the counts of ids."""
+        fit = copy.copy(self)
+        fit.train = self.train.without_counts()
+        fit.days = {day: _Day(part.train.without_counts(), part.validation) for day, part in self.days.items()}
         return fit
-
-    def _with(self, train: Partial) -> Fit:
-        other = copy.copy(self)
-        other.train, other.days = train, {}
-        return other
 
     @property
     def first_test_day(self) -> int:
@@ -371,17 +383,21 @@ class Fit:
     @property
     def rows(self) -> dict[str, int]:
         """Rows per split."""
-        held = sum(part.train.rows + part.validation.rows for part in self.days.values())
+        held = sum(day.train.rows + day.validation.rows for day in self.days.values())
         return self._by_split(self.train.rows, self.validation.rows, self.tested.rows + held)
 
     @property
     def positives(self) -> dict[str, int]:
         """Clicks per split."""
-        held = sum(part.train.positives + part.validation.positives for part in self.days.values())
+        held = sum(day.train.positives + day.validation.positives for day in self.days.values())
         return self._by_split(self.train.positives, self.validation.positives, self.tested.positives + held)
 
     def _by_split(self, train: int, validation: int, test: int) -> dict[str, int]:
-        return {"train": train, **({VALIDATION: validation} if self.split.validates else {}), "test": test}
+        splits = {"train": train}
+        if self.split.validates:
+            splits[VALIDATION] = validation
+        splits["test"] = test
+        return splits
 
 
 def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
@@ -394,7 +410,6 @@ def validation_below(share: float, test_share: float) -> float:
     return test_share + share * (1.0 - test_share)
 
 
-def _of(frame: pl.DataFrame, dense: DenseSpec, rows: pl.Series | None) -> pl.DataFrame:
-    """The column of ``dense``, or of it the ``rows``."""
+def _filtered(frame: pl.DataFrame, dense: DenseSpec, rows: pl.Series | None) -> pl.DataFrame:
     column = frame.select(f"dense:{dense.name}")
     return column if rows is None else column.filter(rows)

@@ -32,11 +32,14 @@ from pipeline.records.dataset import TRUE_PROBABILITY
 from pipeline.units import MIB
 
 VERSION = "synthetic-1"
-CONVERSION = "conversion"  # column with a second label, where one is planted
+# Column with a second label, where one is planted.
+CONVERSION = "conversion"
 COLUMNS = CRITEO_COLUMNS
 CHUNK_ROWS = 1 << 16
-MISSING_SHARE = 0.05  # of every second dense and every third sparse feature
-NEGATIVE_SHARE = 0.02  # of I2, as in Criteo
+# Share of every second dense and every third sparse feature.
+MISSING_SHARE = 0.05
+# Share of I2, as in Criteo.
+NEGATIVE_SHARE = 0.02
 _ROW_BYTES = 240
 
 
@@ -69,7 +72,7 @@ def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Dr
 
 
 def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndarray:
-    """Log odds without the bias; effects turn by ``drift`` radians a day, at midnight or every hour."""
+    # Log odds without the bias; effects turn by `drift` radians a day, at midnight or every hour.
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
     turns = chunk.time // step
@@ -92,13 +95,13 @@ def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndar
 
 
 def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig, seed: int) -> np.ndarray:
-    """Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks."""
+    # Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks.
     logits = np.zeros(len(chunk.time), np.float64)
     for i, effects in enumerate(truth.first):
         rng = np.random.default_rng([seed, 10, i])
-        own = rng.standard_normal(len(effects.start))
-        like = effects.start * (np.sqrt(SPARSE) / max(config.first_order_effect, 1e-12))
-        mixed = config.conversion_overlap * like + np.sqrt(1 - config.conversion_overlap**2) * own
+        unshared = rng.standard_normal(len(effects.start))
+        shared = effects.start * (np.sqrt(SPARSE) / max(config.first_order_effect, 1e-12))
+        mixed = config.conversion_overlap * shared + np.sqrt(1 - config.conversion_overlap**2) * unshared
         logits += np.append(mixed * config.conversion_effect / np.sqrt(SPARSE), 0.0)[chunk.places[i]]
     return logits
 
@@ -106,7 +109,7 @@ def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig,
 def _conversions(
     truth: Truth, chunk: _DrawnRows, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
 ) -> pl.Series:
-    """Column ``conversion`` of the rows of a chunk, as text; drawn apart, so that it changes nothing else."""
+    # Column `conversion` of the rows of a chunk, as text; drawn apart, so that it changes nothing else.
     rng = np.random.default_rng([seeds[0], 11, *seeds[1:]])
     rate = sigmoid(_conversion_logits(truth, chunk, config, seeds[0]) + bias)
     converted = clicked & (rng.random(len(clicked)) < rate)
@@ -115,27 +118,21 @@ def _conversions(
     return text.set(pl.Series(missing), "") if missing.any() else text
 
 
-def _bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
-    """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
-    chunk = _sample(truth, config, seed, day)
-    return with_bias(_logits(truth, chunk, config), config.base_rate)
-
-
-def _conversion_bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None, bias: float) -> float:
-    """The bias that makes ``conversion_rate`` of the clicks convert, where clicks have ``bias``."""
-    chunk = _sample(truth, config, seed, day)
-    clicks = sigmoid(_logits(truth, chunk, config) + bias)
-    return with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
-
-
-def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _DrawnRows:
-    """Rows of all days, or of ``day``, from which biases are found."""
-    rng = np.random.default_rng([seed, 1])
-    return _draw_chunk(truth, rng, _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day))
+def _biases(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> tuple[float, float]:
+    # Of clicks and of conversions: they make the mean probabilities the rates that are asked for, by bisection on a
+    # sample of all days, or of `day`.
+    time = _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day)
+    sample = _draw_chunk(truth, np.random.default_rng([seed, 1]), time)
+    logits = _logits(truth, sample, config)
+    bias = with_bias(logits, config.base_rate)
+    if not config.conversion_rate:
+        return bias, 0.0
+    clicks = sigmoid(logits + bias)
+    return bias, with_bias(_conversion_logits(truth, sample, config, seed), config.conversion_rate, clicks)
 
 
 def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
-    """Seconds since day 0 of rows ``index`` of ``rows``: evenly over all days, or over ``day``."""
+    # Seconds since day 0 of rows `index` of `rows`: evenly over all days, or over `day`.
     seconds = index * ((config.days if day is None else 1) * SECONDS_PER_DAY) // rows
     return seconds + (day or 0) * SECONDS_PER_DAY
 
@@ -144,7 +141,9 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
     columns = [pl.Series("label", label.astype(np.int8)).cast(pl.String)]
     for i in range(DENSE):
         values = pl.Series(f"I{i + 1}", chunk.counts[i]).cast(pl.String)
-        columns.append(values.set(pl.Series(chunk.absent[i]), "") if chunk.absent[i].any() else values)
+        if chunk.absent[i].any():
+            values = values.set(pl.Series(chunk.absent[i]), "")
+        columns.append(values)
     for i in range(SPARSE):
         pool = pl.concat([truth.ids[i], pl.Series([""])])
         places = np.where(chunk.places[i] < 0, len(pool) - 1, chunk.places[i])
@@ -157,8 +156,10 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
 
 def columns_of(config: SyntheticConfig) -> list[str]:
     """The columns of the log."""
-    planted = [CONVERSION] if config.conversion_rate else []
-    return [*(USER_COLUMNS if config.users else COLUMNS), DAY, TIME, *planted]
+    columns = [*(USER_COLUMNS if config.users else COLUMNS), DAY, TIME]
+    if config.conversion_rate:
+        columns.append(CONVERSION)
+    return columns
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
@@ -189,18 +190,18 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
         first_day = (day - date(1970, 1, 1)).days - number
     if config.users:
         later = [pl.col(DAY) + first_day, pl.col(TIME) + first_day * SECONDS_PER_DAY]
-        yield from (frame.with_columns(later) for frame in user_rows(config, seed, number, CHUNK_ROWS))
+        for frame in user_rows(config, seed, number, CHUNK_ROWS):
+            yield frame.with_columns(later)
     else:
         yield from _criteo_rows(config, seed, number, first_day)
 
 
 def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_day: int) -> Iterator[pl.DataFrame]:
-    """The rows of all days, or of day ``number`` of the changing truth."""
     truth = planted_truth(config, seed)
-    truth = truth if number is None else aged(truth, config, seed, number)
-    bias = _bias(truth, config, seed, number)
+    if number is not None:
+        truth = aged(truth, config, seed, number)
     planted = config.conversion_rate > 0
-    further = _conversion_bias(truth, config, seed, number, bias) if planted else 0.0
+    bias, conversion_bias = _biases(truth, config, seed, number)
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
         rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
@@ -210,7 +211,7 @@ def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_d
         frame = _frame(truth, chunk, label, probability, first_day)
         if planted:
             seeds = [seed, part] if number is None else [seed, part, number]
-            frame = frame.with_columns(_conversions(truth, chunk, label, config, further, seeds))
+            frame = frame.with_columns(_conversions(truth, chunk, label, config, conversion_bias, seeds))
         yield frame
 
 
@@ -229,20 +230,18 @@ class SyntheticSource(Source):
         per_block = max(1, self.block_mib * MIB // (_ROW_BYTES * CHUNK_ROWS))
         drawn = chunks(self.config, self.seed, self.day)
         line = 1
-        while held := list(itertools.islice(drawn, per_block)):
-            yield _block([frame.drop(() if self.hours else (TIME,)) for frame in held], line)
-            line += sum(part.height for part in held)
-
-
-def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
-    frame = pl.concat(held)
-    lengths = frame.select(pl.col(pl.String).str.len_bytes().sum()).row(0)
-    return RawBlock(
-        frame=frame,
-        file="synthetic",
-        lines=np.arange(line, line + frame.height),
-        bytes=int(sum(lengths)) + len(lengths) * frame.height,
-    )
+        while parts := list(itertools.islice(drawn, per_block)):
+            frame = pl.concat(parts)
+            if not self.hours:
+                frame = frame.drop(TIME)
+            lengths = frame.select(pl.col(pl.String).str.len_bytes().sum()).row(0)
+            yield RawBlock(
+                frame=frame,
+                file="synthetic",
+                lines=np.arange(line, line + frame.height),
+                bytes=int(sum(lengths)) + len(lengths) * frame.height,
+            )
+            line += frame.height
 
 
 def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> SyntheticSource:

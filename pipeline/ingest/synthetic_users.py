@@ -24,7 +24,8 @@ from pipeline.ingest.zones import SECONDS_PER_DAY
 from pipeline.records.dataset import TRUE_PROBABILITY
 
 COLUMNS = ["label", "user", "item", "category"]
-NEVER = -1  # in place of an item: the user saw none of that category yet
+# Stands for an item where the user saw none of that category yet.
+NEVER = -1
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ def _named(column: str, numbers: np.ndarray) -> pl.Series:
 
 
 def _slots(config: SyntheticConfig, day: int, rows: int) -> Iterator[Slot]:
-    """The slots of ``day``, days since the first one, which has ``rows``."""
     count = -(-rows // config.users)
     width = SECONDS_PER_DAY // count
     for each in range(count):
@@ -90,7 +90,6 @@ def _slots(config: SyntheticConfig, day: int, rows: int) -> Iterator[Slot]:
 
 
 def _rows_of(config: SyntheticConfig, each: int, day: int | None) -> int:
-    """Rows of day ``each``: all, where days are drawn one by one, else its share."""
     if day is not None:
         return config.rows
     return config.rows * (each + 1) // config.days - config.rows * each // config.days

@@ -17,7 +17,8 @@ from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, Spa
 from pipeline.specs.id_mapping import curve_points
 from pipeline.store.artifacts import Draft
 
-VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
+# Part of the dataset's key: raise it where the same configuration gives another profile.
+VERSION = "tables-1"
 EXACT = 4096
 
 
@@ -35,6 +36,7 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
 def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
     """Schema and profile of the configured tables; ConfigError for figures that cannot be."""
     check(data)
+    # There are no rows, so there are no files.
     none: dict[str, list[Any]] = {"train": [], "test": []}
     columns, sparse = [], {}
     for name, table in data.tables.items():
@@ -73,8 +75,11 @@ def check(data: DataConfig) -> None:
 def hit_curve(table: TableFigures, default_zipf: float) -> tuple[list[int], list[float]]:
     """Rows k, and the share of lookups that the k hottest rows serve: as given, else Zipf's; the last share is 1."""
     if table.hot_rows:
-        end = [table.rows] if table.hot_rows[-1] < table.rows else []
-        return [*table.hot_rows, *end], [*table.hot_share, *(1.0 for _ in end)]
+        rows, shares = list(table.hot_rows), list(table.hot_share)
+        if rows[-1] < table.rows:
+            rows.append(table.rows)
+            shares.append(1.0)
+        return rows, shares
     ks = curve_points(table.rows)
     exponent = default_zipf if table.zipf is None else table.zipf
     weights = harmonic(ks, exponent)

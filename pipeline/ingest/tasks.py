@@ -28,28 +28,34 @@ def task_columns(
 
     A 0 that was written before the row's click came says nothing of what follows the click: it is missing.
     """
-    made, unknown = {MAIN_TASK: clicked}, after_click(spec)
-    later = raw[CLICKED_LATER] > 0 if CLICKED_LATER in raw.columns else None
+    labels, follow_click = {MAIN_TASK: clicked}, after_click(spec)
+    columns = []
     for task in spec.tasks:
         values = task.kind.read(raw[task.column], texts.get(task.column), task, spec, rejected)
-        if later is not None and task.name in unknown:
-            values = values.set((later & (values == 0)).fill_null(False), None)
-        made[task.name] = values if task.given is None else _given(values, made[task.given], task, rejected)
-    columns = [made[task.name].alias(typed(task.name)) for task in spec.tasks]
-    return columns if spec.row_weight is None else [*columns, _weights(raw, texts, spec.row_weight, spec, rejected)]
+        if CLICKED_LATER in raw.columns and task.name in follow_click:
+            unknown = (raw[CLICKED_LATER] > 0) & (values == 0)
+            values = values.set(unknown.fill_null(False), None)
+        if task.given is not None:
+            values = _given(values, labels[task.given], task, rejected)
+        labels[task.name] = values
+        columns.append(values.alias(typed(task.name)))
+    if spec.row_weight is not None:
+        columns.append(_weights(raw, texts, spec.row_weight, spec, rejected))
+    return columns
 
 
 def after_click(spec: DataSpec) -> list[str]:
     """The further tasks that cannot happen without a click: those given it, and those given one of these."""
     names = [MAIN_TASK]
-    for task in spec.tasks:  # each is behind the one that it is given
+    # Each is behind the one that it is given.
+    for task in spec.tasks:
         if task.given in names:
             names.append(task.name)
     return names[1:]
 
 
 def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: RejectedRows) -> pl.Series:
-    """The labels of a task that cannot happen where ``given`` is 0: there they are 0, in the whole log (ESMM, 2018)."""
+    # The labels of a task that cannot happen where `given` is 0: there they are 0, in the whole log (ESMM, 2018).
     never = (given == 0).fill_null(False)
     impossible = (never & (values == 1)).fill_null(False)
     rejected.add(
@@ -75,12 +81,16 @@ def _weights(
 def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
     """The columns of a dataset's files for typed rows ``frame``: a missing label is NaN."""
     columns = [frame[typed(task.name)].fill_null(np.nan).alias(task_column(task.name)) for task in spec.tasks]
-    columns += [frame[ROW_WEIGHT]] if spec.row_weight is not None else []
-    return [*columns, came_with(frame, spec)] if spec.sampling.active else columns
+    if spec.row_weight is not None:
+        columns.append(frame[ROW_WEIGHT])
+    if spec.sampling.active:
+        columns.append(came_with(frame, spec))
+    return columns
 
 
 def labels_of(frame: pl.DataFrame, spec: DataSpec) -> dict[str, np.ndarray]:
     """The labels of transformed rows ``frame`` by task, NaN where missing; the main task comes first."""
-    return {MAIN_TASK: frame[LABEL].to_numpy()} | {
-        task.name: frame[task_column(task.name)].to_numpy() for task in spec.tasks
-    }
+    labels = {MAIN_TASK: frame[LABEL].to_numpy()}
+    for task in spec.tasks:
+        labels[task.name] = frame[task_column(task.name)].to_numpy()
+    return labels

@@ -23,7 +23,8 @@ from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.native.text import occurrences, split
 from pipeline.units import MIB
 
-LONGEST_LINE = 128 * MIB  # of text: a longer one is no row
+# Bytes of text: a longer line is no row.
+LONGEST_LINE = 128 * MIB
 # What blocks hold in place of a longer line. No row is like it: its first byte is in no UTF-8.
 TOO_LONG = b"\xffa line too long to hold"
 LINE_TOO_LONG = ("line too long", f"the line is longer than {LONGEST_LINE // MIB} MiB")
@@ -55,17 +56,32 @@ def text_blocks(
     carry, line = b"", first_line
     while data := stream.read(block_bytes):
         cut = _cut(data)
-        if not cut:  # no line ends here, or only blank ones do
+        # No line ends here, or only blank ones do.
+        if not cut:
             data, carry = carry + data, b""
             cut = _cut(data)
             if not cut and len(data) > LONGEST_LINE and b"\n" not in data:
-                carry = _behind_line(stream, block_bytes)
+                # Read on to the end of the line, which is not held, and keep what was read behind it.
+                carry = b""
+                while data := stream.read(block_bytes):
+                    _, end, carry = data.partition(b"\n")
+                    if end:
+                        break
                 yield TOO_LONG + b"\n", line
                 line += 1
                 continue
         if cut:
-            block = _without_long_line(b"".join([carry, memoryview(data)[:cut]]))
-            whole = _whole(block, layout)
+            block = b"".join([carry, memoryview(data)[:cut]])
+            # Lines are told apart wherever blocks end, so a long first line is left out here as well.
+            first_end = block.find(b"\n")
+            if first_end > LONGEST_LINE:
+                block = TOO_LONG + block[first_end:]
+            # The last record of whole lines may go on behind the block.
+            whole = len(block)
+            if layout is not None and layout.quotes(block):
+                open_record = records(block, layout).open
+                if open_record is not None:
+                    whole = open_record
             if whole:
                 yield block[:whole], line
                 line += line_count(memoryview(block)[:whole])
@@ -75,34 +91,13 @@ def text_blocks(
         yield carry.rstrip(b"\r\n") + b"\n", line
 
 
-def _without_long_line(block: bytes) -> bytes:
-    """``block`` with ``TOO_LONG`` for its first line if that is too long: lines are told apart wherever blocks end."""
-    end = block.find(b"\n")
-    return TOO_LONG + block[end:] if end > LONGEST_LINE else block
-
-
-def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
-    """Read on to the end of a line: the bytes behind it that are read with it, none where the file ends."""
-    while data := stream.read(block_bytes):
-        _, end, behind = data.partition(b"\n")
-        if end:
-            return behind
-    return b""
-
-
-def _whole(block: bytes, layout: TextLayout | None) -> int:
-    """Bytes of ``block``, whole lines, up to a record that may go on behind its end."""
-    if layout is None or not layout.quotes(block):
-        return len(block)
-    start = records(block, layout).open
-    return len(block) if start is None else start
-
-
 def _cut(block: bytes) -> int:
-    """Bytes up to the end of the last line that is neither partial nor one of the blank ones at the end."""
+    # Bytes up to the end of the last line that is neither partial nor one of the blank ones at the end.
     filled = len(block.rstrip(b"\r\n"))
     end = block.find(b"\n", filled)
-    return end + 1 if end >= 0 and filled else block.rfind(b"\n", 0, filled) + 1
+    if end < 0 or not filled:
+        end = block.rfind(b"\n", 0, filled)
+    return end + 1
 
 
 def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
@@ -114,11 +109,12 @@ def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.Da
     except (Exception, pl.exceptions.PanicException) as error:
         if not is_of_rows(error):
             raise
-    return _read_others(block, first_line, layout)  # a limit of a parser's own: it costs the records that meet it
+    # A limit of a parser's own: it costs the records that meet it.
+    return _read_others(block, first_line, layout)
 
 
 def _read_others(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    """As ``read_lines``, in parts, without the records that fail by themselves. Numbers stay text in all parts."""
+    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text in all parts.
     texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
     pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -145,8 +141,15 @@ def _read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.D
     if frame is not None:
         return frame, np.arange(first_line, first_line + frame.height), []
     good, lines, rejects = _sift(block, first_line, layout)
-    frame = _read_behind(good, layout) if looks_packed(good) else _read(good, layout)
-    if frame.height != len(lines):  # should Polars cut quoted text otherwise
+    if looks_packed(good):
+        # Polars would take the block for compressed bytes: it is read behind a row that cannot be mistaken. Python's
+        # csv module would read it too, but its limits on fields would then hold for all rows of the block.
+        row = b"0" + layout.separator.encode() * (len(layout.names) - 1) + b"\n"
+        frame = _read(row + good, layout)[1:]
+    else:
+        frame = _read(good, layout)
+    # Should Polars cut quoted text otherwise.
+    if frame.height != len(lines):
         frame = _read_slowly(good, layout)
     if frame.height != len(lines):
         raise ValueError(f"{len(lines)} records are read as {frame.height} rows")
@@ -156,15 +159,6 @@ def _read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.D
 def looks_packed(block: bytes) -> bool:
     """Whether Polars would take ``block`` for compressed bytes."""
     return block.startswith(_PACKED)
-
-
-def _read_behind(block: bytes, layout: TextLayout) -> pl.DataFrame:
-    """The frame of a block that Polars would take for compressed bytes, read behind a row that it cannot mistake.
-
-    Python's csv module would read it too, but its limits on fields would then hold for all rows of the block.
-    """
-    row = b"0" + layout.separator.encode() * (len(layout.names) - 1) + b"\n"
-    return _read(row + block, layout)[1:]
 
 
 def _read_slowly(block: bytes, layout: TextLayout) -> pl.DataFrame:
@@ -188,12 +182,10 @@ def _read(block: bytes, layout: TextLayout, numbers: frozenset[str] = frozenset(
 
 
 def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
-    """The frame of a block without a flaw, None if any line needs a closer look.
-
-    What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
-    refuses lines with too many fields and silently fills those with too few; as none has more
-    separators than it should, their total tells whether one has fewer.
-    """
+    # The frame of a block without a flaw, None if any line needs a closer look.
+    # What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
+    # refuses lines with too many fields and silently fills those with too few; as none has more separators than it
+    # should, their total tells whether one has fewer.
     if layout.quotes(block) or looks_packed(block):
         return None
     columns = split(block, ord(layout.separator), [name in layout.numbers for name in layout.names])
@@ -211,11 +203,9 @@ def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
 
 
 def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
-    """The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
-
-    Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of them
-    is read as text, so that what counts as a number never depends on the other lines of a block.
-    """
+    # The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
+    # Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of
+    # them is read as text, so that what counts as a number never depends on the other lines of a block.
     trimmed = _TRIMMED - set(layout.separator.encode())
     if not layout.numbers or any(byte in block for byte in trimmed):
         return None
@@ -224,9 +214,13 @@ def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
     except pl.exceptions.PolarsError:
         return None
     numbers = pl.col(sorted(layout.numbers))
-    bounds = [*frame.select(numbers.min()).row(0), *frame.select(numbers.max()).row(0)]
-    finite = all(math.isfinite(total) for total in frame.select(numbers.sum()).row(0))  # one that is not shows in it
-    return frame if finite and all(bound is None or abs(bound) <= FLOAT32_MAX for bound in bounds) else None
+    for bound in (*frame.select(numbers.min()).row(0), *frame.select(numbers.max()).row(0)):
+        if bound is not None and abs(bound) > FLOAT32_MAX:
+            return None
+    # A number that is not finite shows in its column's sum. NaN is above no bound.
+    if not all(math.isfinite(total) for total in frame.select(numbers.sum()).row(0)):
+        return None
+    return frame
 
 
 def line_count(block: bytes | memoryview) -> int:
@@ -235,11 +229,12 @@ def line_count(block: bytes | memoryview) -> int:
 
 
 def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.ndarray, list[Reject]]:
-    """Good lines joined, their numbers, and the others with a reason each."""
     data = np.frombuffer(block, np.uint8)
     ends = records(block, layout).ends
     starts = np.concatenate([[0], ends[:-1] + 1])
-    before = _breaks_before(data, ends)
+    # Of each record the line breaks inside of those before it, int64.
+    breaks = np.searchsorted(np.flatnonzero(data == NEWLINE), ends) - np.arange(len(ends))
+    before = np.concatenate([[0], breaks[:-1]])
     separators = data == ord(layout.separator)
     stray = np.zeros(len(ends), bool)
     if layout.quote:
@@ -263,19 +258,16 @@ def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.
             reason = f"{fields[index]} fields, expected {len(layout.names)}"
             rejects.append(Reject(line, "wrong number of fields", reason))
     good = np.flatnonzero(~bad)
-    return _join_lines(block, starts, ends, ~bad), first_line + good + before[good], rejects
-
-
-def _breaks_before(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Of each record the line breaks inside of those before it, int64."""
-    lines = np.searchsorted(np.flatnonzero(data == NEWLINE), ends)
-    return np.concatenate([[0], (lines - np.arange(len(ends)))[:-1]])
+    # The good lines as one block, copied by runs of neighbours.
+    change = np.flatnonzero(np.diff(~bad, prepend=False, append=False))
+    runs = [block[starts[first] : ends[stop - 1] + 1] for first, stop in change.reshape(-1, 2)]
+    return b"".join(runs), first_line + good + before[good], rejects
 
 
 def _quoted(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, separators: np.ndarray, quote: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which bytes lie inside quotes, and which lines have a quote where none may stand."""
+    # Which bytes lie inside quotes, and which lines have a quote where none may stand.
     quotes = data == quote
     seen = np.cumsum(quotes, dtype=np.int64)
     before = seen[starts] - quotes[starts]
@@ -299,9 +291,3 @@ def _undecodable(block: bytes, data: np.ndarray, starts: np.ndarray, ends: np.nd
         except UnicodeDecodeError:
             bad[index] = True
     return bad
-
-
-def _join_lines(block: bytes, starts: np.ndarray, ends: np.ndarray, keep: np.ndarray) -> bytes:
-    """The kept lines as one block, copied by runs of neighbours."""
-    change = np.flatnonzero(np.diff(keep, prepend=False, append=False))
-    return b"".join(block[starts[first] : ends[stop - 1] + 1] for first, stop in change.reshape(-1, 2))

@@ -20,7 +20,8 @@ from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.times import TimeSplit, time_text
 from pipeline.ingest.zones import SECONDS_PER_HOUR
 
-MOST_TIMES = 1 << 21  # that are told apart: with 16 bytes each, 32 MiB
+# Times that are told apart: with 16 bytes each, 32 MiB.
+MOST_TIMES = 1 << 21
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
 
@@ -141,7 +142,8 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
             hint="data.timestamp=<the column with the time of a row>, or data.split.by=hash",
         )
     wanted = round(split.test_share * int(rows.sum()))
-    later = rows[::-1].cumsum()[::-1][1:]  # rows from each time on, but for the first one
+    # Rows from each time on, but for the first one.
+    later = rows[::-1].cumsum()[::-1][1:]
     place = len(later) - int(np.argmin(np.abs(later - wanted)[::-1]))
     test_from = int(times[place])
     train_until = test_from - round(split.gap_hours * SECONDS_PER_HOUR)

@@ -21,7 +21,8 @@ from pipeline.ingest.zones import (
     standard,
 )
 
-HOUR = "hour"  # column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR
+# Column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR.
+HOUR = "hour"
 _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 
@@ -46,7 +47,8 @@ def hour_of(
         hour = hours_of(instants(values, text, zone), zone)
     elif values.dtype.is_temporal() and values.dtype != pl.Date:
         zoned = isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None
-        hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()  # of UTC, as the day is
+        # UTC's hour, as the day is UTC's.
+        hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()
     else:
         frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
         number = (seconds_of(pl.col("number")) / SECONDS_PER_HOUR).floor().cast(pl.Int64, strict=False) % HOURS_PER_DAY

@@ -33,7 +33,8 @@ from pipeline.records.dataset import (
 )
 from pipeline.specs.id_mapping import FittedMapping
 
-_TABLES = 4096  # that are kept
+# Lookup tables that are kept, one a feature.
+_TABLES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,28 +61,49 @@ class FittedState:
 def transform(
     frame: pl.DataFrame, spec: DataSpec, state: FittedState, coded: Mapping[str, Coded] = MappingProxyType({})
 ) -> pl.DataFrame:
-    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, hour, other labels.
+    """Transform typed rows to the columns of the dataset.
 
-    ``coded``: the ids of some features, which ``frame`` then need not hold.
+    Args:
+        frame: typed rows.
+        spec: their schema.
+        state: what was fitted on the train rows.
+        coded: the ids of some features, which ``frame`` then need not hold.
+
+    Returns:
+        Label, dense, sparse (with weights), probability, day, hour, further labels, in that order.
     """
-    plain = [f for f in spec.dense if state.dense[f.name].bounds is None and not f.vector]
-    counts = {f.name: _looked_up(frame, f, state.dense[f.name]) for f in plain if f.logarithmic}
-    ready = {name: column for name, column in counts.items() if column is not None}
-    others = frame.select(_dense(f, state.dense[f.name]) for f in plain if f.name not in ready)
-    ready |= {column.name: column for column in others.get_columns()}
-    columns = [frame[LABEL]]
-    for feature in spec.dense:
-        if feature.vector:
-            fitted = state.dense[feature.name]
-            columns += scaled(frame[f"dense:{feature.name}"], feature, fitted.mean, fitted.std)
+    # 1. Plain numbers: counts, which mostly are small, are looked up; all others are one query of Polars.
+    plain, others = dict[str, pl.Series](), list[pl.Expr]()
+    for dense in spec.dense:
+        fitted = state.dense[dense.name]
+        if dense.vector or fitted.bounds is not None:
             continue
-        column = ready.get(feature.name)
-        columns.append(dense_column(frame, feature, state.dense[feature.name]) if column is None else column)
+        column = _look_up_small_numbers(frame, dense, fitted) if dense.logarithmic else None
+        if column is None:
+            others.append(_dense_expression(dense, fitted))
+        else:
+            plain[dense.name] = column
+    for column in frame.select(others).get_columns():
+        plain[column.name] = column
+
+    # 2. All columns in the order of the schema.
+    columns = [frame[LABEL]]
+    for dense in spec.dense:
+        fitted = state.dense[dense.name]
+        if dense.vector:
+            columns += scaled(frame[f"dense:{dense.name}"], dense, fitted.mean, fitted.std)
+        elif dense.name in plain:
+            columns.append(plain[dense.name])
+        else:
+            columns.append(dense_column(frame, dense, fitted))
     for sparse in spec.sparse:
         ids = coded.get(sparse.name) or Coded.of(frame, sparse)
-        columns += _sparse(frame, sparse, state.sparse[sparse.name], ids)
-    columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
-    columns += [frame[HOUR].cast(pl.Int8).alias(SPLIT_HOUR)] if HOUR in frame.columns else []
+        columns += _sparse_columns(frame, sparse, state.sparse[sparse.name], ids)
+    for name in (TRUE_PROBABILITY, DAY):
+        if name in frame.columns:
+            columns.append(frame[name])
+    if HOUR in frame.columns:
+        columns.append(frame[HOUR].cast(pl.Int8).alias(SPLIT_HOUR))
     columns += stored_columns(frame, spec)
     return pl.DataFrame(columns)
 
@@ -92,9 +114,13 @@ def lossy(spec: DataSpec, state: FittedState) -> list[str]:
     Those of bins, clipped ones, those whose 0 is a number and a missing value, and standardised ones: where the mean
     lies far from a number, as one that is off by a factor of 1e9 moves it, float32 rounds the number away.
     """
-    unclear = {f.name for f in spec.dense if (f.clip or f.zero_is_missing or f.linear) and not f.vector}
-    dense = [name for name, each in state.dense.items() if each.bounds is not None or name in unclear]
-    return [*dense, *(name for name, each in state.sparse.items() if each.bounds is not None)]
+    unclear = set()
+    for feature in spec.dense:
+        if not feature.vector and (feature.clip or feature.zero_is_missing or feature.linear):
+            unclear.add(feature.name)
+    dense = [name for name, fitted in state.dense.items() if fitted.bounds is not None or name in unclear]
+    sparse = [name for name, fitted in state.sparse.items() if fitted.bounds is not None]
+    return dense + sparse
 
 
 def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: FittedState) -> list[pl.Series]:
@@ -134,55 +160,64 @@ def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded
     return columns
 
 
-def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
+def _dense_expression(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
     value = ((prepared(feature) - fitted.mean) / fitted.std).clip(-FLOAT32_MAX, FLOAT32_MAX)
     return value.fill_null(fitted.missing).cast(pl.Float32).alias(feature.name)
 
 
-def _looked_up(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
-    """The same of a column that mostly holds small whole numbers; None of any other."""
+def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
+    # The values of `_dense_expression`, without the logarithm of each row. None unless most are small whole numbers.
     column = frame[f"dense:{feature.name}"].cast(pl.Float64)
-    table = _values(feature, fitted.mean, fitted.std, fitted.missing)
+    table = _small_number_values(feature, fitted.mean, fitted.std, fitted.missing)
     known = looked_up(column.to_arrow(), table, fitted.missing)
     if known is None:
         return None
     values, rest = known
     if len(rest):
-        values[rest] = column.gather(rest).to_frame().select(_dense(feature, fitted)).to_series().to_numpy()
+        others = column.gather(rest).to_frame()
+        values[rest] = others.select(_dense_expression(feature, fitted)).to_series().to_numpy()
     return pl.Series(feature.name, values)
 
 
 @lru_cache(_TABLES)
-def _values(feature: DenseSpec, mean: float, std: float, missing: float) -> np.ndarray:
-    """The values of the whole numbers below SMALL, float32; of the very expression, so that bits are the same."""
+def _small_number_values(feature: DenseSpec, mean: float, std: float, missing: float) -> np.ndarray:
+    # float32 [SMALL]; of the very expression, so that bits are the same.
     fitted = DenseTransform(mean=mean, std=std, missing=missing)
-    return small_numbers(feature).select(_dense(feature, fitted)).to_series().to_numpy()
+    return small_numbers(feature).select(_dense_expression(feature, fitted)).to_series().to_numpy()
 
 
 def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series:
-    """Column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (a float, null: missing) of typed rows."""
+    """Return column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (null: missing) of typed rows."""
     if fitted.bounds is None:
-        return frame.select(_dense(feature, fitted)).to_series()
-    values, bins = frame.select(prepared(feature).alias("v"))["v"].to_numpy(), len(fitted.bounds)
+        return frame.select(_dense_expression(feature, fitted)).to_series()
+    values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
+    bins = len(fitted.bounds)
     shares = bin_of(values, fitted.bounds) / max(bins, 1) - 0.5 * (bins > 0)
     return pl.Series(feature.name, np.where(np.isnan(values), 0.0, shares).astype(np.float32))
 
 
-def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
-    """Rows of ``ids``, each looked up once; one without an id looks up the row of missing values, with weight 1."""
+def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
+    # 1. Map each distinct id once. A lookup without an id takes the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
     rows = [taken(np.append(way.to_numpy(), np.int32(MISSING_ROW)), ids.codes) for way in ways]
-    weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
+    weights = None
+    if feature.weighted:
+        weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)
+
+    # 2. A mapping of several ways sums several rows for each lookup, but one for a missing value.
     if len(ways) == 1:
-        looked_up = rows[0]
-    else:  # a lookup sums several rows, but one of the row of missing values
-        some = ids.codes < len(ids.hashes)
-        keep = np.stack([np.ones_like(some), *[some] * (len(ways) - 1)], axis=1)
-        looked_up, each = np.stack(rows, axis=1)[keep], keep.sum(axis=1)
-        weights = None if weights is None else pl.Series(np.repeat(weights.to_numpy(), each))
+        values = rows[0]
+    else:
+        present = ids.codes < len(ids.hashes)
+        keep = np.stack([np.ones_like(present), *[present] * (len(ways) - 1)], axis=1)
+        values, repeats = np.stack(rows, axis=1)[keep], keep.sum(axis=1)
+        if weights is not None:
+            weights = pl.Series(np.repeat(weights.to_numpy(), repeats))
         row = ids.by_lookup(np.arange(frame.height))
-        ids = replace(ids, lengths=np.bincount(np.repeat(row, each), minlength=frame.height))
-    columns = [ids.by_row(pl.Series(looked_up)).alias(feature.name)]
+        ids = replace(ids, lengths=np.bincount(np.repeat(row, repeats), minlength=frame.height))
+
+    # 3. Lookups to a value, or a list, for each row.
+    columns = [ids.by_row(pl.Series(values)).alias(feature.name)]
     if weights is not None:
         columns.append(ids.by_row(weights).alias(weight_column(feature.name)))
     return columns

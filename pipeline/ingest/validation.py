@@ -46,10 +46,14 @@ def check_day(
     where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
     kept = sum(rows.values()) + fit.gap.rows
-    no_other = not kept and not counts.of_others  # then nothing tells that these rows are of another day
-    quarantined = counts.of_day + (counts.of_none if no_other else 0)
+    # Then nothing tells that these rows are of another day.
+    no_other = not kept and not counts.of_others
+    quarantined = counts.of_day
+    if no_other:
+        quarantined += counts.of_none
     seen = kept + quarantined
-    told = data.has_file_per_day and data.connector is None  # files were counted before they were read
+    # Files were counted before they were read.
+    told = data.has_file_per_day and data.connector is None
     if day is not None and not told and seen + repeated < data.watermark.min_rows:
         lacks = f"{where} holds {seen + repeated:,} rows of it, expected at least {data.watermark.min_rows:,}"
         raise days.incomplete(day, [lacks])
@@ -64,7 +68,9 @@ def check_day(
         )
     _check_share(quarantine, data, quarantined, seen)
     _check_share(quarantine, data, counts.of_none, seen + counts.of_none + counts.of_others)
-    if fit.test or (day in data.days[1:] and _ends_train(fit)):
+    # A split by time may take all rows of a later day from training: the days before it have train rows.
+    cuts = fit.cut is not None and fit.tested.rows + fit.gap.rows > 0
+    if fit.test or (day in data.days[1:] and cuts):
         return
     if not rows["train"]:
         raise _no_train_rows(fit, data)
@@ -95,7 +101,7 @@ def check_day(
 
 
 def _check_shares(fit: Fit, data: DataConfig) -> None:
-    """Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'."""
+    # Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'.
     column = data.sampling.column
     if column is None or data.sampling.correct != BY_LOGIT:
         return
@@ -119,7 +125,6 @@ def check_kept(train: int, fit: Fit, data: DataConfig) -> None:
 
 
 def _check_tasks(fit: Fit) -> None:
-    """Raise DataError for a task that the train rows say nothing of."""
     for task in fit.spec.tasks:
         seen = fit.train.labels[typed(task.name)]
         message = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
@@ -130,11 +135,6 @@ def _check_tasks(fit: Fit) -> None:
                 f"{message}, and all of these are {task.positive if seen.maximum else task.negative!r}",
                 hint=f"data.tasks.{task.name}.positive=<its value for a positive label>, or ~data.tasks.{task.name}",
             )
-
-
-def _ends_train(fit: Fit) -> bool:
-    """Whether a split by time takes rows of a day from training: what the rest lacks, the days before it have."""
-    return fit.cut is not None and fit.tested.rows + fit.gap.rows > 0
 
 
 def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
@@ -157,14 +157,12 @@ def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
 
 
 def _hours(data: DataConfig) -> str:
-    """The test rows of a split by hours, in words."""
     hours = data.split.test_hours
     what = "hour" if hours == 1 else f"{hours} hours"
     return f"the last {what} of the day, from {test_hours_from(hours)}:00 by data.timestamp"
 
 
 def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, rows: int) -> None:
-    """Raise DataError where too many ``rows`` went to quarantine, naming the columns and the most common reason."""
     limit = data.max_quarantine_share
     if quarantined <= limit * rows:
         return
@@ -204,7 +202,8 @@ def mend(kind: str, data: DataConfig) -> str:
         if {"True", "False"} & {data.label.positive, data.label.negative}:
             hint += '; in a file of YAML write "yes" and "no" with quotes: without them they mean True and False'
         return hint
-    if "; data.sparse." in kind:  # a list: its kind says how it is read
+    # A list: its kind says how it is read.
+    if "; data.sparse." in kind:
         return kind.partition("; ")[2].partition(" makes")[0]
     if kind == LINE_TOO_LONG[0]:
         return "a row a line, as jq -c '.[]' makes of an array, and lines that end with LF"

@@ -9,7 +9,8 @@ from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec
 
 FLOAT32_MAX = 3.4028234663852886e38
-WHOLE = 2.0**53  # floats below this hold every whole number
+# Floats below this hold every whole number.
+WHOLE = 2.0**53
 
 
 def text_of(values: pl.Series, spec: DataSpec, rejected: RejectedRows) -> pl.Series:
@@ -29,19 +30,18 @@ def strings_of(values: pl.Series) -> pl.Series:
     if values.dtype == pl.Boolean:
         values = values.cast(pl.Int8)
     if values.dtype == pl.Binary:
-        return pl.Series(values.name, [_decoded(value) for value in values], dtype=pl.String)
+        texts: list[str | None] = []
+        for value in values:
+            try:
+                texts.append(None if value is None else value.decode())
+            except UnicodeDecodeError:
+                texts.append(None)
+        return pl.Series(values.name, texts, dtype=pl.String)
     if not values.dtype.is_float():
         return values if values.dtype == pl.String else values.cast(pl.String, strict=False)
     values = values.fill_nan(None)
     whole = (values.floor() == values) & (values.abs() < WHOLE)
     return values.cast(pl.String).zip_with(~whole.fill_null(False), values.cast(pl.Int64, strict=False).cast(pl.String))
-
-
-def _decoded(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def absent_in(text: pl.Series, spec: DataSpec) -> pl.Series:
@@ -60,10 +60,14 @@ def number_of(
         every = np.ones(len(values), bool)
         rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
         return nulls(pl.Float64, len(values))
-    numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
-    number = (values if numeric else _with_points(text, spec.decimal)).cast(pl.Float64, strict=False)
-    if numeric:
-        number = number.fill_nan(None)
+    if values.dtype.is_numeric() or values.dtype == pl.Boolean:
+        number = values.cast(pl.Float64, strict=False).fill_nan(None)
+    else:
+        # Casts read a point alone: where another sign is before the decimals, a point makes a text no number.
+        plain = text
+        if spec.decimal != ".":
+            plain = text.str.replace_all(".", "?", literal=True).str.replace(spec.decimal, ".")
+        number = plain.cast(pl.Float64, strict=False)
     finite = (number.abs() <= FLOAT32_MAX).fill_null(False)
     if finite.all() and not spec.number_is_missing:
         return number
@@ -77,11 +81,6 @@ def number_of(
     return number.zip_with(finite & ~absent, nulls(pl.Float64, len(number)))
 
 
-def _with_points(text: pl.Series, decimal: str) -> pl.Series:
-    """Numbers as casts read them; where ``decimal`` is no point, a point makes a text no number."""
-    return text if decimal == "." else text.str.replace_all(".", "?", literal=True).str.replace(decimal, ".")
-
-
 def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
     """What ``number_of`` makes of columns that are finite numbers or null and nothing but numbers, as Float64."""
     kinds = {name: raw[name].dtype for name in sorted(spec.number_columns)}
@@ -91,11 +90,18 @@ def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
     numbers = raw.select(pl.col(names).cast(pl.Float64))
     bounds = numbers.select(pl.all().abs().max()).row(0)
     finite = numbers.select(pl.all().is_finite().all()).row(0)
-    return {
-        name: numbers[name]
-        for name, bound, good in zip(names, bounds, finite, strict=True)
-        if good and (bound is None or bound <= FLOAT32_MAX)
-    }
+    plain = {}
+    for name, bound, is_finite in zip(names, bounds, finite, strict=True):
+        if is_finite and (bound is None or bound <= FLOAT32_MAX):
+            plain[name] = numbers[name]
+    return plain
+
+
+def elements_of(text: pl.Series, separator: str | None) -> pl.Series:
+    """Return a list of the elements of each text, which ``separator`` divides; without one, the text is one element."""
+    if separator:
+        return text.str.split(separator)
+    return text.reshape((-1, 1)).arr.to_list()
 
 
 def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:

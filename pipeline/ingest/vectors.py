@@ -15,7 +15,8 @@ from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec, DenseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls
 
-_ABSENT = np.uint64(0x9AE16A3B2F90404F)  # hash of a missing vector
+# Hash of a missing vector.
+_ABSENT = np.uint64(0x9AE16A3B2F90404F)
 
 
 def vector_of(
@@ -39,14 +40,14 @@ def vector_of(
 
 
 def _divided(text: pl.Series, feature: DenseSpec, spec: DataSpec) -> pl.Series:
-    """Lists of text, null where missing; brackets around the numbers are left out."""
+    # Lists of text, null where missing; brackets around the numbers are left out.
     plain = text.str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
     some = ~absent_in(text, spec) & (plain != "").fill_null(False)
     return plain.str.split(feature.separator).zip_with(some, nulls(pl.List(pl.String), len(text)))
 
 
 def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> np.ndarray:
-    """float32 [len(rows), width] of lists of that width; a row with anything else than finite numbers is rejected."""
+    # float32 [len(rows), width] of lists of that width; a row with anything else than finite numbers is rejected.
     flat = lists.explode()
     if not (flat.dtype.is_numeric() or flat.dtype == pl.Boolean):
         flat = flat.cast(pl.String, strict=False).str.strip_chars()
@@ -68,13 +69,11 @@ def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: R
 
 
 def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows whose vector is missing or has a number out of range, where that is not allowed."""
     column = feature.column
     if feature.required:
         rejected.add(~whole, f"{column} is missing", lambda _: f"{column} is missing", column)
-    low = -np.inf if feature.low is None else feature.low
-    high = np.inf if feature.high is None else feature.high
-    if (feature.low, feature.high) != (None, None):
+    if feature.bounds is not None:
+        low, high = feature.bounds
         outside = whole & ((matrix < low) | (matrix > high)).any(axis=1)
         rejected.add(
             outside,
@@ -100,13 +99,17 @@ def matrix_of(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     width = column.dtype.size  # type: ignore[attr-defined]
     present = column.is_not_null().to_numpy()
     values = column.to_numpy() if len(column) else np.zeros((0, width), np.float32)
-    return (values if present.all() else np.where(present[:, None], values, np.float32(0.0))), present
+    if not present.all():
+        values = np.where(present[:, None], values, np.float32(0.0))
+    return values, present
 
 
 def numbers_of(column: pl.Series) -> pl.DataFrame:
     """All numbers of the vectors of a typed column that are there, one a row, as a column of Float64 of its name."""
     matrix, present = matrix_of(column)
-    flat = (matrix if present.all() else matrix[present]).astype(np.float64).ravel()
+    if not present.all():
+        matrix = matrix[present]
+    flat = matrix.astype(np.float64).ravel()
     return pl.DataFrame({column.name: flat})
 
 

@@ -19,8 +19,10 @@ from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, IdCounts
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
-IDS_IN_MEMORY = 1 << 23  # distinct ids of all features together, about 64 bytes each
-IDS_OF_A_FEATURE = 1 << 21  # of one feature at most: while they are merged they take several times as much
+# Distinct ids of all features together, about 64 bytes each.
+IDS_IN_MEMORY = 1 << 23
+# Of one feature at most: while they are merged they take several times as much.
+IDS_OF_A_FEATURE = 1 << 21
 LEAST_KEPT = 1 << 18
 _MERGE_ROWS = 1 << 15
 _PARTITION_BITS = 6
@@ -32,7 +34,7 @@ class VocabCounts(IdCounts):
     ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
     """
 
-    IDS = "ids"  # its kind
+    IDS = "ids"
 
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
         self.kept, self.limit = kept, limit
@@ -83,9 +85,13 @@ class VocabCounts(IdCounts):
     @staticmethod
     def joined(pieces: Sequence[VocabCounts], wanted: pl.Series) -> VocabCounts:
         """The ``condensed`` counts of all ranges of hashes, together."""
-        parts, first = [piece._all() for piece in pieces], pieces[0]
-        table = _best([part.table for part in parts], first.kept, wanted)
-        return first._of(_Settled(table, sum(part.distinct for part in parts), sum(part.total for part in parts)))
+        tables, distinct, total = [], 0, 0
+        for piece in pieces:
+            part = piece._all()
+            tables.append(part.table)
+            distinct += part.distinct
+            total += part.total
+        return pieces[0]._of(_Settled(_best(tables, pieces[0].kept, wanted), distinct, total))
 
     def _of(self, settled: _Settled) -> VocabCounts:
         other = VocabCounts(self.kept, self.limit)
@@ -191,7 +197,6 @@ class _Settled:
 
 
 def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
-    """The ``kept`` most frequent ids (ties by hash) and the ``wanted`` ones, one partition at a time."""
     best, named = pl.DataFrame(schema=COUNTS), []
     distinct = total = 0
     for part in disk.summed():
@@ -204,7 +209,7 @@ def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
 
 
 def _best(tables: Sequence[pl.DataFrame], kept: int, wanted: pl.Series) -> pl.DataFrame:
-    """The ``kept`` most frequent ids of ``tables`` (ties by hash), and those with hashes in ``wanted``."""
+    # The `kept` most frequent ids of `tables` (ties by hash), and those with hashes in `wanted`.
     table = pl.concat(tables)
     if table.height <= kept:
         return table
@@ -221,7 +226,6 @@ class _Partitions:
         self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
 
     def add(self, table: pl.DataFrame) -> None:
-        """Write the counts of ``table``."""
         ordered = table.sort("hash")
         bounds = np.arange(1, 1 << _PARTITION_BITS, dtype=np.uint64) << np.uint64(64 - _PARTITION_BITS)
         cuts = [0, *np.searchsorted(ordered["hash"].to_numpy(), bounds).tolist(), ordered.height]
@@ -232,11 +236,9 @@ class _Partitions:
                 self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
 
     def all(self) -> Iterator[pl.DataFrame]:
-        """Everything that was added, piece by piece."""
         return (pl.read_ipc(io.BytesIO(block)) for block in self._spill.read())
 
     def summed(self) -> Iterator[pl.DataFrame]:
-        """The counts of each partition, one row per id."""
         for blocks in self._blocks:
             pieces = [pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in blocks]
             if pieces:
@@ -244,11 +246,9 @@ class _Partitions:
 
 
 def _copied(piece: pl.DataFrame) -> pl.DataFrame:
-    """The same in memory of its own.
-
-    What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
-    again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
-    """
+    # The same in memory of its own.
+    # What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
+    # again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
     half = piece.height // 2
     return pl.concat([piece.head(half), piece.slice(half)], rechunk=True)
 

@@ -20,7 +20,8 @@ from pipeline.ingest.vocab_counts import kept_ids
 from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, MappedFeature, id_columns, no_rows_freed
 
-FORGET_AFTER_DAYS = 30  # candidates, where nothing is evicted
+# Candidates, where nothing is evicted.
+FORGET_AFTER_DAYS = 30
 # Of the heat that an id has left a day later: half after a week. Less follows new ids sooner and resets more rows: with
 # 2 % new ids a day, 0.5 replaced 28 % of a full table every night, 0.9 replaces 7 % and serves as many lookups.
 COOLING = 0.9
@@ -52,18 +53,18 @@ def updated(
             hint=f"data.sparse.{feature.name}.rows={mapping.rows}, or data.mapping_from=null for a new mapping",
         )
     assert mapping.ids is not None and mapping.freed is not None
-    ids, freed = _evicted(_counted(_dated(mapping.ids, day), counts, day), feature, day)
+    ids = mapping.ids
+    if day is not None:
+        # Ids of a log without days were last seen the day before: they age from then on.
+        ids = ids.with_columns(pl.col("last_day").fill_null(day - 1))
+    ids, freed = _evicted(_counted(ids, counts, day), feature, day)
     freed = pl.concat([mapping.freed, freed])
-    in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)  # without days a dataset is fitted once
+    # Without days a dataset is fitted once.
+    in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)
     held = freed.filter(in_use)["row"]
     used = mapping.ids.filter(in_use)["row"].drop_nulls()
     now = _admitted(replace(mapping, ids=ids, freed=freed), feature, held)
     return _replaced(now, feature, day, used) if feature.when_full == "replace" else now
-
-
-def _dated(ids: pl.DataFrame, day: int | None) -> pl.DataFrame:
-    """``ids``, of which those of a log without days were last seen the day before ``day``: they age from then on."""
-    return ids if day is None else ids.with_columns(pl.col("last_day").fill_null(day - 1))
 
 
 def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.DataFrame:
@@ -95,7 +96,6 @@ def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.Dat
 
 
 def _heat(ids: pl.DataFrame, day: int | None) -> pl.Series:
-    """``now``: the heat of ``ids`` on ``day``, float64."""
     known = ids["heat"].fill_null(ids["count"].cast(pl.Float64)).to_numpy()
     if day is None:
         return pl.Series("now", known)
@@ -104,7 +104,6 @@ def _heat(ids: pl.DataFrame, day: int | None) -> pl.Series:
 
 
 def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """``ids`` without those that were not seen for too long, and those of them that had rows."""
     if day is None:
         return ids, no_rows_freed()
     limit = feature.evict_after_days
@@ -119,7 +118,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
 
 
 def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -> FittedMapping:
-    """Give the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap."""
+    # Give the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap.
     ids = mapping.ids
     assert ids is not None
     wanting = _ranked(ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count)))
@@ -140,10 +139,8 @@ def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -
 
 
 def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, used: pl.Series) -> FittedMapping:
-    """Give the hottest ids that still want a row those of the coldest ids, as long as they are colder.
-
-    Rows in ``used`` stay. Who loses its row waits as a candidate.
-    """
+    # Give the hottest ids that still want a row those of the coldest ids, as long as they are colder.
+    # Rows in `used` stay. Who loses its row waits as a candidate.
     assert mapping.ids is not None and mapping.freed is not None
     ids = mapping.ids.with_columns(_heat(mapping.ids, day))
     wanting = ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count))

@@ -9,31 +9,34 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
-_USUAL_DAYS = -100_000, 1_000_000  # since 1970: the years 1696 to 4707
+# Since 1970: the years 1696 to 4707.
+_USUAL_DAYS = -100_000, 1_000_000
 _TEXT = r"^(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d|60))?"
-_CLOCK = re.compile(r"%[-_0]?[HIRT]")  # directives of the hour
+# Directives of the hour.
+_CLOCK = re.compile(r"%[-_0]?[HIRT]")
 _OFFSET = r"[ T]\d\d.*?(Z|[+-]\d\d(?::?\d\d)?)$"
 
 
 def end_of_day(day: date, zone: str | None) -> float:
     """Seconds since 1970 at which ``day`` ends in ``zone``; None: UTC."""
     following = day + timedelta(days=1)
-    there = UTC if zone is None else ZoneInfo(zone)
-    return datetime(following.year, following.month, following.day, tzinfo=there).timestamp()
+    tzinfo = UTC if zone is None else ZoneInfo(zone)
+    return datetime(following.year, following.month, following.day, tzinfo=tzinfo).timestamp()
 
 
 def skipped_hours(day: date, zone: str | None) -> frozenset[int]:
     """The hours by the clock that ``day`` does not have, because clocks are put forward."""
     if zone is None:
         return frozenset()
-    return frozenset(
-        hour for hour in range(HOURS_PER_DAY) if not any(_exists(day, hour, minute, zone) for minute in (0, 59))
-    )
-
-
-def _exists(day: date, hour: int, minute: int, zone: str) -> bool:
-    local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=ZoneInfo(zone))
-    return local.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) == local.replace(tzinfo=None)
+    tzinfo = ZoneInfo(zone)
+    skipped = set(range(HOURS_PER_DAY))
+    for hour in range(HOURS_PER_DAY):
+        for minute in (0, 59):
+            # A time that clocks leave out comes back from UTC as another one.
+            local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=tzinfo)
+            if local.astimezone(UTC).astimezone(tzinfo).replace(tzinfo=None) == local.replace(tzinfo=None):
+                skipped.discard(hour)
+    return frozenset(skipped)
 
 
 def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
@@ -77,11 +80,11 @@ def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl
 
 
 def _midnights(day: pl.Series, zone: str) -> pl.Series:
-    """When each ``day`` begins in ``zone``; numbers that are no days of usual calendars count as days of UTC."""
+    # When each `day` begins in `zone`; numbers that are no days of usual calendars count as days of UTC.
     usual = day.is_between(*_USUAL_DAYS)
     times = day.set(~usual, 0).cast(pl.Int32).cast(pl.Date).cast(pl.Datetime("us"))
-    there = _localised(times, zone).dt.timestamp("ms") // 1000
-    return there.zip_with(usual & there.is_not_null(), day * SECONDS_PER_DAY)
+    seconds = _localised(times, zone).dt.timestamp("ms") // 1000
+    return seconds.zip_with(usual & seconds.is_not_null(), day * SECONDS_PER_DAY)
 
 
 def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = True) -> pl.Series:
@@ -112,16 +115,16 @@ def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
 
 
 def _clock(text: pl.Expr) -> pl.Expr:
-    """The date and the time of the day that ``text`` begins with, Datetime without a zone; null: there are none."""
-    parts = [text.str.extract(_TEXT, group) for group in (1, 2, 3, 4)]
-    clock = pl.sum_horizontal(
-        parts[place].cast(pl.Int64).fill_null(0) * size for place, size in ((1, SECONDS_PER_HOUR), (2, 60), (3, 1))
-    )
-    return parts[0].str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")) + pl.duration(seconds=clock)
+    # The date and the time of the day that `text` begins with, Datetime without a zone; null: there are none.
+    seconds = []
+    for group, size in ((2, SECONDS_PER_HOUR), (3, 60), (4, 1)):
+        seconds.append(text.str.extract(_TEXT, group).cast(pl.Int64).fill_null(0) * size)
+    date = text.str.extract(_TEXT, 1).str.to_date("%Y-%m-%d", strict=False)
+    return date.cast(pl.Datetime("us")) + pl.duration(seconds=pl.sum_horizontal(seconds))
 
 
 def _counted(text: pl.Expr) -> pl.Expr:
-    """The time that a number counts from 1970, Datetime without a zone; null for other text, and for eight digits."""
+    # The time that a number counts from 1970, Datetime without a zone; null for other text, and for eight digits.
     number = pl.when(text.str.len_bytes() != 8).then(text.cast(pl.Float64, strict=False))
     return (seconds_of(number) * 1e6).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
 
@@ -139,11 +142,12 @@ def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
 
 
 def _localised(times: pl.Series, zone: str) -> pl.Series:
-    there = times.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
-    if there.null_count() == times.null_count():
-        return there
+    localised = times.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+    if localised.null_count() == times.null_count():
+        return localised
+    # What clocks leave out is an hour later.
     later = times.dt.offset_by("1h").dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
-    return there.zip_with(there.is_not_null(), later)
+    return localised.zip_with(localised.is_not_null(), later)
 
 
 def hours_of(times: pl.Series, zone: str) -> pl.Series:

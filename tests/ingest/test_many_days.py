@@ -34,10 +34,10 @@ def day_by_day(self, frame, coded, looked_at):
     days = frame["day"].to_numpy()
     none = np.zeros(frame.height, bool) if looked_at is None else looked_at.to_numpy()
     for day in np.unique(days).tolist():
-        part = self._of_day(day)
+        part = self._counts_of_day(day)
         part.train.add(frame, coded, (days == day) & ~none)
         part.validation.add(frame["label"].filter(pl.Series((days == day) & none)))
-        self._finalize()
+        self._finalize_days()
 
 
 @pytest.mark.parametrize("days", [2, 4, 200])

@@ -19,12 +19,13 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.ingest import spill
 from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine
-from pipeline.ingest.events import MarkedRows, MarkedSource
+from pipeline.ingest.events import MarkedRows
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
 from pipeline.ingest.schema import data_spec
+from pipeline.ingest.sources import WrappedSource
 
 from .conftest import csv_config
 from .test_days import Nights
@@ -276,7 +277,7 @@ def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):
     data = csv_config(tmp_path / "a.csv", dedupe=DedupeConfig(key="event"), dense={}).data
     spec = data_spec(data)
     source = file_sources(data, spec, find_files(str(tmp_path / "a.csv")), 1)[0]
-    marked = MarkedSource(source, [MarkedRows(dropped=np.arange(5, 11))])
+    marked = WrappedSource(source, [MarkedRows(dropped=np.arange(5, 11))])
     counted, _, _ = count(next(marked.blocks()), CountJob(spec))
     assert (counted.kept, counted.lines) == (3, 9)
 

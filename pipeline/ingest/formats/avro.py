@@ -18,7 +18,8 @@ from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.formats.columnar import WHOLE, Columnar, Part
 
-ROWS = 1 << 14  # of a batch
+# Rows of a batch.
+ROWS = 1 << 14
 _PLAIN = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -77,13 +78,14 @@ class Avro(Columnar):
             kinds = arrow_schema(reader.writer_schema)
             records = iter(_reader(stream, columns) if set(columns) < set(kinds.names) else reader)
             wanted = pa.schema([kinds.field(name) for name in columns])
-        while batch := self._batch(records, wanted):
+        while True:
+            # Not around the yield: what the caller raises is no fault of the file.
+            with _decoding():
+                rows = list(itertools.islice(records, ROWS))
+                if not rows:
+                    return
+                batch = record_batch(rows, wanted)
             yield batch
-
-    def _batch(self, records: Iterator[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
-        with _decoding():
-            rows = list(itertools.islice(records, ROWS))
-            return record_batch(rows, schema) if rows else None
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
         """As the headers of its blocks say."""
@@ -103,14 +105,14 @@ def fastavro() -> ModuleType:
 
 
 def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
-    """A reader of all records in ``stream``; of their ``columns`` alone, where that is enough to know their types."""
+    # A reader of all records in `stream`; of their `columns` alone, where that is enough to know their types.
     library = fastavro()
     stream.seek(0)
     reader = library.reader(stream)
     if columns is None:
         return reader
-    written = {name: value for name, value in reader.writer_schema.items() if not name.startswith("__")}
-    part = {**written, "fields": [field for field in written["fields"] if field["name"] in columns]}
+    part = {name: value for name, value in reader.writer_schema.items() if not name.startswith("__")}
+    part["fields"] = [field for field in part["fields"] if field["name"] in columns]
     with contextlib.suppress(library.schema.SchemaParseException, library.schema.UnknownType):
         library.parse_schema(part)
         stream.seek(0)
@@ -121,12 +123,13 @@ def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
 
 @contextmanager
 def _decoding() -> Iterator[None]:
-    """Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged."""
+    # Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged.
     try:
         yield
     except Exception as error:
         if not (isinstance(error, _DAMAGED) or type(error).__module__.startswith("fastavro.")):
-            raise  # errors of fastavro's own, of a schema that is none, have no common class
+            # Errors of fastavro's own, of a schema that is none, have no common class.
+            raise
         words = str(error) or type(error).__name__
         if isinstance(error, ValueError) and "install" in words:
             raise ConfigError(
@@ -139,14 +142,17 @@ def arrow_schema(schema: Any) -> pa.Schema:
     """The columns of a file whose records are of the Avro ``schema``; a record inside of it is a struct."""
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         raise ValueError("its values are no records")
-    named: dict[str, Any] = {}
-    return pa.schema([(field["name"], _kind(field["type"], named, ())) for field in schema["fields"]])
+    return pa.schema(_fields(schema, {}, ()))
+
+
+def _fields(record: Any, named: dict[str, Any], inside: tuple[str, ...]) -> list[tuple[str, pa.DataType]]:
+    return [(field["name"], _kind(field["type"], named, inside)) for field in record["fields"]]
 
 
 def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
-    """The Arrow type of values of ``schema``; ``named``: types that have names; ``inside``: records it is part of."""
+    # The Arrow type of values of `schema`; `named`: types that have names; `inside`: records it is part of.
     if isinstance(schema, list):
-        return _union([each for each in schema if each != "null"], named, inside)
+        return _union([part for part in schema if part != "null"], named, inside)
     if isinstance(schema, str):
         return _PLAIN[schema] if schema in _PLAIN else _kind(named[schema], named, inside)
     kind = schema["type"]
@@ -164,15 +170,15 @@ def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
     if kind == "map":
         return pa.map_(pa.string(), _kind(schema["values"], named, inside))
     if kind == "record":
-        if schema["name"] in inside:  # of records like itself: no column
+        if schema["name"] in inside:
+            # A record of records like itself is no column.
             return pa.struct([])
-        again = (*inside, schema["name"])
-        return pa.struct([(field["name"], _kind(field["type"], named, again)) for field in schema["fields"]])
+        return pa.struct(_fields(schema, named, (*inside, schema["name"])))
     return _kind(kind, named, inside)
 
 
 def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
-    """One type besides null is that type; several are numbers, or the text of their values."""
+    # One type besides null is that type; several are numbers, or the text of their values.
     if not parts:
         return pa.null()
     kinds = [_kind(part, named, inside) for part in parts]
@@ -197,4 +203,6 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
 
 
 def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else value.decode() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bool):
+        return str(int(value))
+    return value.decode() if isinstance(value, bytes) else str(value)

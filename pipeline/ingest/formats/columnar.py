@@ -20,9 +20,11 @@ from pipeline.ingest.schema import require_columns
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spill import Spill
 
-Part = tuple[int, int | None]  # of row groups: from, to (None: all that follow)
+# Row groups: from, to (None: all that follow).
+Part = tuple[int, int | None]
 WHOLE: Part = (0, None)
-LEAST_ROWS = 1024  # of a block: of rows wider than a block's bytes allow, too
+# Rows of a block: of rows wider than a block's bytes allow, too.
+LEAST_ROWS = 1024
 
 
 class Columnar(FileFormat):
@@ -66,17 +68,20 @@ class Parquet(Columnar):
 
     def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
         """Neighbouring row groups, by their uncompressed bytes."""
-        bounds = row_groups(source, part_bytes)
-        return [replace(file, start=start, stop=stop, first_line=first + 1) for start, stop, first in bounds]
+        parts = []
+        for start, stop, before in row_groups(source, part_bytes):
+            parts.append(replace(file, start=start, stop=stop, first_line=before + 1))
+        return parts
 
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
         """Row groups, cut; those of many columns a few columns at a time."""
         file = pq.ParquetFile(pa.OSFile(stream.name) if isinstance(stream, LocalFileOpener) else stream)
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, sum(g.total_byte_size for g in groups)))
-        wanted = [*range(len(groups))[slice(*part)]]
+        numbers = range(file.metadata.num_row_groups)
+        size = sum(file.metadata.row_group(number).total_byte_size for number in numbers)
+        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, size))
+        wanted = list(numbers[slice(*part)])
         if is_wide(file, wanted, len(columns), rows):
             yield from cut_groups(file, wanted, columns, rows)
         else:
@@ -125,8 +130,10 @@ class Orc(Columnar):
         return int(orc.ORCFile(stream).nrows)
 
 
-MANY = 128  # columns from which on a row group is decoded a few at a time
-_TOGETHER = 8 << 20  # uncompressed bytes of the columns that are decoded together
+# Columns from which on a row group is decoded a few at a time.
+MANY = 128
+# Uncompressed bytes of the columns that are decoded together.
+_TOGETHER = 8 << 20
 
 
 def is_wide(file: pq.ParquetFile, groups: Sequence[int], columns: int, rows: int) -> bool:
@@ -147,30 +154,28 @@ def cut_groups(
     for number in groups:
         size, spill = file.metadata.row_group(number).total_byte_size, Spill()
         step = max(file.metadata.num_columns * _TOGETHER // max(size, 1), 1)
-        sets = [list(columns[at : at + step]) for at in range(0, len(columns), step)]
-        pieces = [_written(file.read_row_group(number, names, use_threads=False), rows, spill) for names in sets]
+        # Of each set of columns the numbers of its pieces in the temporary file.
+        pieces = []
+        for at in range(0, len(columns), step):
+            table = file.read_row_group(number, list(columns[at : at + step]), use_threads=False)
+            pieces.append([spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)])
+            del table
         for parts in zip(*pieces, strict=True):
-            yield _concat_columns([_read(spill.block(part)) for part in parts])
-
-
-def _written(table: pa.Table, rows: int, spill: Spill) -> list[int]:
-    """The numbers in ``spill`` of the pieces of ``table``, of ``rows`` rows each."""
-    return [spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)]
+            yield _read_batch(spill, parts)
 
 
 def _packed(rows: pa.Table) -> bytes:
-    """An Arrow stream with its schema, for a column may have a dictionary."""
+    # An Arrow stream with its schema, for a column may have a dictionary.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())
     return bytes(sink.getvalue())
 
 
-def _read(piece: bytes) -> pa.RecordBatch:
-    (batch,) = pa.ipc.open_stream(piece)
-    return batch
-
-
-def _concat_columns(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    columns = [column for part in parts for column in part.columns]
-    return pa.RecordBatch.from_arrays(columns, names=[name for part in parts for name in part.schema.names])
+def _read_batch(spill: Spill, parts: Sequence[int]) -> pa.RecordBatch:
+    arrays, names = list[pa.Array](), list[str]()
+    for part in parts:
+        (columns,) = pa.ipc.open_stream(spill.block(part))
+        arrays += columns.columns
+        names += columns.schema.names
+    return pa.RecordBatch.from_arrays(arrays, names=names)

@@ -17,7 +17,8 @@ from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.text import header_line, text_blocks
 
-COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted
+# Bytes that are looked at together where records are counted.
+COUNTED_BYTES = 1 << 22
 
 
 class Delimited(FileFormat):
@@ -162,5 +163,5 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """``names``, of which those that are there already (columns that nothing reads) get names of their own."""
+    # `names`, of which those that are there already (columns that nothing reads) get names of their own.
     return tuple(name if name not in names[:at] else f"{name} again, column {at}" for at, name in enumerate(names))

@@ -103,7 +103,8 @@ def line_end(text: bytes) -> int | None:
     return end.end() if end else None
 
 
-SEEN = 1 << 20  # bytes in which a line must end where parts meet
+# Bytes in which a line must end where parts meet.
+SEEN = 1 << 20
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")
 _UNPACK = "unpack it, or pack it as .gz, .zst, .bz2 or .xz"
 # First bytes of what is no text: what it is, and what to do.
@@ -174,7 +175,6 @@ class _Limited:
         self.stream, self.left = stream, left
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes; none at the end."""
         data = self.stream.read(max(min(size, self.left), 0))
         self.left -= len(data)
         return data

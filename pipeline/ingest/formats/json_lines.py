@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import re
 from collections import Counter
@@ -20,11 +19,12 @@ from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.text import LINE_TOO_LONG, TOO_LONG, looks_packed
-from pipeline.ingest.values import nulls, strings_of
+from pipeline.ingest.values import elements_of, nulls, strings_of
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
-USUAL = 0.995  # of the lines have values of the usual kinds where the others are taken for broken
+# Share of the lines with values of the usual kinds from which the others are taken for broken.
+USUAL = 0.995
 _BOOLEANS = ("true", "false")
 _NO_OBJECT = "no JSON object"
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -65,36 +65,48 @@ class Several:
 
 
 def list_columns(spec: DataSpec) -> dict[str, Several]:
-    """Columns that only features with several values read."""
-    several = {
-        each.column: Several(each.separator, each.maps, each.weight_separator) for each in spec.sparse if each.multi
-    }
-    several |= {each.weights: Several(each.separator) for each in spec.sparse if each.weights}
-    several |= {each.column: Several(each.separator) for each in spec.dense if each.vector}
-    several |= {each.column: Several(each.separator) for group in spec.sequences for each in group.sources}
-    one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.row_weight}
-    one |= {each.column for each in spec.dense if not each.vector} | {task.column for task in spec.tasks}
-    one |= {name for each in spec.sparse for name in (each.cross[1:] if each.multi else (each.column, *each.cross))}
-    return {column: kind for column, kind in several.items() if column not in one}
+    """Return the columns that only features with several values read."""
+    several = {}
+    single = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.row_weight}
+    for sparse in spec.sparse:
+        if sparse.multi:
+            several[sparse.column] = Several(sparse.separator, sparse.maps, sparse.weight_separator)
+            single |= set(sparse.cross[1:])
+        else:
+            single |= {sparse.column, *sparse.cross}
+    for sparse in spec.sparse:
+        if sparse.weights:
+            several[sparse.weights] = Several(sparse.separator)
+    for dense in spec.dense:
+        if dense.vector:
+            several[dense.column] = Several(dense.separator)
+        else:
+            single.add(dense.column)
+    for sequence in spec.sequences:
+        for source in sequence.sources:
+            several[source.column] = Several(source.separator)
+    for task in spec.tasks:
+        single.add(task.column)
+    return {column: kind for column, kind in several.items() if column not in single}
 
 
 def _require_keys(data: bytes, file: LogFile) -> None:
-    """Raise DataError for a column of the schema that no line of the file's first block has as a key."""
-    keys = [name for name in file.stored_spec.columns if _written(name) in data]
-    missing = set(file.stored_spec.columns) - set(keys)
-    if file.stored_spec.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
-        known = pl.DataFrame()
-        with contextlib.suppress(pl.exceptions.PolarsError):  # a first line that is no object
-            known = json_frame(data[: data.find(b"\n") + 1], None)
-        require_columns(
-            file.stored_spec, [*keys, *(name for name in known.columns if name not in keys)], file.label, header=False
-        )
-
-
-def _written(name: str) -> bytes:
-    """``name`` as a key, up to characters that writers may escape."""
-    plain = name.isascii() and not set(name) & set('"\\/')
-    return f'"{name}"'.encode() if plain else b'"'
+    columns = list(file.stored_spec.columns)
+    keys = []
+    for name in columns:
+        # A key as it is written, up to characters that writers may escape.
+        plain = name.isascii() and not set(name) & set('"\\/')
+        if (f'"{name}"'.encode() if plain else b'"') in data:
+            keys.append(name)
+    missing = set(columns) - set(keys)
+    if file.stored_spec.label not in missing and (not missing or data.count(b"\n") < TELLING_LINES):
+        return
+    first = pl.DataFrame()
+    # The first line may be no object.
+    with contextlib.suppress(pl.exceptions.PolarsError):
+        first = json_frame(data[: data.find(b"\n") + 1], None)
+    others = [name for name in first.columns if name not in keys]
+    require_columns(file.stored_spec, keys + others, file.label, header=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +125,16 @@ class JsonBlock:
     place: str = ""
 
     def read(self) -> RawBlock:
-        """The rows as strings and lists of strings, the other lines aside. Numbers are as written."""
+        """Return the rows as strings and lists of strings, the other lines aside. Numbers are as written."""
         try:
             return self._read()
         except (Exception, pl.exceptions.PanicException) as error:
             if not is_of_rows(error):
                 raise
-        return self._read_others()  # a limit of a parser's own: it costs the lines that meet it
+        # A limit of a parser's own: it costs the lines that meet it.
+        return self._read_by_halves()
 
-    def _read_others(self) -> RawBlock:
-        """As ``read``, in parts, without the lines that fail by themselves."""
+    def _read_by_halves(self) -> RawBlock:
         lines = [line + b"\n" for line in self.data.split(b"\n")[:-1]]
         parts, rejects = list[RawBlock](), list[Reject]()
 
@@ -137,27 +149,28 @@ class JsonBlock:
             rejects += found.rejects
         if not parts:
             return replace(replace(self, data=b"")._read(), rejects=rejects)
-        columns = [self._joined([part.frame[name] for part in parts]) for name in self.columns]
+        columns = [self._concat_column([part.frame[name] for part in parts]) for name in self.columns]
         numbers = np.concatenate([part.lines for part in parts])
         return replace(parts[0], frame=pl.DataFrame(columns), lines=numbers, rejects=rejects)
 
-    def _joined(self, parts: list[pl.Series]) -> pl.Series:
-        """One key of all parts, typed as if they had been read as one.
-
-        Where one part has lists, text is divided into lists in the others too; where one has text, JSON's true and
-        false are 1 and 0 in the others.
-        """
+    def _concat_column(self, parts: list[pl.Series]) -> pl.Series:
+        # One key of all parts, typed as if they had been read as one. Where one part has lists, text is divided into
+        # lists in the others too; where one has text, JSON's true and false are 1 and 0 in the others.
         parts = [part for part in parts if len(part)] or parts[:1]
-        several, kinds = self.lists.get(parts[0].name), {part.dtype for part in parts}
-        if len(kinds) == 1:
+        types = {part.dtype for part in parts}
+        if len(types) == 1:
             return pl.concat(parts, rechunk=True)
-        if several is not None and any(part.dtype == pl.List for part in parts):
-            parts = [
-                part if part.dtype == pl.List else _listed(part.cast(pl.String), several.separator) for part in parts
-            ]
-        else:
-            parts = [strings_of(part) for part in parts]
-        return pl.concat(parts, rechunk=True)
+        several = self.lists.get(parts[0].name)
+        if several is None or not any(part.dtype == pl.List for part in parts):
+            return pl.concat([strings_of(part) for part in parts], rechunk=True)
+        lists = []
+        for part in parts:
+            if part.dtype != pl.List:
+                text = part.cast(pl.String)
+                empty = nulls(pl.List(pl.String), len(text))
+                part = elements_of(text, several.separator).zip_with(text.is_not_null(), empty)
+            lists.append(part)
+        return pl.concat(lists, rechunk=True)
 
     def _read(self) -> RawBlock:
         lines = self.data.split(b"\n")[:-1]
@@ -168,13 +181,16 @@ class JsonBlock:
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
         if frame is None or frame.height != len(lines):
-            good, rejects = self._sift(lines)
+            good = list(object_lines(lines, 0))
+            for number in sorted(set(range(len(lines))) - set(good)):
+                rejects.append(Reject(self.first_line + number, *_why(lines[number])))
             data = b"".join(lines[number] + b"\n" for number in good)
             frame = json_frame(data, self.columns)
         if frame.height != len(good):
             raise ValueError(f"{len(good)} lines are read as {frame.height} rows")
-        if self.lists and b"\\" in data:  # Polars gives the text of arrays and objects without their escapes
-            frame = frame.with_columns(_escaped(data, frame[name]) for name in self.lists)
+        if self.lists and b"\\" in data:
+            # Polars gives the text of arrays and objects without their escapes.
+            frame = frame.with_columns(_with_escapes(data, frame[name]) for name in self.lists)
         return RawBlock(
             frame=frame.select(_typed(frame[name], data, self.lists.get(name)) for name in self.columns),
             file=self.file,
@@ -182,12 +198,6 @@ class JsonBlock:
             rejects=rejects,
             place=self.place,
         )
-
-    def _sift(self, lines: list[bytes]) -> tuple[Sequence[int], list[Reject]]:
-        """Which of ``lines`` are objects, and why the others are not."""
-        good = list(object_lines(lines, 0))
-        bad = sorted(set(range(len(lines))) - set(good))
-        return good, [Reject(self.first_line + number, *_why(lines[number])) for number in bad]
 
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
@@ -214,33 +224,46 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
     except pl.exceptions.PolarsError:
         frame = None
     lines = data.split(b"\n")[:-1]
-    kinds = list(map(_kinds, lines))
-    counts = Counter(itertools.chain.from_iterable(each.items() for each in kinds))
-    usual = {name: kind for (name, kind), _ in reversed(counts.most_common())}
-    good = [line for line, each in zip(lines, kinds, strict=True) if all(usual[name] == each[name] for name in each)]
+    kinds = [_kinds(line) for line in lines]
+    counts = Counter[tuple[str, type]]()
+    for of_line in kinds:
+        counts.update(of_line.items())
+    # In rising order, so that the most common kind of a key is the one that stays.
+    usual = {}
+    for (name, kind), _ in reversed(counts.most_common()):
+        usual[name] = kind
+    good = []
+    for line, of_line in zip(lines, kinds, strict=True):
+        if all(usual[name] == kind for name, kind in of_line.items()):
+            good.append(line)
     if frame is not None and len(good) < USUAL * len(lines):
-        return frame, data  # a column that is meant to have both
+        # A column that is meant to have both.
+        return frame, data
     data = b"".join(line + b"\n" for line in good)
     return json_frame(data, None), data
 
 
 def _kinds(line: bytes) -> dict[str, type]:
-    """Of each key of an object that has a value: list, dict, or str for all others."""
+    # Of each key of an object that has a value: list, dict, or str for all others.
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    kinds = {name: type(value) if isinstance(value, (list, dict)) else str for name, value in record.items()}
-    return {name: kind for name, kind in kinds.items() if record[name] is not None}
+    kinds = {}
+    for name, value in record.items():
+        if value is not None:
+            kinds[name] = type(value) if isinstance(value, (list, dict)) else str
+    return kinds
 
 
 def _is_read(data: bytes, lines: int) -> bool:
-    """Whether polars takes ``data`` for one object a line."""
+    # Whether polars takes `data` for one object a line.
     if looks_packed(data):
         return False
     try:
         return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
-    except (pl.exceptions.PolarsError, OSError):  # OSError: bytes that begin like a compressed file
+    except (pl.exceptions.PolarsError, OSError):
+        # OSError: bytes that begin like a compressed file.
         return False
 
 
@@ -270,9 +293,10 @@ def _why(line: bytes) -> tuple[str, str]:
 
 
 def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
-    """``text`` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false."""
+    # `text` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false.
     if several is not None and several.maps:
-        return _maps(text, several)
+        pairs = [None if value is None else _pairs(value, several) for value in text]
+        return pl.Series(text.name, pairs, dtype=pl.List(pl.Struct({"key": pl.String, "value": pl.String})))
     if several is not None and text.str.starts_with("[").any():
         return _lists(text, several.separator)
     spelt = text.is_in(_BOOLEANS)
@@ -280,7 +304,8 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
         try:
             return pl.read_ndjson(io.BytesIO(data), schema={text.name: pl.Boolean})[text.name]
         except pl.exceptions.PolarsError:
-            return text  # strings that spell the words
+            # Strings that spell the words.
+            return text
     return with_ones(text, data) if spelt.any() else text
 
 
@@ -289,31 +314,24 @@ def with_ones(text: pl.Series, data: bytes) -> pl.Series:
     lines, values = data.split(b"\n"), text.to_list()
     for number in text.is_in(_BOOLEANS).arg_true():
         value = None
-        with contextlib.suppress(ValueError, RecursionError):  # what is nested too deep keeps the word
+        # What is nested too deep keeps the word.
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(lines[number]).get(text.name)
         if isinstance(value, bool):
             values[number] = str(int(value))
     return pl.Series(text.name, values, dtype=pl.String)
 
 
-def _escaped(data: bytes, read: pl.Series) -> pl.Series:
-    """The values ``read`` of a key of every object of ``data``; of lines with escapes, arrays and objects as JSON."""
-    lines = zip(data.split(b"\n")[:-1], read, strict=True)
-    values = [_unescaped(line, read.name, text) if b"\\" in line else text for line, text in lines]
+def _with_escapes(data: bytes, read: pl.Series) -> pl.Series:
+    # The values `read` of a key of every object of `data`; of lines with escapes, arrays and objects as JSON.
+    values = []
+    for line, text in zip(data.split(b"\n")[:-1], read, strict=True):
+        if b"\\" in line:
+            # A number too long, or what is nested too deep, is no list.
+            with contextlib.suppress(ValueError, RecursionError):
+                text = _text(json.loads(line).get(read.name))
+        values.append(text)
     return pl.Series(read.name, values, dtype=pl.String)
-
-
-def _unescaped(line: bytes, name: str, read: str | None) -> str | None:
-    with contextlib.suppress(ValueError, RecursionError):  # a number too long, or what is nested too deep, is no list
-        return _text(json.loads(line).get(name))
-    return read
-
-
-def _maps(text: pl.Series, several: Several) -> pl.Series:
-    """The pairs of objects, and what the separators divide of every other string."""
-    kind = pl.List(pl.Struct({"key": pl.String, "value": pl.String}))
-    pairs = [None if value is None else _pairs(value, several) for value in text]
-    return pl.Series(text.name, pairs, dtype=kind)
 
 
 def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
@@ -321,35 +339,31 @@ def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
         with contextlib.suppress(ValueError, RecursionError):
             pairs = json.loads(value, object_pairs_hook=list, parse_float=str, parse_int=str)
             return [{"key": _text(key), "value": _text(weight)} for key, weight in pairs]
-    parts = (part.partition(several.weight_separator or ":") for part in value.split(several.separator or ","))
-    return [{"key": key, "value": weight if mark else None} for key, mark, weight in parts]
+    divided = list[dict[str, str | None]]()
+    for part in value.split(several.separator or ","):
+        key, mark, weight = part.partition(several.weight_separator or ":")
+        divided.append({"key": key, "value": weight if mark else None})
+    return divided
 
 
 def _text(value: object) -> str | None:
-    """A value as text; half of a character, which no text may hold, is \\0, as polars has it."""
+    if value is None:
+        return None
     if not isinstance(value, str):
-        return None if value is None else json.dumps(value)
+        return json.dumps(value)
+    # Half of a character, which no text may hold, is \0, as Polars has it.
     return value if value.isascii() else _HALF_CHARACTER.sub("\0", value)
 
 
 def _lists(text: pl.Series, separator: str | None) -> pl.Series:
-    """The elements of arrays, and what ``separator`` divides of every other string."""
-    array = text.str.starts_with("[").fill_null(True)
-    arrays = text.set(~array, None)
+    is_array = text.str.starts_with("[").fill_null(True)
+    arrays = text.set(~is_array, None)
     try:
         decoded = arrays.str.json_decode(pl.List(pl.String))
-    except pl.exceptions.PolarsError:  # a string that begins like an array
+    except pl.exceptions.PolarsError:
+        # A string that begins like an array.
         decoded = pl.Series(text.name, [_array(value, separator) for value in arrays], dtype=pl.List(pl.String))
-    return decoded.zip_with(array, _divided(text, separator))
-
-
-def _divided(text: pl.Series, separator: str | None) -> pl.Series:
-    return text.str.split(separator) if separator else text.reshape((-1, 1)).arr.to_list()
-
-
-def _listed(text: pl.Series, separator: str | None) -> pl.Series:
-    """As ``_lists`` of ``text`` that has no arrays."""
-    return _divided(text, separator).zip_with(text.is_not_null(), nulls(pl.List(pl.String), len(text)))
+    return decoded.zip_with(is_array, elements_of(text, separator))
 
 
 def _array(value: str | None, separator: str | None) -> list[str | None] | None:
@@ -357,5 +371,6 @@ def _array(value: str | None, separator: str | None) -> list[str | None] | None:
         return None
     try:
         return [_text(element) for element in json.loads(value)]
-    except (ValueError, RecursionError):  # ValueError: of a number of more than 4,300 digits, too
+    except (ValueError, RecursionError):
+        # ValueError: of a number of more than 4,300 digits, too.
         return list(value.split(separator)) if separator else [value]

@@ -14,7 +14,7 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.ingest.days import day_number
-from pipeline.ingest.histories.events import event_schema
+from pipeline.ingest.histories.events import event_schema, value_columns
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.history import around
 from pipeline.ingest.output import write_frame
@@ -51,15 +51,17 @@ class Keeper:
         """Write what waits; a dataset without events has a file without rows."""
         if self._waiting and (self._parts == 0 or any(frame.height for frame in self._waiting)):
             events, self._waiting = pl.concat(self._waiting), []
-            named = events.rename(_to_names(self.plan))
+            named = events.rename(_file_columns(self.plan))
             write_frame(self.draft, f"{folder(self.plan)}/part-{self._parts:05d}.parquet", named, self.compression)
             self._parts += 1
 
 
-def _to_names(plan: HistoryPlan) -> dict[str, str]:
-    """Columns of events to those in files, which say what the values are of."""
-    values = [name for name in event_schema(plan) if name.startswith("value")]
-    return {own: f"of:{field}={column}" for own, (field, column) in zip(values, plan.of.items(), strict=True)}
+def _file_columns(plan: HistoryPlan) -> dict[str, str]:
+    # Columns of events to those in files, which say what the values are of.
+    columns = {}
+    for value, (field, column) in zip(value_columns(plan), plan.of.items(), strict=True):
+        columns[value] = f"of:{field}={column}"
+    return columns
 
 
 def datasets_before(store: Store, data: DataConfig, plan: HistoryPlan) -> dict[date, Artifact]:
@@ -78,24 +80,28 @@ def marks(store: Store | None, data: DataConfig) -> list[str]:
     """What of the days before decides the histories of ``data.day``, for its fingerprint."""
     if store is None:
         return []
-    return [
-        dataset.files[name].checksum
-        for plan in data_spec(data).histories
-        for dataset in datasets_before(store, data, plan).values()
-        for name in _files(dataset, plan)
-    ]
+    checksums = []
+    for plan in data_spec(data).histories:
+        for dataset in datasets_before(store, data, plan).values():
+            checksums += [dataset.files[name].checksum for name in _files(dataset, plan)]
+    return checksums
 
 
 def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
-    """The events of the days before, a file at a time; says which days have none."""
+    """Yield the events of the days before, a file at a time; log which days have none."""
     datasets = datasets_before(store, data, plan)
+    known = set()
     for day, dataset in datasets.items():
-        for events in _events_of(store, dataset, plan):
+        if _files(dataset, plan):
+            known.add(day)
+        for events in _read_events(store, dataset, plan):
             yield events.filter(pl.col("day") == day_number(day))
-    first = data.days[0] if data.days else None
-    known = {day for day, dataset in datasets.items() if _files(dataset, plan)}
-    wanted = [first - timedelta(days=back) for back in range(1, plan.reach)] if first else []
-    if missing := sorted(set(wanted) - known):
+    if not data.days:
+        return
+    first = data.days[0]
+    wanted = [first - timedelta(days=back) for back in range(1, plan.reach)]
+    missing = sorted(set(wanted) - known)
+    if missing:
         log.info(
             "data.sequences.%s: of %d days before %s, %d have no events kept, first %s: histories begin later",
             plan.name,
@@ -106,13 +112,14 @@ def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator
         )
 
 
-def _events_of(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
-    names = _to_names(plan)
+def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
+    columns = _file_columns(plan)
     for name in _files(dataset, plan):
         store.verify(dataset, name)
         with store.open(f"{dataset.path}/{name}") as source:
             events = pl.read_parquet(source.read())
-        if not set(names.values()) <= set(events.columns):
+        if not set(columns.values()) <= set(events.columns):
             log.warning("%s keeps events of other columns: its rows are in no history", dataset.path)
             return
-        yield events.rename({there: own for own, there in names.items()}).select(*event_schema(plan))
+        names = {in_file: column for column, in_file in columns.items()}
+        yield events.rename(names).select(*event_schema(plan))

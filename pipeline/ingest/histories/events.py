@@ -39,9 +39,14 @@ def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
 
 def narrow(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
     """What is read of a row to find its event: label, day, user, time, and what it is of."""
-    own = replace(events.narrow(spec), event_key=None)
-    columns = {name: override for name, override in own.columns.items() if name != spec.event_key or name in plan.read}
-    return replace(own, columns=columns | {name: spec.columns[name] for name in plan.read})
+    narrowed = replace(events.narrow(spec), event_key=None)
+    columns = {}
+    for name, override in narrowed.columns.items():
+        if name != spec.event_key or name in plan.read:
+            columns[name] = override
+    for name in plan.read:
+        columns[name] = spec.columns[name]
+    return replace(narrowed, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,17 @@ class ReadEvents:
         parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
         frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
         rejected = RejectedRows(parsed.lines)
-        _require_single(frame, plan, raw.file)
-        text = {name: text_of(frame[name], spec, rejected) for name in plan.read}
-        present = pl.DataFrame([_present(values, spec).alias(name) for name, values in text.items()])
+        text, present = {}, {}
+        for name in plan.read:
+            if isinstance(frame[name].dtype, pl.List):
+                raise DataError(
+                    f"{raw.file}: column {name!r} holds lists, expected one value a row: a row is one event of one "
+                    "user",
+                    hint=f"{plan.setting_of(name)}=<a column with one value a row>",
+                )
+            text[name] = text_of(frame[name], spec, rejected)
+            is_missing = text[name].is_in(list(spec.missing)).fill_null(False)
+            present[name] = text[name].set(is_missing, None)
         user = present[plan.by]
         key, check = hash_event_keys(user.fill_null(""))
         written = standard(frame[plan.time], text[plan.time], spec.time_format)
@@ -72,39 +85,13 @@ class ReadEvents:
         day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.
-        counts = self._counts(parsed.frame[LABEL], text) & values[0].is_not_null()
-        events = pl.DataFrame(
-            {
-                "key": key,
-                "check": check,
-                "time": time,
-                "day": day.cast(pl.Int32),
-                "counts": counts,
-                **{own: each.fill_null("") for own, each in zip(value_columns(plan), values, strict=True)},
-                "line": pl.Series(parsed.lines, dtype=pl.Int64),
-            }
-        )
-        return events.filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))
-
-    def _counts(self, label: pl.Series, text: Mapping[str, pl.Series]) -> pl.Series:
-        where = self.plan.where
-        if where is None:
-            return pl.Series([True]).new_from_index(0, len(label))
-        if where == self.spec.label:
-            return label > 0
-        return (text[where].cast(pl.Float64, strict=False) > 0).fill_null(False)
-
-
-def _require_single(frame: pl.DataFrame, plan: HistoryPlan, file: str) -> None:
-    """Raise DataError for a column of lists: a row is one event of one user."""
-    for name in plan.read:
-        if isinstance(frame[name].dtype, pl.List):
-            raise DataError(
-                f"{file}: column {name!r} holds lists, expected one value a row: a row is one event of one user",
-                hint=f"{plan.setting_of(name)}=<a column with one value a row>",
-            )
-
-
-def _present(text: pl.Series, spec: DataSpec) -> pl.Series:
-    """``text``, null where it stands for a missing value."""
-    return text.set(text.is_in(list(spec.missing)).fill_null(False), None)
+        counts = values[0].is_not_null()
+        if plan.where == spec.label:
+            counts &= parsed.frame[LABEL] > 0
+        elif plan.where is not None:
+            counts &= (text[plan.where].cast(pl.Float64, strict=False) > 0).fill_null(False)
+        columns = {"key": key, "check": check, "time": time, "day": day.cast(pl.Int32), "counts": counts}
+        for name, value in zip(value_columns(plan), values, strict=True):
+            columns[name] = value.fill_null("")
+        columns["line"] = pl.Series(parsed.lines, dtype=pl.Int64)
+        return pl.DataFrame(columns).filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-DAY_US = 86_400_000_000  # microseconds, in which times are counted
+# Microseconds, in which times are counted.
+DAY_US = 86_400_000_000
 MINUTE_US = 60_000_000
 
 
@@ -39,12 +40,15 @@ class HistoryPlan:
     @property
     def read(self) -> list[str]:
         """The columns of the log that are read."""
-        return [*dict.fromkeys([self.by, self.time, *self.of.values(), *([self.where] if self.where else [])])]
+        columns = [self.by, self.time, *self.of.values()]
+        if self.where:
+            columns.append(self.where)
+        return list(dict.fromkeys(columns))
 
     def setting_of(self, column: str) -> str:
         """The setting that names ``column``, one of ``read``."""
         path = f"data.sequences.{self.name}"
-        named = {self.by: f"{path}.history.by", self.time: "data.timestamp"}
-        for feature, own in self.of.items():
-            named.setdefault(own, f"{path}.features.{feature}.column")
-        return named.get(column, f"{path}.history.where")
+        settings = {self.by: f"{path}.history.by", self.time: "data.timestamp"}
+        for feature, source in self.of.items():
+            settings.setdefault(source, f"{path}.features.{feature}.column")
+        return settings.get(column, f"{path}.history.where")

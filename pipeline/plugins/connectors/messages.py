@@ -91,7 +91,7 @@ class LineDecoder(Decoder):
 
 
 def _line(value: bytes) -> bytes:
-    """``value`` on one line: between the tokens of JSON, line breaks are blanks."""
+    # `value` on one line: between the tokens of JSON, line breaks are blanks.
     return value.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
 
 
@@ -132,7 +132,7 @@ class AvroDecoder(Decoder):
         return pl.from_dicts(records, infer_schema_length=None), len(values) - len(records)
 
     def _record(self, value: bytes, *, lone: bool = False) -> dict[str, Any]:
-        """The record; ``lone``: no other message of its block has the number of its schema."""
+        # The record; `lone`: no other message of its block has the number of its schema.
         from fastavro import schemaless_reader
 
         schema = self.schema
@@ -155,22 +155,21 @@ class AvroDecoder(Decoder):
 
 
 def _number_of(value: bytes) -> int | None:
-    """The number of the schema that a registry has for the message; None where it bears none."""
     return int.from_bytes(value[1:5], "big") if value[:1] == b"\0" and len(value) >= 5 else None
 
 
 def _error_message(error: Exception) -> str:
-    """A decoder's own words, or those of Python where it raises of itself."""
+    # A decoder's own words, or those of Python where it raises of itself.
     return str(error) if type(error) is ValueError else repr(error)
 
 
 def _pairs(value: Any) -> Any:
-    """A map as the list of pairs that a column of maps holds; anything else as it is."""
     return [{"key": key, "value": each} for key, each in value.items()] if isinstance(value, dict) else value
 
 
 ASK_SECONDS = 30.0  # in all, for answers that a registry has no schema of a number that one message of a block bears
-MOST = 2**31 - 1  # the largest number of a schema: registries have them as signed integers
+# The largest number of a schema: registries have them as signed integers.
+MOST = 2**31 - 1
 
 
 @dataclass
@@ -187,7 +186,7 @@ _registries: dict[str, _SchemaRegistry] = {}
 
 @lru_cache(maxsize=64)
 def _parsed(schema: str) -> Any:
-    """``schema`` as fastavro reads it; DataError where it is none, which fastavro tells by errors of several kinds."""
+    # `schema` as fastavro reads it; DataError where it is none, which fastavro tells by errors of several kinds.
     from fastavro import parse_schema
 
     try:
@@ -205,7 +204,6 @@ def schema_mark(data: DataConfig) -> str:
 
 
 def _schema_of(file: str) -> str:
-    """The schema in ``file`` on one line; DataError where it holds none."""
     try:
         schema = json.dumps(json.loads(Path(file).read_text()))
     except (OSError, ValueError) as error:
@@ -272,7 +270,7 @@ def _asked(registry: str, number: int) -> str | None:
 
 
 def _fetched(url: str) -> bytes | None:
-    """What is at ``url``; None where the server has nothing there. ConnectionError, PermissionError."""
+    # What is at `url`; None where the server has nothing there. ConnectionError, PermissionError.
     try:
         with urllib.request.urlopen(url, timeout=REGISTRY_SECONDS) as answer:
             return bytes(answer.read())

@@ -85,7 +85,7 @@ class DataFile:
                 yield table, rows + 1
 
     def _values(self, batch: pa.RecordBatch, column: TableColumn, names: dict[str, str | None]) -> pa.Array:
-        """The values of ``column``: of the file, of the partition, or none, where it was added later."""
+        # The values of `column`: of the file, of the partition, or none, where it was added later.
         if column.name in self.constants:
             return pa.repeat(pa.scalar(self.constants[column.name], column.type), batch.num_rows)
         name = names[column.name]
@@ -102,30 +102,24 @@ class _TimedStream(io.RawIOBase):
         self._path, self._stream = path, stream
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next ``size`` bytes, or all that are left."""
         with _answered(self._path):
             return bytes(self._stream.read() if size is None or size < 0 else self._stream.read(size))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
         with _answered(self._path):
             self._stream.seek(offset, whence)
             return self._stream.tell()
 
     def tell(self) -> int:
-        """The place."""
         return self._stream.tell()
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def close(self) -> None:
-        """Close the stream too."""
         if not self.closed:
             self._stream.close()
         super().close()
@@ -169,13 +163,13 @@ def error_message(error: Exception) -> str:
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether values of both types become the same rows. What lies in lists is left as the file has it."""
+    # Whether values of both types become the same rows. What lies in lists is left as the file has it.
     text = any(kind(one) for kind in _STRINGS) and any(kind(other) for kind in _STRINGS)
     return bool(one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one))
 
 
 def _physical(schema: pa.Schema) -> dict[str | int, str]:
-    """The columns of a file by name, and by the number of their field where the file has such."""
+    # The columns of a file by name, and by the number of their field where the file has such.
     numbers = {
         int(each.metadata[_FIELD_ID]): each.name for each in schema if each.metadata and _FIELD_ID in each.metadata
     }
@@ -243,7 +237,7 @@ class TableSnapshot(Snapshot):
         """Whether some file holds rows of a day after ``day``."""
 
     def _mark(self, identity: str) -> str:
-        """Fingerprint of the files of ``data.day``, their deleted rows and the types of the columns that are read."""
+        # Fingerprint of the files of `data.day`, their deleted rows and the types of the columns that are read.
         marks = {file.mark for day in self.data.days or (None,) for file in self.files(day)}
         kinds = [f"{name}: {self.columns[name].type}" for name in data_spec(self.data).columns if name in self.columns]
         text = "\n".join([identity, *kinds, *sorted(marks)])
@@ -300,10 +294,13 @@ def days_between(
     values = pl.Series("day", [low, high])
     text = strings_of(values)
     if form is not None and not (values.dtype.is_numeric() or values.dtype.is_temporal()):
-        return None  # such text has another order than the days
+        # Such text has another order than the days.
+        return None
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
-        return None  # text of two forms has another order than the days
+        # Text of two forms has another order than the days.
+        return None
     rejected = RejectedRows(np.arange(2))
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
-    around = int(zone is not None and values.dtype == pl.String)  # offsets in the text have another order than time
+    # Offsets in the text have another order than time.
+    around = int(zone is not None and values.dtype == pl.String)
     return None if rejected.bad.any() else (int(days[0]) - around, int(days[1]) + around)
