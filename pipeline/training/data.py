@@ -189,6 +189,28 @@ class BatchReader:
             epoch, batch = (epoch, batch + 1) if batch + 1 < deal.batches else (epoch + 1, 0)
 
 
+class BoundedBatches:
+    """The batches of ``reader`` for the steps from ``step`` to ``end``; ``cut`` ends them with those taken already."""
+
+    def __init__(self, reader: BatchReader, step: int, end: int) -> None:
+        self._reader, self._taken, self._end = reader, step, end
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._taken >= self._end:
+            raise StopIteration
+        batch = next(self._reader)
+        self._taken += 1
+        return batch
+
+    def cut(self) -> int:
+        """Take no more; returns the step with the last batch, after which a pipeline is empty."""
+        self._end = self._taken
+        return self._end
+
+
 class _Read(NamedTuple):
     """A batch and what the other ranks must know of it."""
 

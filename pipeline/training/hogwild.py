@@ -20,34 +20,45 @@ from pipeline.config.fields import AUTO
 from pipeline.config.train import TrainConfig
 from pipeline.cpus import available_cpus
 from pipeline.embeddings.fused_optimizer import anchors
+from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.errors import ConfigError
 from pipeline.models.layers.mlp import batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
 from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.data import Batch
 from pipeline.training.model import Output
 from pipeline.training.optimizer import DenseClip, dense_groups
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 MEMORY = "ddr"
 
 
-class Hogwild(Trainer):
-    """A ``Trainer`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
+class Hogwild(StepExecutor):
+    """A ``StepExecutor`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
 
-    Threads run ahead of ``step``. ``rest`` lets them finish what they have begun: call it before anything looks at the
+    Threads run ahead of ``step``. ``drain`` lets them finish what they have begun: call it before anything looks at the
     weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
     the features of a batch, which several threads at once cannot.
     """
 
+    can_recompile = False
+
     def __init__(
-        self, settings: ModelSettings, schema: DatasetSchema, plan: Plan, device: torch.device, total: int = 0
+        self,
+        settings: ModelSettings,
+        schema: DatasetSchema,
+        plan: Plan,
+        device: torch.device,
+        towers: Towers | None = None,
+        ssd: SsdStore | None = None,
+        total: int = 0,
     ) -> None:
         _check_plan(plan)
-        super().__init__(settings, schema, plan, device, total=total)
+        super().__init__(settings, schema, plan, device, towers, ssd, total)
         _check_model(self.dense_part.ranking)
         if not self.alone:
             raise ConfigError(
@@ -63,6 +74,11 @@ class Hogwild(Trainer):
         self._taken = self._returned = 0
         self._done: queue.Queue[Output | BaseException] = queue.Queue()
         self.threads = [_Worker(self, settings.train) for _ in range(threads_of(settings.train))]
+
+    @staticmethod
+    def threads_per_rank(train: TrainConfig) -> int | None:
+        """Return 1: the threads that take steps share the CPUs."""
+        return 1
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """The (logits, labels, weights) of the next step that a thread has finished."""

@@ -38,7 +38,7 @@ from pipeline.training.shared_memory import memory_between
 from pipeline.training.ssd import ssd_store
 
 if TYPE_CHECKING:
-    from pipeline.training.trainer import Trainer
+    from pipeline.training.step import StepExecutor
 
 JUDGED_ROWS = 1 << 16  # tell NE to less than a percent
 MEETING = 64  # batches from one meeting of ranks that have all tables to the next
@@ -169,25 +169,25 @@ def score(
     return None if gathered is None else _in_row_order(gathered, reader.deal)
 
 
-def score_published(trainer: Trainer, split: SplitReader, order: Order) -> np.ndarray | None:
+def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
     """Logits that the model in training gives the rows of ``split`` as it would be published: ``score``. Collective.
 
-    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``Trainer.must_drain``.
+    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``StepExecutor.must_drain``.
     """
-    device = next(iter(trainer.dense.values())).device
+    device = next(iter(executor.dense.values())).device
     with (
-        trainer.looking() as model,
+        executor.looking() as model,
         torch.compiler.set_stance("force_eager"),
         BatchReader(split, replace(order, shuffle=False, lanes=order.world_size), pin=device.type == "cuda") as reader,
     ):
-        return score(model, reader, device, trainer.workers)
+        return score(model, reader, device, executor.workers)
 
 
-def judge_train_rows(trainer: Trainer, train: SplitReader, order: Order) -> GuardFigures:
+def judge_train_rows(executor: StepExecutor, train: SplitReader, order: Order) -> GuardFigures:
     """How the model in training does on ``JUDGED_ROWS`` train rows, of evenly spread row groups. Collective."""
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(JUDGED_ROWS)
-    logits = score_published(trainer, rows, order)
+    logits = score_published(executor, rows, order)
     figures = exchange(None if logits is None else _judged(rows, main_logits(logits)))[0]
     return GuardFigures(rows=f"{rows.rows:,} train rows", **figures)
 

@@ -68,6 +68,15 @@ class Order:
         """Ranks with a share and without."""
         return self.world_size + self.without
 
+    def steps_per_epoch(self, rows: int) -> int:
+        """Return the global batches of an epoch of ``rows`` rows, the last of which may be short."""
+        return -(-rows // self.global_batch)
+
+    def samples_after(self, step: int, rows: int) -> int:
+        """Return the samples that ``step`` steps have trained, in epochs of ``rows`` rows."""
+        epochs, batches = divmod(step, self.steps_per_epoch(rows))
+        return epochs * rows + batches * self.global_batch
+
     def generator(self, *numbers: int) -> np.random.Generator:
         """A random generator that depends on ``key``, seed and ``numbers`` only."""
         mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
