@@ -25,9 +25,12 @@ from pipeline.training.predict import score
 from pipeline.training.sampler import Order
 from pipeline.training.step import StepExecutor
 
-MOST_ROWS = 1 << 20  # row groups of so many rows tell the level to a few thousandths
-_HALVINGS = 60  # of the interval that holds the level
-_REACH = 40.0  # beyond the largest logit, so that predictions are all 0, or all 1
+# Row groups of so many rows tell the level to a few thousandths.
+MOST_ROWS = 1 << 20
+# Halvings of the interval that holds the level.
+_HALVINGS = 60
+# The interval goes this far beyond the largest logit, where predictions are all 0, or all 1.
+_REACH = 40.0
 log = logging.getLogger(__name__)
 
 

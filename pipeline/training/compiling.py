@@ -33,10 +33,14 @@ from pipeline.training.step import StepExecutor
 
 # The seconds of steps that must be left for a trial, which takes up to half a minute where nothing is gained.
 SHORTEST = 600.0
-FIRST, TIMED = 10, 10  # a step's time is that of steps 10 to 20 of the session
-ROUNDS = 8  # the passes run so often each way, in turn
-MARGIN = 2.0  # what is saved by the end must be so many times what compiling takes
-WORTH = 0.98  # once it is compiled, passes that take at most this share of their time pay
+# A step's time is that of steps 10 to 20 of the session.
+FIRST, TIMED = 10, 10
+# The passes run this often each way, in turn.
+ROUNDS = 8
+# What is saved by the end must be at least this many times what compiling takes.
+MARGIN = 2.0
+# Once it is compiled, passes that take at most this share of their time pay.
+WORTH = 0.98
 BACKEND = "inductor"
 FAILED = "it cannot be compiled here, as the log of a rank says"
 log = logging.getLogger(__name__)
@@ -68,7 +72,8 @@ class AutoCompile(Callback):
         # Layers that look at the batches of all ranks would wait for a rank whose compilation failed.
         meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
         train = settings.train
-        meeting = meeting or self._part.workers is not None  # a rank without samples has nothing to time
+        # A rank without samples has nothing to time.
+        meeting = meeting or self._part.workers is not None
         self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and executor.can_recompile
         self.compiled: bool | None = None
         self._total, self._first, self._began = 0, 0, 0.0
@@ -77,7 +82,8 @@ class AutoCompile(Callback):
         """Take the decision of the checkpoint, or that of an earlier training's times. Collective."""
         self._total, self._first = total, self._executor.steps
         left = total - self._first
-        if not self._open or left <= 0:  # a training that has ended compiles nothing
+        if not self._open or left <= 0:
+            # A training that has ended compiles nothing.
             return
         if self.compiled is not None:
             self._decide(self.compiled, "as before this training was resumed")
@@ -115,7 +121,8 @@ class AutoCompile(Callback):
         return None if failed else Timed(eager_ms=eager, compiled_ms=compiled, seconds=seconds)
 
     def _decide(self, compiled: bool, why: str) -> None:
-        if compiled:  # now, and not within a step: it may fail
+        if compiled:
+            # Compile now, and not within a step: it may fail.
             works = warm(self._part, self._batch) is not None
             if largest(torch.tensor([float(not works)])).item():
                 compiled, why = False, FAILED
@@ -150,7 +157,8 @@ class AutoCompile(Callback):
             times: dict[str, Any] = self._store.read_json(self._path)["times"]
             return asdict(Timed(**{name: float(value) for name, value in times.items()}))
         except (NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            return None  # nothing, or nothing of use: it is measured again
+            # There are no times, or none of use: they are measured again.
+            return None
 
     def _keep(self, timed: Timed) -> None:
         try:
@@ -176,7 +184,8 @@ def warm(part: DensePart, batch: int) -> float | None:
         with _undisturbed(part):
             _passes(part, batch)
         return time.perf_counter() - began
-    except Exception as error:  # compilers have errors of their own
+    except Exception as error:
+        # Compilers have errors of their own.
         log.warning("torch.compile failed: %s: %s", type(error).__name__, " ".join(str(error).split("\n")[:2]))
         return None
 

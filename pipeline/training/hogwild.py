@@ -67,7 +67,8 @@ class Hogwild(StepExecutor):
             )
         self._named = dense_parameters(self.model)
         self._anchors = anchors(self.model)
-        self._take = threading.Lock()  # for a batch, not for the weights
+        # It protects the taking of a batch, not the weights.
+        self._take = threading.Lock()
         self._running = threading.Event()
         self._prepared = self._ended = False
         self._source: Iterator[Batch] = iter(())
@@ -174,7 +175,8 @@ class _Worker(threading.Thread):
         super().__init__(name="nightjar-hogwild", daemon=True)
         self._trainer, self._config = trainer, config
         named = dense_parameters(trainer.model)
-        self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]  # the same memory
+        # They share the memory of the model's weights, and have gradients of their own.
+        self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]
         mirror = dict(zip(map(id, named.values()), self._parameters, strict=True))
         self._pairs = [(parameter, mirror[id(parameter)]) for parameter in named.values()]
         groups = dense_groups(named, config)
@@ -196,7 +198,8 @@ class _Worker(threading.Thread):
         try:
             while (taken := self._trainer.take()) is not None:
                 self._trainer.put(self._step(*taken))
-        except BaseException as error:  # raised where steps are awaited
+        except BaseException as error:
+            # ``step`` raises it.
             self._trainer.put(error)
 
     def _step(self, step: int, batch: Batch) -> Output:

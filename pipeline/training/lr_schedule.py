@@ -15,8 +15,10 @@ from pipeline.config.train import TrainConfig
 from pipeline.units import plural
 
 log = logging.getLogger(__name__)
-FEWEST_STEPS = 100  # that a training should have
-LONGEST_WARM_UP = 1000  # steps, where their number follows from the length of the training
+# A training should have at least this many.
+FEWEST_STEPS = 100
+# At most, where ``train.warmup_steps`` is auto.
+LONGEST_WARM_UP = 1000
 
 
 @dataclass

@@ -42,9 +42,11 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        gc.collect()  # what an earlier training left in cycles would go in the middle of this one, and hide as much
+        # What an earlier training left in cycles would be freed in the middle of this one, and hide as much.
+        gc.collect()
         give_back_freed()
-        with contextlib.suppress(OSError):  # else the peak is that of the process since its start
+        with contextlib.suppress(OSError):
+            # Without it, the peak is that of the process since its start.
             Path("/proc/self/clear_refs").write_text("5")
         self._start = status_bytes("VmRSS") or peak_rss()
 
@@ -97,7 +99,8 @@ class MemoryBudget(Callback):
     ) -> None:
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
         self._hardware, self._measure = hardware, measure
-        first = range(0, hardware.world_size, hardware.ranks_per_host)  # ranks of the hosts
+        # The first rank of each host.
+        first = range(0, hardware.world_size, hardware.ranks_per_host)
         self._limits = [int(hardware.ddr_gib_of(rank) * GIB) * hardware.ranks_per_host for rank in first]
         self.limit, self.peak, self._warned = self._limits[0], 0, False
 

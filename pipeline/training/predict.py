@@ -40,8 +40,10 @@ from pipeline.training.ssd import ssd_store
 if TYPE_CHECKING:
     from pipeline.training.step import StepExecutor
 
-JUDGED_ROWS = 1 << 16  # tell NE to less than a percent
-MEETING = 64  # batches from one meeting of ranks that have all tables to the next
+# So many rows tell NE to less than a percent.
+JUDGED_ROWS = 1 << 16
+# Batches from one meeting of ranks that have all tables to the next.
+MEETING = 64
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +84,8 @@ def predict(
         with ssd_store(settings.hardware, store, plan) as ssd:
             workers = workers_of(settings.hardware)
             global_batch = even_batch(settings.global_batch, workers.count)
-            if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
+            if ssd is not None and ssd.cached:
+                # Its slots are for the rows of a batch of the plan, not of a larger one.
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
                 key=shuffle_key(dataset),
@@ -113,9 +116,8 @@ def predict(
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
-        rows = BatchSampler(order, split.groups).owned(
-            0, order.rank, order.world_size
-        )  # of this rank in the first batch
+        # Of this rank in the first batch, which has the example rows.
+        rows = BatchSampler(order, split.groups).owned(0, order.rank, order.world_size)
         return Predictions(
             split.column(LABEL),
             logits,
@@ -130,9 +132,11 @@ def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
     """Whether a rank scores its part of the ``rows`` without the others: it is the only one, or has all tables."""
     if plan.world_size == 1:
         return True
-    exact = settings.partition.exchange == "fp32"  # others round embeddings, and so would scores without
+    # Other exchanges round embeddings, and scores without an exchange would differ.
+    exact = settings.partition.exchange == "fp32"
     pays = exact and whole_tables_pay(plan, settings.hardware, rows // plan.world_size)
-    alone = all(exchange(pays))  # machines that were measured each for itself may differ
+    # Ranks may differ on it, where each machine was measured for itself.
+    alone = all(exchange(pays))
     if alone and dist.get_rank() == 0:
         log.info("all %d tables are on every rank, which scores its rows without the others", len(plan.tables))
     return alone

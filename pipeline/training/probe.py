@@ -36,7 +36,8 @@ from pipeline.training.step import StepExecutor
 
 log = logging.getLogger(__name__)
 LARGEST_BATCH = 4096
-LOOKED_AT = 16  # batches whose embeddings are compared
+# Batches whose embeddings are compared.
+LOOKED_AT = 16
 
 
 def probe(

@@ -21,7 +21,8 @@ from pipeline.training.callbacks import Callback, Interval
 from pipeline.training.roofline import Speed
 
 log = logging.getLogger(__name__)
-WARM_UP_STEPS, STEPS = 3, 10  # before the profile, and in it where ``debug.profile_steps`` is 0
+# Before the profile, and in it where ``debug.profile_steps`` is 0.
+WARM_UP_STEPS, STEPS = 3, 10
 # The kind of an operation: the first whose word is in its name.
 KINDS = (
     ("table updates", ("fbgemm::split_embedding_backward", "embedding_backward", "_JoinedBackward", "_LookUpBackward")),
@@ -29,7 +30,8 @@ KINDS = (
     ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups", "_LookUp")),
     ("interaction", ("Interaction",)),
     ("exchange", ("gloo:", "nccl:", "c10d::")),
-    (  # the compiled library's do bias, ReLU and their gradients too
+    # Those of the compiled library do bias, ReLU and their gradients too.
+    (
         "matrix products",
         ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "_Head", "gemm", "cutlass"),
     ),
@@ -42,7 +44,8 @@ KINDS = (
     ),
 )
 OTHER = "other operations"
-OUTSIDE = "outside of operations"  # Python, waiting, and threads beside the training thread
+# The time of Python, of waiting, and of threads beside the training thread.
+OUTSIDE = "outside of operations"
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Profiler(Callback):
 
     def __exit__(self, *error: Any) -> None:
         profiled = self._taken - WARM_UP_STEPS
-        if profiled < self._steps:  # a short training: of the steps that there were
+        if profiled < self._steps:
+            # The training was short: the profile is of the steps that there were.
             self._seconds, self._steps = time.perf_counter() - self._began, max(profiled, 0)
         if not self._steps and error[0] is None:
             took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
@@ -121,7 +125,8 @@ class Profiler(Callback):
         step_ms, spent = 1000 * self._seconds / self._steps, dict.fromkeys([*(kind for kind, _ in KINDS), OTHER], 0.0)
         for event in profiler.key_averages():
             micros = event.self_device_time_total if self._cuda else event.self_cpu_time_total
-            if not event.key.startswith("ProfilerStep"):  # the step itself: Python between operations
+            if not event.key.startswith("ProfilerStep"):
+                # The step itself: Python between operations.
                 spent[kind_of(event.key)] += micros / 1000 / self._steps
         spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
         shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}

@@ -35,8 +35,10 @@ from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.validation import Validation
 
-MOMENT = "exp_avg"  # where the state of Adam, AdamW and LAMB has the direction of the last steps
-_STRIDE = 1_000_003  # between the seeds of cycles
+# The state of Adam, AdamW and LAMB that has the direction of the last steps.
+MOMENT = "exp_avg"
+# The seeds of two cycles are this far apart.
+_STRIDE = 1_000_003
 log = logging.getLogger(__name__)
 
 

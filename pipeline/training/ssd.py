@@ -95,6 +95,7 @@ def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
         try:
             saved = committed(store, directory)
             newest = f"the last checkpoint, {saved[-1].path}, is intact" if saved else "no checkpoint was taken before"
-        except Exception as fault:  # the message is about what stopped the run
+        except Exception as fault:
+            # The message is about what stopped the run.
             newest = f"its checkpoints cannot be listed now ({fault})"
         raise GuardError(f"{error.message}; {newest}", hint=error.hint) from error
