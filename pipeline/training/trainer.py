@@ -150,7 +150,7 @@ class Trainer:
         starts = None
         if base_rate is not None:
             starts = [log_odds(base_rate, self.split.rows), *self.split.task_starts()]
-            # Of a new model; a checkpoint replaces it.
+            # The last bias of a new model: it is calibrated at any click rate. A checkpoint replaces it.
             self.executor.dense_part.start_at(starts)
 
         # 3. Metrics, checkpoints and validation, which share the state that a resumed training continues from.
@@ -183,24 +183,11 @@ class Trainer:
         # The step after which the guard judges the model; None: its predictions do not ask for it.
         self.judged_after: int | None = None
 
-        # 5. What happens beside the steps, in the order of the figures in ``metrics.jsonl``.
-        speed = None
-        if config.profile and self.order.has_share:
-            speed = self.executor.measure_speed(self.order.local_batch)
-        self.profiler: Profiler | None = None
-        profiled = settings.debug.profile_steps or (STEPS if config.profile else 0)
-        if profiled:
-            name = f"{directory.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
-            self.profiler = Profiler(store, name, profiled, speed)
-        self.callbacks: list[Callback] = [
-            *([] if self.profiler is None else [self.profiler]),
-            compiling,
-            *([] if speed is None else [SpeedMeter(speed)]),
-            SsdMeter(ssd),
-            MemoryBudget(settings.hardware, settings.limit_memory, plan),
-        ]
+        # 5. What happens beside the steps.
         self.samples = 0.0
         self.sent = LinkBytes().as_list()
+        self.profiler: Profiler | None = None
+        self.callbacks = self._build_callbacks(store, directory, compiling)
 
     def _build_validation(self, order: Order, start: Start, init: Artifact | None) -> Validation | None:
         split = validation_split(self.split)
@@ -213,6 +200,24 @@ class Trainer:
             return Validation(self.config, split, order, self.executor, self.checkpoints, steps_per_epoch)
         warm = None if init is None else partial(self.checkpoints.start_from, init)
         return Snapshots(self.config, split, order, self.executor, self.checkpoints, steps_per_epoch, start, warm)
+
+    def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
+        # In the order of their figures in ``metrics.jsonl``. The budget takes the SSD meter's reading of memory.
+        settings, callbacks = self.settings, list[Callback]()
+        speed = None
+        if self.config.profile and self.order.has_share:
+            speed = self.executor.measure_speed(self.order.local_batch)
+        profiled = settings.debug.profile_steps or (STEPS if self.config.profile else 0)
+        if profiled:
+            name = f"{directory.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
+            self.profiler = Profiler(store, name, profiled, speed)
+            callbacks.append(self.profiler)
+        callbacks.append(compiling)
+        if speed is not None:
+            callbacks.append(SpeedMeter(speed))
+        callbacks.append(SsdMeter(self.executor.ssd))
+        callbacks.append(MemoryBudget(settings.hardware, settings.limit_memory, self.plan))
+        return callbacks
 
     def train(self) -> dict[str, Any]:
         """Take the steps that are left; returns what the function ``train`` does. Collective."""
@@ -237,7 +242,8 @@ class Trainer:
             try:
                 self._take_steps(agreement)
             except BaseException:
-                if dist.get_world_size() == 1:  # several ranks end at once, and their threads with them
+                # Several ranks end at once, and the threads that write checkpoints with them.
+                if dist.get_world_size() == 1:
                     self.checkpoints.checkpointer.abandon()
                 raise
             finally:
