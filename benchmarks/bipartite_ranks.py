@@ -28,10 +28,10 @@ from pipeline.store import Store
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.hogwild import Hogwild
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import ModelSettings, PredictionSettings, TrainingSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
+from pipeline.training.trainer import train
 
 KEPT = 4  # batches, drawn once and used over and over
 WARM = 3
@@ -62,7 +62,7 @@ class Shape:
     """Twitter's sparse linear layer as ``parts`` tables, into which a hash deals the ids, on the ranks that run."""
 
     def __init__(self) -> None:
-        self.trainer: Trainer | None = None
+        self.trainer: StepExecutor | None = None
         self.batches: Iterator[Batch] = iter(())
         self.samples = 0
 
@@ -93,7 +93,7 @@ class Shape:
             plan = cut(plan, hosts - owners, owners, shards)
         device = connect(config.hardware, 1)
         settings = ModelSettings.of(config)
-        kind = Trainer if owners else Hogwild
+        kind = StepExecutor if owners else Hogwild
         self.trainer = kind(settings, schema, plan, device, total=10**6)
         workers = config.hardware.workers
         here = owners == 0 or dist.get_rank() < workers

@@ -42,7 +42,7 @@ from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ class _Bench:
         config = config_of(given.dim, given.batch)
         device = connect(config.hardware, config.train.threads_per_rank)
         _say(f"{given.tables} tables of {self.rows:,} rows x {given.dim}: building ...")
-        self.trainer = Trainer(ModelSettings.of(config), self.schema, plan_of(self.schema, config), device)
+        self.trainer = StepExecutor(ModelSettings.of(config), self.schema, plan_of(self.schema, config), device)
         ids = ZipfIds(self.rows, given.zipf)
         self.steps = -(-ids.lookups_for(given.share) // given.batch)
         self.batches: Iterator[Batch] = batches(self.schema, given.batch, 1, ids)

@@ -35,7 +35,7 @@ from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 RESTORES = (1, 3, 20, 100)
 
@@ -90,7 +90,7 @@ def _train(
     config = replace(config_of(), seed=seed)
     device = connect(config.hardware, config.train.threads_per_rank)
     split = SplitReader(store, dataset, "train")
-    trainer = Trainer(ModelSettings.of(config), split.schema, plan_of(split.schema), device)
+    trainer = StepExecutor(ModelSettings.of(config), split.schema, plan_of(split.schema), device)
     with torch.no_grad():
         for parameter in trainer.dense.values():
             parameter.mul_(1 + nudge)
@@ -109,7 +109,7 @@ def _train(
     return _ne(trainer.finished(), SplitReader(store, dataset, "test"))
 
 
-def _saver(store: Store, trainer: Trainer, restores: int, coding: dict[str, Any], seed: int) -> Checkpointer:
+def _saver(store: Store, trainer: StepExecutor, restores: int, coding: dict[str, Any], seed: int) -> Checkpointer:
     settings = CheckpointConfig(expected_restores=restores, **coding)
     model = CheckpointedModel(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
     return Checkpointer(store, f"quality-{restores}-{seed}", settings, model, "bench", {}, {})

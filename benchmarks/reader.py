@@ -22,10 +22,10 @@ from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from pipeline.store import Store
 from pipeline.training.data import BatchReader
-from pipeline.training.loop import train
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import TrainingSettings
+from pipeline.training.trainer import train
 
 BATCH = 8192
 

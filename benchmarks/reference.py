@@ -25,7 +25,7 @@ from pipeline.config import Config
 from pipeline.embeddings.tables import kernels
 from pipeline.records import DatasetSchema
 from pipeline.training.data import Batch
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 
 class _Train(nn.Module):
@@ -85,7 +85,7 @@ class PlainLoop:
         self.schedule.step()
 
     @torch.no_grad()
-    def start_from(self, trainer: Trainer) -> None:
+    def start_from(self, trainer: StepExecutor) -> None:
         """Take over the initial values of ``trainer``, so that only the arithmetic differs."""
         ours = {shard.table: shard.weight for shard in trainer.rows.local_shards()}
         for kernel in kernels(self.model):
@@ -160,7 +160,7 @@ class EagerLoop:
         self.schedule.step()
 
     @torch.no_grad()
-    def start_from(self, trainer: Trainer) -> None:
+    def start_from(self, trainer: StepExecutor) -> None:
         """Take over the initial values of ``trainer``."""
         ours = {shard.table: shard.weight for shard in trainer.rows.local_shards()}
         for table, weight in zip(self.model.tables, ours.values(), strict=True):
@@ -172,6 +172,6 @@ class EagerLoop:
             mine.weight.copy_(source.weight)
 
 
-def ours_dim(trainer: Trainer) -> int:
+def ours_dim(trainer: StepExecutor) -> int:
     """The embedding width of ``trainer``."""
     return next(iter(trainer.rows.tables.values())).dim

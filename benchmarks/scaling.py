@@ -38,7 +38,7 @@ from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 WARM_UP = 12  # steps before the clock starts
 GROUP = 8192  # rows of a row group: enough of them for a lane a rank
@@ -154,7 +154,7 @@ def _rank(number: int, task: _Task, ready: Any, together: Any) -> None:
     device = connect(config.hardware, config.train.threads_per_rank)
     store: Store = Store(task.folder)
     split = SplitReader(store, store.get("data", "ingest"), "train")
-    trainer = Trainer(ModelSettings.of(config), split.schema, _plan(split.schema, task.world), device)
+    trainer = StepExecutor(ModelSettings.of(config), split.schema, _plan(split.schema, task.world), device)
     order = Order(
         key="scaling", seed=1, global_batch=batch, lanes=config.train.dealt_lanes, rank=rank, world_size=task.world
     )

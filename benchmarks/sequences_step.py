@@ -40,7 +40,7 @@ from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 ROWS = {"user": 50_000, "item": 50_000, "category": 500}
 AGES, DENSE, BATCHES = 66, 4, 3
@@ -134,7 +134,7 @@ def write(store: Store, name: str, lengths: np.ndarray, longest: int) -> Artifac
         return draft.commit({})
 
 
-def trainer_of(block: str, store: Store, dataset: Artifact, dim: int, samples: int) -> Trainer:
+def trainer_of(block: str, store: Store, dataset: Artifact, dim: int, samples: int) -> StepExecutor:
     """A trainer of a DLRM with ``block``, called by its name and its layers."""
     name, _, layers = block.partition("/")
     chosen = SequenceModel(block=name, options=SequenceOptions(layers=int(layers) if layers else None))
@@ -145,7 +145,7 @@ def trainer_of(block: str, store: Store, dataset: Artifact, dim: int, samples: i
         train=TrainConfig(global_batch=samples, warmup_steps=1, schedule="constant", precision="fp32"),
     )
     schema = SplitReader(store, dataset, "train").schema
-    return Trainer(ModelSettings.of(config), schema, plan_of(schema, dim, samples), torch.device("cpu"))
+    return StepExecutor(ModelSettings.of(config), schema, plan_of(schema, dim, samples), torch.device("cpu"))
 
 
 def plan_of(schema: DatasetSchema, dim: int, samples: int) -> Plan:
@@ -177,7 +177,7 @@ def read(store: Store, dataset: Artifact, samples: int) -> list[Batch]:
 class Steps:
     """Steps of ``trainer``, whose pipeline has the next batch in hand before it takes a step."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: StepExecutor) -> None:
         self._trainer, self._batches = trainer, deque[Batch]()
         self._source = iter(self._batches.popleft, None)
 

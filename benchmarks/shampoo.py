@@ -39,7 +39,7 @@ from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 TUNING_SEEDS = (1, 2, 3)
 RATES = {"adagrad": (0.01, 0.02, 0.03, 0.04), "shampoo": (0.01, 0.015, 0.02, 0.03)}
@@ -186,7 +186,8 @@ def _rank(number: int, log: str, folder: str, port: int) -> None:
     split, plan = SplitReader(store, dataset, "train"), read_plan(store, store.get(made["plan"].path, "plan"))
     order = Order(key="shampoo", seed=1, global_batch=config.train.batch, rank=number, world_size=RANKS)
     trainers = {
-        name: Trainer(ModelSettings.of(each), split.schema, plan, device, total=10**9) for name, each in configs.items()
+        name: StepExecutor(ModelSettings.of(each), split.schema, plan, device, total=10**9)
+        for name, each in configs.items()
     }
     times: dict[str, list[float]] = {name: [] for name in trainers}
     with contextlib.ExitStack() as open_readers:

@@ -27,7 +27,7 @@ from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.memory_budget import MemoryMeter, give_back_freed
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 # Rows written at a time.
 ROWS = 1 << 15
@@ -137,7 +137,7 @@ class _Model:
         device = connect(config.hardware, config.train.threads_per_rank)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0, spare=spare) if folder else None
-        self.trainer = Trainer(ModelSettings.of(config), self.schema, plan, device, ssd=self.ssd)
+        self.trainer = StepExecutor(ModelSettings.of(config), self.schema, plan, device, ssd=self.ssd)
         if self.ssd is not None and not lazy:
             self._write_rows()
 

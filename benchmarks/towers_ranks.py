@@ -1,6 +1,6 @@
 """A rank of ``benchmarks.towers``: trains the model flat, with pass-through towers or compressed, as it is told.
 
-Every variant is the product's own ``Trainer``: flat ones run TorchRec's DistributedModelParallel in its
+Every variant is the product's own ``StepExecutor``: flat ones run TorchRec's DistributedModelParallel in its
 TrainPipelineSparseDist, towers the tower pipeline; the same ids, precision, optimizers and quantised exchange.
 """
 
@@ -25,7 +25,7 @@ from pipeline.towers.assignment import towers_of
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 KEPT = 4  # batches of a rank, drawn once and used over and over: drawing costs nothing under the clock
 
@@ -34,7 +34,7 @@ class _Variants:
     """One trainer a variant; the first question builds them, every other one trains."""
 
     def __init__(self) -> None:
-        self.trainers: dict[str, Trainer] = {}
+        self.trainers: dict[str, StepExecutor] = {}
         self.batches: dict[str, Iterator[Batch]] = {}
 
     def __call__(self, **asked: Any) -> dict[str, Any]:
@@ -84,16 +84,16 @@ class _Variants:
 
 def _trainer(
     base: Config, schema: DatasetSchema, device: torch.device, exchange: str, sharding: str = "", **module: Any
-) -> Trainer:
+) -> StepExecutor:
     if sharding:
         config = replace(base, partition=PartitionConfig(exchange=exchange))
-        return Trainer(ModelSettings.of(config), schema, plan_of(schema, config, sharding), device)
+        return StepExecutor(ModelSettings.of(config), schema, plan_of(schema, config, sharding), device)
     config = replace(base, partition=PartitionConfig(name="dmt", exchange=exchange, **module))
     names, hosts = [column.name for column in schema.sparse], config.hardware.hosts
     cuts = [len(names) * host // hosts for host in range(hosts + 1)]
     assigned = [names[low:high] for low, high in itertools.pairwise(cuts)]
     towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, names)
-    return Trainer(ModelSettings.of(config), schema, plan_of(schema, config, "table_wise", towers), device, towers)
+    return StepExecutor(ModelSettings.of(config), schema, plan_of(schema, config, "table_wise", towers), device, towers)
 
 
 def plan_of(schema: DatasetSchema, config: Config, sharding: str, towers: Towers | None = None) -> Plan:

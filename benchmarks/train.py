@@ -35,7 +35,7 @@ from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 ROUND_STEPS, BATCH = 10, 8192
 Loop = Callable[[Iterator[Batch]], object]
@@ -61,7 +61,7 @@ def main() -> None:
         dataset = generate(store, given.rows, given.rows // 5)
         split = SplitReader(store, dataset, "train")
         plan = plan_of(split.schema)
-        ours = Trainer(ModelSettings.of(config), split.schema, plan, device)
+        ours = StepExecutor(ModelSettings.of(config), split.schema, plan, device)
         plain = PlainLoop(config, split.schema)
         plain.start_from(ours)
         eager = EagerLoop(config, split.schema)
@@ -74,7 +74,7 @@ def main() -> None:
         }
         if given.compiled:
             settings = ModelSettings.of(replace(config, train=replace(config.train, compile=True)))
-            compiled = Trainer(settings, split.schema, plan, device)
+            compiled = StepExecutor(settings, split.schema, plan, device)
             loops["compiled"], models["compiled"] = _with_meter(compiled), compiled.finished
         seconds = _race(loops, split, config)
         extra = _ceiling(ours, seconds)
@@ -83,7 +83,7 @@ def main() -> None:
     _report(seconds, aucs, extra)
 
 
-def _ceiling(ours: Trainer, seconds: dict[str, list[float]]) -> dict[str, float]:
+def _ceiling(ours: StepExecutor, seconds: dict[str, list[float]]) -> dict[str, float]:
     """Our loop's rate of floating-point operations, its share of what its products reach alone, and what they allow."""
     speed = ours.measure_speed(BATCH)
     step = {name: statistics.median(rounds) / ROUND_STEPS for name, rounds in seconds.items()}
@@ -125,7 +125,7 @@ def _report(seconds: dict[str, list[float]], aucs: dict[str, float], extra: dict
     )
 
 
-def _with_meter(trainer: Trainer) -> Loop:
+def _with_meter(trainer: StepExecutor) -> Loop:
     """Our loop's step, its metrics at the usual interval included."""
     meter = MetricAccumulator(window_steps=50)
 

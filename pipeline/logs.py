@@ -106,7 +106,7 @@ class FullText(logging.Formatter):
     """For log files: time (UTC), level, rank and logger before the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As ``2026-01-31T02:10:00.123Z INFO    rank 0 pipeline.training.loop: message``."""
+        """As ``2026-01-31T02:10:00.123Z INFO    rank 0 pipeline.training.trainer: message``."""
         who = "launcher" if _context["rank"] is None else f"rank {_context['rank']}"
         return f"{_time(record)} {record.levelname:<7} {who} {record.name}: {_message(self, record)}"
 

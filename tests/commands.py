@@ -47,7 +47,7 @@ def nightjar_in_turn(
 def kill_nightjar(command: Sequence[str], *, cwd: Path, where: str, count: int) -> None:
     """Run a command line that is killed with signal 9 as it calls ``where`` for the ``count``-th time.
 
-    ``where``: a function or method, such as ``pipeline.training.trainer:Trainer.step``. AssertionError if that is not
+    ``where``: a function or method, such as ``pipeline.training.step:StepExecutor.step``. AssertionError if that is not
     how it ends.
     """
     arguments = command, cwd, where, count

@@ -80,11 +80,11 @@ def _measure(config: Config) -> dict[str, Any]:
 
 def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
     from pipeline.training.settings import ModelSettings
-    from pipeline.training.trainer import Trainer
+    from pipeline.training.step import StepExecutor
 
     trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
-    trainer = Trainer(ModelSettings.of(trained), drawn.schema, plan, device, total=STEPS)
+    trainer = StepExecutor(ModelSettings.of(trained), drawn.schema, plan, device, total=STEPS)
     batches = _batches_of_rank(drawn, trial.batch, device)
     spent = []
     for _ in range(WARM_UP + STEPS):

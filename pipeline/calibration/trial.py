@@ -130,9 +130,9 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
         ``step_ms``: the median; ``bytes``: peak resident memory above the imports', 0 without /proc.
     """
     from pipeline.training.distributed import connect
-    from pipeline.training.loop import train
     from pipeline.training.memory_budget import status_bytes
     from pipeline.training.settings import TrainingSettings
+    from pipeline.training.trainer import train
 
     connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     before = status_bytes("VmRSS")

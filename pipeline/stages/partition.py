@@ -92,7 +92,7 @@ class Partition(Stage):
 
     def modules(self, config: Config) -> tuple[str, ...]:
         """Towers are planned, and a probe is trained; without them nothing is to be done."""
-        return ("pipeline.planning.torchrec_planner", "pipeline.training.loop") if has_towers(config) else ()
+        return ("pipeline.planning.torchrec_planner", "pipeline.training.trainer") if has_towers(config) else ()
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""

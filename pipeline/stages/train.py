@@ -148,7 +148,7 @@ class Train(Stage):
 
     def modules(self, config: Config) -> tuple[str, ...]:
         """The training loop."""
-        return ("pipeline.training.loop",)
+        return ("pipeline.training.trainer",)
 
     def seconds_to_end(self, config: Config) -> float:
         """A checkpoint is committed first."""
@@ -162,8 +162,8 @@ class Train(Stage):
         from pipeline.stages.read import is_first_rank, read_towers
         from pipeline.stages.warm_start import init_artifact
         from pipeline.store.retrying import retried
-        from pipeline.training.loop import train
         from pipeline.training.settings import TrainingSettings
+        from pipeline.training.trainer import train
 
         key, place = continuation_key(config, step.config.get("init"), step.input_keys["ingest"]), step.scratch[0]
         before = retried(lambda: committed(store, place), f"listing {store.url_of(place)}")

@@ -15,7 +15,8 @@ from torch import Tensor
 from pipeline.models.layers.jagged import EventWeights, fillers
 from pipeline.training.sequence_vectors import SequenceEncoders
 
-MOST_EVENTS = 12  # of the example, where some row of the first batch has no more
+# Events of the example, where some row of the first batch has no more.
+MOST_EVENTS = 12
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def _keep(
 ) -> None:
     """Keep the weights without those of what filled up the batch, which are the last ones."""
     events, samples = counts
-    alone = len(made) == events + fillers(events, samples)[0]  # else every sample's target is behind its events
+    # Else every sample's target is behind its events.
+    alone = len(made) == events + fillers(events, samples)[0]
     into.append(made.detach()[: events if alone else events + samples])
 
 
@@ -92,9 +94,12 @@ def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
     """The sample with most events, but not more than ``MOST_EVENTS`` where there is one; ``sample``: of each event."""
     lengths = torch.bincount(sample)
     among = lengths[:rows]
-    fits = torch.where(among <= MOST_EVENTS, among, -among)  # beyond, the shorter the better
-    row = int(fits.numpy().argmax())  # the first of several
-    behind = (len(weights) - len(sample)) // len(lengths)  # 1 where every sample's target is behind its events
+    # Beyond ``MOST_EVENTS``, the shorter the better.
+    fits = torch.where(among <= MOST_EVENTS, among, -among)
+    # ``argmax`` returns the first of several.
+    row = int(fits.numpy().argmax())
+    # 1 where every sample's target is behind its events.
+    behind = (len(weights) - len(sample)) // len(lengths)
     start = int(lengths[:row].sum()) + behind * row
     own = weights[start : start + int(lengths[row])]
     target = float(weights[start + int(lengths[row])]) if behind else None

@@ -23,11 +23,14 @@ from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import score
 from pipeline.training.sampler import Order
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
-MOST_ROWS = 1 << 20  # row groups of so many rows tell the level to a few thousandths
-_HALVINGS = 60  # of the interval that holds the level
-_REACH = 40.0  # beyond the largest logit, so that predictions are all 0, or all 1
+# Row groups of so many rows tell the level to a few thousandths.
+MOST_ROWS = 1 << 20
+# Halvings of the interval that holds the level.
+_HALVINGS = 60
+# The interval goes this far beyond the largest logit, where predictions are all 0, or all 1.
+_REACH = 40.0
 log = logging.getLogger(__name__)
 
 
@@ -36,8 +39,8 @@ def levels(schema: DatasetSchema) -> bool:
     return schema.sampled == BY_LOGIT and not schema.tasks
 
 
-def set_level(trainer: Trainer, train: SplitReader, order: Order) -> dict[str, list[float]]:
-    """Set the last bias of ``trainer``'s model, of one task, to the ``level_of`` the train rows. Collective.
+def set_level(executor: StepExecutor, train: SplitReader, order: Order) -> dict[str, list[float]]:
+    """Set the last bias of ``executor``'s model, of one task, to the ``level_of`` the train rows. Collective.
 
     Of many rows, those of evenly spread row groups. Where an average is published, it is the average's bias.
 
@@ -46,25 +49,25 @@ def set_level(trainer: Trainer, train: SplitReader, order: Order) -> dict[str, l
     """
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(MOST_ROWS)
-    device = next(iter(trainer.dense.values())).device
-    with trainer.looking() as model, torch.compiler.set_stance("force_eager"):
-        before = {name: parameter.detach().clone() for name, parameter in trainer.dense.items()}
-        trainer.dense_part.start_at([0.0])
+    device = next(iter(executor.dense.values())).device
+    with executor.looking() as model, torch.compiler.set_stance("force_eager"):
+        before = {name: parameter.detach().clone() for name, parameter in executor.dense.items()}
+        executor.dense_part.start_at([0.0])
         with BatchReader(rows, replace(order, shuffle=False), pin=device.type == "cuda") as reader:
-            logits = score(model, reader, device, trainer.workers)
+            logits = score(model, reader, device, executor.workers)
         level = all_gather_records(None if logits is None else _level(rows, logits))[0]
-        trainer.dense_part.start_at([level])
-        moved = [name for name, parameter in trainer.dense.items() if not torch.equal(parameter, before[name])]
+        executor.dense_part.start_at([level])
+        moved = [name for name, parameter in executor.dense.items() if not torch.equal(parameter, before[name])]
     if dist.get_rank() == 0:
         log.info("the last bias is %.4f, by the clicks of %s train rows", level, f"{rows.rows:,}")
     return {name: before[name].flatten().tolist() for name in moved}
 
 
 @torch.no_grad()
-def unset_level(trainer: Trainer, former: Mapping[str, list[float]]) -> None:
+def unset_level(executor: StepExecutor, former: Mapping[str, list[float]]) -> None:
     """Put back what ``set_level`` returned; where an average is published, it must be in the weights' place."""
     for name, values in former.items():
-        parameter = trainer.dense[name]
+        parameter = executor.dense[name]
         parameter.copy_(torch.tensor(values, dtype=parameter.dtype).view_as(parameter))
 
 

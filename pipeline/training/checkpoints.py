@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,11 @@ from pipeline.config.partition import PartitionConfig
 from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.embeddings.row_access import reset_rows
 from pipeline.embeddings.touched import TouchedRows
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, LaunchError
 from pipeline.records.dataset import dataset_path
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.bias_correction import set_level, unset_level
+from pipeline.training.bias_correction import levels, set_level, unset_level
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.metrics import MetricAccumulator
@@ -46,19 +46,33 @@ from pipeline.training.resume_checks import (
 )
 from pipeline.training.sampler import Order
 from pipeline.training.settings import TrainingSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
-# The settings that fix a step's learning rates, together with the number of steps.
-# In the schedule's record: the parameters are averages, the weights that train their state.
+# In the schedule's record: the parameters are averages, the weights that train are their state.
 AVERAGED = "averaged"
-LEVEL = "level"  # in the schedule's record, by parameter: values with which training goes on, without the level
-PLANNED = "planned"  # in the schedule's record: steps planned before, where those taken had other rates for that
+# In the schedule's record, by parameter: the values with which training goes on, without the level.
+LEVEL = "level"
+# In the schedule's record: steps planned before, where those taken had other learning rates for that.
+PLANNED = "planned"
+# The settings that fix a step's learning rates, together with the number of steps.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one training: ``resume`` from the newest, ``save`` where one is due and at the end."""
+    """The checkpoints of one training: ``resume`` from the newest, ``save`` where one is due and at the end.
+
+    What is published may differ from what trains: the average of the weights, and a last bias at the level of the
+    clicks. Only checkpoints that may be published have it, with the values to train on from beside it.
+
+    Attributes:
+        checkpointer: Writes and restores.
+        stopping: What validations have decided so far; None without validation rows.
+        snapshots: Names of those that may join an ensemble; None: none is made.
+        order: Of this training's batches, which keeps the order that it began with.
+        ends_early: Resumed where the training now ends, which was not its end before.
+        planned: Steps planned before, where those taken had other learning rates for that.
+    """
 
     def __init__(
         self,
@@ -67,62 +81,83 @@ class Checkpoints:
         directory: str,
         key: str,
         inputs: dict[str, str],
-        trainer: Trainer,
-        meter: MetricAccumulator,
+        executor: StepExecutor,
+        metrics: MetricAccumulator,
         compiling: AutoCompile,
+        split: SplitReader,
         order: Order,
         on_point: OnPoint = ignore,
     ) -> None:
-        self.settings, self.trainer, self.meter, self.compiling = settings, trainer, meter, compiling
+        self.settings, self.executor, self.metrics, self.compiling = settings, executor, metrics, compiling
         model = CheckpointedModel(
-            trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense
+            executor.rows, TouchedRows(executor.model), dict(executor.dense), executor.optimizers.dense
         )
         self.checkpointer = Checkpointer(
             store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
         )
-        self._last = time.monotonic()
-        self.stopping: Stopping | None = None  # what the looks at validation rows have decided so far
-        self.snapshots: list[str] | None = None  # names of those that may join an ensemble; None: none is made
-        self.order = order  # of this training, which keeps the order that it began with
-        self.levelled: SplitReader | None = None  # rows by which the level of what is published is set; None: it is not
-        self.ends_early = False  # resumed where the training now ends, which was not its end before
-        self.planned: int | None = None  # steps planned before, where those taken had other rates for that
-        self._place, self._dataset = directory, inputs["dataset"]
+        self.order = order
+        self.stopping: Stopping | None = None
+        self.snapshots: list[str] | None = None
+        self.ends_early = False
+        self.planned: int | None = None
+        self._split, self._levels = split, levels(split.schema)
+        self._directory, self._dataset = directory, inputs["dataset"]
+        self._last_saved = time.monotonic()
 
     @property
     def final(self) -> str:
         """Path of the newest committed checkpoint, '' where there is none."""
         return self.checkpointer.newest or ""
 
-    def resume(self, init: Artifact | None, total: int, rows: int) -> None:
+    @property
+    def best(self) -> str | None:
+        """The name of the checkpoint with the best weights; None without validation rows."""
+        if self.stopping is None or self.stopping.kept is None:
+            return None
+        return name_of(self.stopping.kept)
+
+    def resume(self, init: Artifact | None, total: int) -> None:
         """Continue from the newest whole checkpoint of this training. Collective.
 
-        Without one, start at step 0 with the values of ``init``. ``total``: steps planned, on ``rows`` rows an epoch;
-        ConfigError where the checkpoint has taken more.
+        Args:
+            init: The checkpoint that a training without one starts from; None: initial values.
+            total: Steps planned.
+
+        Raises:
+            ConfigError: The checkpoint has taken more steps, or has missed the start of the average.
+            ArtifactError: Its towers have other features.
         """
         state = self.checkpointer.resume()
         if state is None:
             if init is not None:
                 self.start_from(init)
             return
-        if state.towers not in ({}, self.trainer.tower_features):
+        executor, train, rows = self.executor, self.settings.train, self._split.rows
+        if state.towers not in ({}, executor.tower_features):
             raise ArtifactError(
                 f"the towers of checkpoint {self.final} have other features: {_features_text(state.towers)}; "
-                f"the model's: {_features_text(self.trainer.tower_features)}",
+                f"the model's: {_features_text(executor.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
-        then = run_on_rank0(f"reading {self.final}", lambda: self.checkpointer.store.get(self.final, "train").config)
-        check_length(self.settings.train, then, state.step, total, self.final)
-        self.trainer.steps = state.step
+        saved_config = run_on_rank0(
+            f"reading {self.final}", lambda: self.checkpointer.store.get(self.final, "train").config
+        )
+        check_length(train, saved_config, state.step, total, self.final)
+
+        # 1. The position, and the state of everything that has one.
+        executor.steps = state.step
+        # Trainings of earlier releases have no such key: their order followed the dataset's own.
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
-        set_table_steps(self.trainer.model, state.step)
+        set_table_steps(executor.model, state.step)
+        schedule = executor.optimizers.schedule
+        stopped = False
         if self.stopping is not None:
             self.stopping.load(state.validation)
-            self.trainer.optimizers.scale = self.stopping.lr_scale
-        stopped = self.stopping is not None and self.stopping.stopped
+            schedule.scale = self.stopping.lr_scale
+            stopped = self.stopping.stopped
         if not stopped:
-            check_average(self.settings.train, then, state.step, total, rows, self.final)
-        self.meter.load(state.windows)
+            check_average(train, saved_config, state.step, total, rows, self.final)
+        self.metrics.load(state.windows)
         self.compiling.compiled = state.compiled
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
@@ -130,149 +165,86 @@ class Checkpoints:
             log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
             if stopped:
                 log.info("the validation rows had stopped it there; it stays so")
-            elif line := length_line(self.settings.train, then, state.step, total, rows, self.trainer.optimizers.cycle):
+            elif line := length_line(train, saved_config, state.step, total, rows, schedule.cycle):
                 log.info("%s", line)
-        before, self.planned = planned_before(self.settings.train, then, rows), state.schedule.get(PLANNED)
-        cycle = self.trainer.optimizers.cycle
-        if self.planned is None and rates_differ(self.settings.train, before, total, state.step, cycle):
+
+        # 2. A training that has become longer or shorter goes on with the steps that it has taken.
+        before = planned_before(train, saved_config, rows)
+        self.planned = state.schedule.get(PLANNED)
+        if self.planned is None and rates_differ(train, before, total, state.step, schedule.cycle):
             self.planned = before
         if stopped or before == total == state.step:
-            self._end_as_asked(state, then)
+            self._recode_last(state, saved_config)
             return
-        if self.levelled is not None and before == state.step and LEVEL not in state.schedule and dist.get_rank() == 0:
+        if self._levels and before == state.step and LEVEL not in state.schedule and dist.get_rank() == 0:
             log.warning(
                 "%s, the end of a training, is of an earlier release: training goes on from the last bias that was set "
                 "for what was published, not from the one that was trained; force=true trains from the start",
                 self.final,
             )
         self.ends_early = state.step == total
-        self._train_on(state)
-        if (average := self.trainer.optimizers.average) is not None:
+        self._restore_trained_weights(state)
+        if (average := executor.optimizers.average) is not None:
             average.restart(state.step)
 
-    def _train_on(self, state: TrainState) -> None:
+    def _restore_trained_weights(self, state: TrainState) -> None:
         """Put the weights that train in their place, where ``state`` was saved with what is published there."""
-        unset_level(self.trainer, state.schedule.get(LEVEL, {}))
-        if state.schedule.get(AVERAGED) and self.trainer.optimizers.average is not None:
-            self.trainer.optimizers.average.swap()
+        unset_level(self.executor, state.schedule.get(LEVEL, {}))
+        if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
+            self.executor.optimizers.average.swap()
 
-    def save_best(self, per_epoch: int, samples: int) -> None:
-        """Take an exact checkpoint of the weights that the last look found best; it is committed. Collective."""
-        self._save(per_epoch, samples, exact=True, averaged=True)
+    def start_from(self, init: Artifact) -> None:
+        """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
+        wanted, model, store = self.settings.checkpoint, self.checkpointer.model, self.checkpointer.store
+        data = self.settings.data
+        partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
+        allowed = check_changes(init, self.settings.record, wanted, data, self._dataset)
+        lines = warm_start(
+            store,
+            init,
+            RestoreTarget(model.rows, model.dense, model.optimizer),
+            tables_only=wanted.init_tables_only,
+            rename=dict(wanted.rename),
+            partly=partition != asdict(self.settings.partition),
+            towers=self.executor.tower_features,
+            order=self.executor.feature_order,
+        )
+        # A validation before this training's average begins would be of the former training's.
+        drop_averages(self.executor.optimizers.dense)
+        # No id starts with the row of another one.
+        dataset = store.find(dataset_path(data.name, self._dataset, data.day))
+        if dataset is not None:
+            for table, rows in remapped_rows(store, init, dataset, data, wanted).items():
+                reset_rows(self.executor.rows, table, rows, self.settings.seed)
+                lines.append(f"table {table}: {len(rows):,} rows reset, whose ids changed")
+        if dist.get_rank() == 0:
+            log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))
 
-    def save_snapshot(self, per_epoch: int, samples: int) -> None:
-        """Take an exact checkpoint that may be published as a member of an ensemble; it is committed. Collective."""
-        self._save(per_epoch, samples, exact=True, averaged=True, levelled=True)
+    def load(self, path: str) -> None:
+        """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
+        self._restore(path, RestoreTarget(self.checkpointer.model.rows, dict(self.executor.dense), states=False))
 
     def go_back(self) -> None:
         """Bring the best weights back, with the state of their optimizers; the position stays. Collective."""
         assert self.best is not None
-        model, store = self.checkpointer.model, self.checkpointer.store
-        path = f"{self.checkpointer.directory}/{self.best}"
-        artifact = run_on_rank0(f"opening {path}", lambda: store.get(path, "train").to_json())
+        model = self.checkpointer.model
         target = RestoreTarget(
             model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.checkpointer.on_point
         )
-        self._train_on(restore(store, Artifact.from_json(path, artifact), target))
-        model.touched.fill()  # the next delta rests on a checkpoint of other rows
-        set_table_steps(self.trainer.model, self.trainer.steps)
+        self._restore_trained_weights(self._restore(f"{self.checkpointer.directory}/{self.best}", target))
+        # The next delta rests on a checkpoint of other rows.
+        model.touched.fill()
+        set_table_steps(self.executor.model, self.executor.steps)
 
-    @property
-    def best(self) -> str | None:
-        """The name of the checkpoint with the best weights; None without looks at validation rows."""
-        kept = self.stopping.kept if self.stopping is not None else None
-        return None if kept is None else name_of(kept)
-
-    def snapshot_paths(self) -> list[str]:
-        """The snapshots in the order of their steps; the last one is the training's last checkpoint.
-
-        One that a ``gc`` has removed since the training ended is left out. Collective.
-        """
-        paths = [f"{self._place}/{name}" for name in (self.snapshots or [])[:-1]]
+    def _restore(self, path: str, target: RestoreTarget) -> TrainState:
         store = self.checkpointer.store
-        return [*run_on_rank0("finding snapshots", lambda: [p for p in paths if store.find(p) is not None]), self.final]
-
-    def load(self, path: str) -> None:
-        """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
-        model, store = self.checkpointer.model, self.checkpointer.store
         artifact = run_on_rank0(f"opening {path}", lambda: store.get(path, "train").to_json())
-        restore(
-            store, Artifact.from_json(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
-        )
+        return restore(store, Artifact.from_json(path, artifact), target)
 
     def changed_without_lookups(self) -> None:
-        """Have the next checkpoint hold every row, and the guards look at no figures of before."""
+        """Have the next checkpoint hold every row, and the guards see no figures of before."""
         self.checkpointer.model.touched.fill()
-        self.meter.begin_anew()
-
-    def _end_as_asked(self, state: TrainState, then: dict[str, Any]) -> None:
-        """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
-
-        ``then``: the configuration that wrote it. It stays, since other artifacts name it.
-        """
-        wanted = self.settings.checkpoint
-        if same_coding(wanted, then):
-            return
-        check_finer(wanted, then, self.final)
-        if (path := self._turn_aside()) is not None:
-            self.checkpointer.save(state, final=True, wait=True)
-            if dist.get_rank() == 0:
-                log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
-
-    def end_early(self, per_epoch: int, samples: int) -> None:
-        """Take the last checkpoint of a training that was resumed where it ends now. Collective.
-
-        The one it was resumed from stays: a training that is made longer again goes on from there.
-        """
-        if (path := self._turn_aside()) is not None:
-            self._save(per_epoch, samples, final=True, averaged=True, levelled=True)
-            if dist.get_rank() == 0:
-                log.info("training ends here; its last checkpoint is %s", path)
-
-    def _turn_aside(self) -> str | None:
-        """Have the last checkpoint written beside the directory of the others; None where it lies there already."""
-        directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
-        path = f"{directory}/{name_of(self.trainer.steps)}"
-        self.checkpointer.turn_to(directory)
-        if run_on_rank0(f"looking for {path}", lambda: self.checkpointer.store.find(path) is not None):
-            self.checkpointer.newest = path
-            return None
-        return path
-
-    def start_from(self, init: Artifact) -> None:
-        """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
-        wanted, model = self.settings.checkpoint, self.checkpointer.model
-        partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
-        allowed = check_changes(
-            init, self.settings.record, wanted, self.settings.data, self.checkpointer.inputs["dataset"]
-        )
-        target = RestoreTarget(model.rows, model.dense, model.optimizer)
-        lines = warm_start(
-            self.checkpointer.store,
-            init,
-            target,
-            tables_only=wanted.init_tables_only,
-            rename=dict(wanted.rename),
-            partly=partition != asdict(self.settings.partition),
-            towers=self.trainer.tower_features,
-            order=self.trainer.feature_order,
-        )
-        drop_averages(self.trainer.optimizers.dense)  # looks before its own begins would be at a former training's
-        lines += self._reset_remapped(init)
-        if dist.get_rank() == 0:
-            log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))
-
-    def _reset_remapped(self, init: Artifact) -> list[str]:
-        """Reset the rows whose ids changed, so that no id starts with what another one learnt."""
-        data, store = self.settings.data, self.checkpointer.store
-        dataset = store.find(dataset_path(data.name, self.checkpointer.inputs["dataset"], data.day))
-        if dataset is None:
-            return []
-        lines = []
-        for table, rows in remapped_rows(store, init, dataset, self.settings.data, self.settings.checkpoint).items():
-            reset_rows(self.trainer.rows, table, rows, self.settings.seed)
-            lines.append(f"table {table}: {len(rows):,} rows reset, whose ids changed")
-        return lines
+        self.metrics.begin_anew()
 
     def due(self, step: int) -> bool:
         """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""
@@ -282,20 +254,82 @@ class Checkpoints:
     def late(self) -> bool:
         """Whether ``checkpoint.every_minutes`` have passed since the last one, by this rank's clock."""
         minutes = self.settings.checkpoint.every_minutes
-        return minutes is not None and time.monotonic() - self._last >= 60 * minutes
+        return minutes is not None and time.monotonic() - self._last_saved >= 60 * minutes
 
-    def save(self, per_epoch: int, samples: int, *, final: bool = False, grace: float | None = None) -> None:
-        """Take a checkpoint of the trainer's state. Collective.
+    def save(self, *, final: bool = False, grace: float | None = None) -> None:
+        """Take a checkpoint of the executor's state. Collective.
 
-        ``final``: the result of the run; ``grace``: seconds in which it must be committed (TimeoutError). With either,
-        it is committed on return.
+        Args:
+            final: It is the result of the run.
+            grace: Seconds in which it must be committed (TimeoutError). With either, it is committed on return.
         """
-        self._save(per_epoch, samples, final=final, averaged=final, levelled=final, grace=grace)
+        self._save(final=final, averaged=final, levelled=final, grace=grace)
+
+    def save_and_stop(self, *, saved: bool) -> NoReturn:
+        """End the run after a SIGTERM, with this step committed if the grace time is enough. Collective.
+
+        ``saved``: it is already.
+
+        Raises:
+            LaunchError: Always; it names the checkpoint that the next session continues from.
+        """
+        try:
+            if not saved:
+                self.save(grace=self.settings.checkpoint.grace_seconds)
+            outcome = f"its checkpoint {self.final} is committed"
+        except (TimeoutError, ArtifactError) as error:
+            outcome = f"no checkpoint could be taken in time ({error}); the newest is {self.final or 'none'}"
+        raise LaunchError(
+            f"training stopped on SIGTERM after step {self.executor.steps}; {outcome}",
+            hint="the same command continues from there",
+        )
+
+    def save_best(self) -> None:
+        """Take an exact checkpoint of the weights that the last validation found best; it is committed. Collective."""
+        self._save(exact=True, averaged=True)
+
+    def save_snapshot(self) -> None:
+        """Take an exact checkpoint that may be published as a member of an ensemble; it is committed. Collective."""
+        self._save(exact=True, averaged=True, levelled=True)
+
+    def end_early(self) -> None:
+        """Take the last checkpoint of a training that was resumed where it ends now. Collective.
+
+        The one it was resumed from stays: a training that is made longer again goes on from there.
+        """
+        path = self._redirect_last()
+        if path is not None:
+            self._save(final=True, averaged=True, levelled=True)
+            if dist.get_rank() == 0:
+                log.info("training ends here; its last checkpoint is %s", path)
+
+    def _recode_last(self, state: TrainState, saved_config: dict[str, Any]) -> None:
+        """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
+
+        ``saved_config``: the configuration that wrote it. It stays, since other artifacts name it.
+        """
+        wanted = self.settings.checkpoint
+        if same_coding(wanted, saved_config):
+            return
+        check_finer(wanted, saved_config, self.final)
+        path = self._redirect_last()
+        if path is not None:
+            self.checkpointer.save(state, final=True, wait=True)
+            if dist.get_rank() == 0:
+                log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
+
+    def _redirect_last(self) -> str | None:
+        """Have the last checkpoint written beside the directory of the others; None where it lies there already."""
+        directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
+        path = f"{directory}/{name_of(self.executor.steps)}"
+        self.checkpointer.turn_to(directory)
+        if run_on_rank0(f"looking for {path}", lambda: self.checkpointer.store.find(path) is not None):
+            self.checkpointer.newest = path
+            return None
+        return path
 
     def _save(
         self,
-        per_epoch: int,
-        samples: int,
         *,
         averaged: bool,
         levelled: bool = False,
@@ -303,47 +337,64 @@ class Checkpoints:
         exact: bool = False,
         grace: float | None = None,
     ) -> None:
-        """``averaged``: the averaged weights take the place of those that train, where they are what is published.
+        # 1. Put what is published in the place of what trains: first the level, which is that of the average.
+        executor, step = self.executor, self.executor.steps
+        unlevelled: dict[str, list[float]] = {}
+        if levelled and self._levels:
+            unlevelled = set_level(executor, self._split, self.order)
+        executor.gather()
+        average = executor.published_average if averaged else None
+        if average is not None:
+            average.swap()
 
-        ``levelled``: they have the level of the train rows, where that is published.
-        """
-        rows = self.levelled if levelled else None
-        former = set_level(self.trainer, rows, self.order) if rows is not None else {}
-        self.trainer.gather()
-        step = self.trainer.steps
-        epoch, batch = divmod(step, per_epoch)
+        # 2. Save it, with what puts a resumed training back on its way.
         schedule = {name: getattr(self.settings.train, name) for name in SCHEDULE}
-        average = self.trainer.published_average if averaged else None
         if average is not None:
             schedule[AVERAGED] = True
-            average.swap()
-        if former:
-            schedule[LEVEL] = former
+        if unlevelled:
+            schedule[LEVEL] = unlevelled
         if self.planned is not None:
             schedule[PLANNED] = self.planned
+        epoch, batch = divmod(step, self.order.steps_per_epoch(self._split.rows))
         state = TrainState(
             step=step,
             epoch=epoch,
             next_batch=batch,
-            samples=samples,
+            samples=self.order.samples_after(step, self._split.rows),
             schedule=schedule,
-            windows=self.meter.state(),
-            towers=self.trainer.tower_features,
-            order=self.trainer.feature_order,
+            windows=self.metrics.state(),
+            towers=executor.tower_features,
+            order=executor.feature_order,
             rng=_all_rng_states(),
-            validation=self.stopping.state() if self.stopping is not None else {},
+            validation={} if self.stopping is None else self.stopping.state(),
             compiled=self.compiling.compiled,
             lanes=self.order.lanes,
             shuffle_key=self.order.key,
         )
-        held: list[str] = [] if final or self.best is None else [self.best]
-        held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]
+        # What retention must not remove yet.
+        held: list[str] = []
+        if self.snapshots is not None:
+            held = [name for name in self.snapshots if name != name_of(step)]
+        elif self.best is not None and not final:
+            held = [self.best]
         wait = final or exact or grace is not None
         self.checkpointer.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
-        unset_level(self.trainer, former)
+
+        # 3. Train on as before.
+        unset_level(executor, unlevelled)
         if average is not None:
             average.swap()
-        self._last = time.monotonic()
+        self._last_saved = time.monotonic()
+
+    def snapshot_paths(self) -> list[str]:
+        """The snapshots in the order of their steps; the last one is the training's last checkpoint.
+
+        One that a ``gc`` has removed since the training ended is left out. Collective.
+        """
+        store = self.checkpointer.store
+        paths = [f"{self._directory}/{name}" for name in (self.snapshots or [])[:-1]]
+        found = run_on_rank0("finding snapshots", lambda: [path for path in paths if store.find(path) is not None])
+        return [*found, self.final]
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """``checkpoint`` of result.json for a session of ``seconds``."""
@@ -364,13 +415,15 @@ def _features_text(towers: dict[str, list[str]]) -> str:
 
 def _all_rng_states() -> Tensor | None:
     """Every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], on rank 0, which writes it. Collective."""
-    own = torch.get_rng_state()
+    state = torch.get_rng_state()
     if dist.get_world_size() == 1:
-        return own[None]
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else own.device
+        return state[None]
+    device = state.device
+    if dist.get_backend() == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
     if dist.get_rank() != 0:
-        dist.gather(own.to(device), None, dst=0)
+        dist.gather(state.to(device), None, dst=0)
         return None
-    states = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
-    dist.gather(own.to(device), states, dst=0)
+    states = [torch.empty_like(state, device=device) for _ in range(dist.get_world_size())]
+    dist.gather(state.to(device), states, dst=0)
     return torch.stack(states).cpu()

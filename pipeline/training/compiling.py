@@ -25,17 +25,22 @@ from pipeline.machine import processor
 from pipeline.models.layers.mlp import batch_norms
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import artifact_key
+from pipeline.training.callbacks import Callback
 from pipeline.training.distributed import largest
 from pipeline.training.model import DensePart
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 # The seconds of steps that must be left for a trial, which takes up to half a minute where nothing is gained.
 SHORTEST = 600.0
-FIRST, TIMED = 10, 10  # a step's time is that of steps 10 to 20 of the session
-ROUNDS = 8  # the passes run so often each way, in turn
-MARGIN = 2.0  # what is saved by the end must be so many times what compiling takes
-WORTH = 0.98  # once it is compiled, passes that take at most this share of their time pay
+# A step's time is that of steps 10 to 20 of the session.
+FIRST, TIMED = 10, 10
+# The passes run this often each way, in turn.
+ROUNDS = 8
+# What is saved by the end must be at least this many times what compiling takes.
+MARGIN = 2.0
+# Once it is compiled, passes that take at most this share of their time pay.
+WORTH = 0.98
 BACKEND = "inductor"
 FAILED = "it cannot be compiled here, as the log of a rank says"
 log = logging.getLogger(__name__)
@@ -54,49 +59,48 @@ class Timed:
         return (self.eager_ms - self.compiled_ms) / 1000 * steps > MARGIN * self.seconds
 
 
-class AutoCompile:
-    """Decides for one training, once: ``begin`` before its first step, then ``after`` each step. All ranks alike.
+class AutoCompile(Callback):
+    """Decides for one training, once, whether its dense part is compiled. All ranks alike.
 
     ``compiled``: the decision, which checkpoints keep; None: there is none yet, or ``train.compile`` is not auto.
-    ``batch``: samples of a step on this rank.
+    ``batch``: samples of a step on this rank. The times are kept in ``store``.
     """
 
-    def __init__(self, trainer: Trainer, settings: ModelSettings, batch: int) -> None:
-        self._trainer, self._settings, self._batch = trainer, settings, batch
-        self._part = trainer.dense_part
+    def __init__(self, executor: StepExecutor, settings: ModelSettings, store: Store, batch: int) -> None:
+        self._executor, self._settings, self._store, self._batch = executor, settings, store, batch
+        self._part = executor.dense_part
         # Layers that look at the batches of all ranks would wait for a rank whose compilation failed.
         meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
         train = settings.train
-        meeting = meeting or self._part.workers is not None  # a rank without samples has nothing to time
-        self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and not train.asynchronous
+        # A rank without samples has nothing to time.
+        meeting = meeting or self._part.workers is not None
+        self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and executor.can_recompile
         self.compiled: bool | None = None
-        self._first, self._began = 0, 0.0
+        self._total, self._first, self._began = 0, 0, 0.0
 
-    def begin(self, store: Store, total: int) -> None:
-        """Take the decision of the checkpoint, or that of an earlier training's times. Collective.
-
-        ``total``: steps planned; the times are kept in ``store``.
-        """
-        self._store, self._total, self._first = store, total, self._trainer.steps
+    def on_start(self, total: int) -> None:
+        """Take the decision of the checkpoint, or that of an earlier training's times. Collective."""
+        self._total, self._first = total, self._executor.steps
         left = total - self._first
-        if not self._open or left <= 0:  # a training that has ended compiles nothing
+        if not self._open or left <= 0:
+            # A training that has ended compiles nothing.
             return
         if self.compiled is not None:
             self._decide(self.compiled, "as before this training was resumed")
         elif (known := self._known()) is not None:
             self._decide(known.pays(left), timing_message(known, left))
 
-    def after(self) -> None:
-        """After every step; after some of the first ones, try it where enough is left. Collective."""
-        taken = self._trainer.steps - self._first
+    def on_step_end(self) -> None:
+        """After some of the first steps, time them, and try it where enough is left. Collective."""
+        taken = self._executor.steps - self._first
         if not self._open or taken not in (FIRST, FIRST + TIMED):
             return
-        wait(self._device)
+        wait(self._executor.device)
         now = time.perf_counter()
         if taken == FIRST:
             self._began = now
             return
-        left = self._total - self._trainer.steps
+        left = self._total - self._executor.steps
         seconds = largest(torch.tensor([(now - self._began) / TIMED * left], dtype=torch.float64)).item()
         if seconds < SHORTEST:
             self._open = False
@@ -117,7 +121,8 @@ class AutoCompile:
         return None if failed else Timed(eager_ms=eager, compiled_ms=compiled, seconds=seconds)
 
     def _decide(self, compiled: bool, why: str) -> None:
-        if compiled:  # now, and not within a step: it may fail
+        if compiled:
+            # Compile now, and not within a step: it may fail.
             works = warm(self._part, self._batch) is not None
             if largest(torch.tensor([float(not works)])).item():
                 compiled, why = False, FAILED
@@ -136,7 +141,11 @@ class AutoCompile:
         return f"compile/{artifact_key('compile', {**self._machine(), **made, **model}, {})}.json"
 
     def _machine(self) -> dict[str, Any]:
-        return {"device": device_name(self._device), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        return {
+            "device": device_name(self._executor.device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
 
     def _known(self) -> Timed | None:
         """The times of an earlier training, as rank 0 reads them; None without any."""
@@ -148,17 +157,14 @@ class AutoCompile:
             times: dict[str, Any] = self._store.read_json(self._path)["times"]
             return asdict(Timed(**{name: float(value) for name, value in times.items()}))
         except (NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            return None  # nothing, or nothing of use: it is measured again
+            # There are no times, or none of use: they are measured again.
+            return None
 
     def _keep(self, timed: Timed) -> None:
         try:
             self._store.write_json(self._path, {**self._machine(), "times": asdict(timed)})
         except (NightjarError, OSError) as error:
             log.info("the times of torch.compile are not kept: %s", error)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._trainer.dense.values())).device
 
 
 def use(part: DensePart, compiled: bool) -> None:
@@ -178,7 +184,8 @@ def warm(part: DensePart, batch: int) -> float | None:
         with _undisturbed(part):
             _passes(part, batch)
         return time.perf_counter() - began
-    except Exception as error:  # compilers have errors of their own
+    except Exception as error:
+        # Compilers have errors of their own.
         log.warning("torch.compile failed: %s: %s", type(error).__name__, " ".join(str(error).split("\n")[:2]))
         return None
 

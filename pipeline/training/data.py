@@ -29,8 +29,10 @@ from pipeline.training.prefetch_exchange import Announce, Announcement, Announce
 from pipeline.training.sampler import BatchSampler, Order
 from pipeline.training.shuffle_buffer import LaneReader, no_rows
 
-LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
-Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
+# Threads: a disk answers at once, while requests to an object store overlap.
+LOCAL_READERS, REMOTE_READERS = 2, 8
+# Lengths int32, values int32, weights of the values.
+Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 @dataclass
@@ -138,7 +140,8 @@ class BatchReader:
         item = self._queue.get()
         if isinstance(item, _Read):
             return item
-        self._queue.put(item)  # every later call ends the same way
+        # Every later call ends the same way.
+        self._queue.put(item)
         if item is None:
             raise StopIteration
         raise item
@@ -169,7 +172,8 @@ class BatchReader:
                     if self._stop.is_set():
                         return
             self._put(None)
-        except BaseException as error:  # handed to the consumer, whatever it is
+        except BaseException as error:
+            # Whatever it is, the consumer raises it.
             self._put(error)
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[_Read]:
@@ -187,6 +191,28 @@ class BatchReader:
             own = None if self._told is None else self._told.make(self.split, rows, count, _events(built))
             yield _Read(built.pin_memory() if self._pin else built, own)
             epoch, batch = (epoch, batch + 1) if batch + 1 < deal.batches else (epoch + 1, 0)
+
+
+class BoundedBatches:
+    """The batches of ``reader`` for the steps from ``step`` to ``end``; ``cut`` ends them with those taken already."""
+
+    def __init__(self, reader: BatchReader, step: int, end: int) -> None:
+        self._reader, self._taken, self._end = reader, step, end
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._taken >= self._end:
+            raise StopIteration
+        batch = next(self._reader)
+        self._taken += 1
+        return batch
+
+    def cut(self) -> int:
+        """Take no more; returns the step with the last batch, after which a pipeline is empty."""
+        self._end = self._taken
+        return self._end
 
 
 class _Read(NamedTuple):

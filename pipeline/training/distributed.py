@@ -28,12 +28,15 @@ from pipeline.machine import stay_on_loopback
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"
-_trainings = 0  # that this process has begun with the other ranks; each leaves its failure under a key of its own
+# Trainings that this process has begun with the other ranks; each leaves its failure under a key of its own.
+_trainings = 0
 _PATIENCE = timedelta(minutes=30)
-_side: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of ``side_group``
+# The group of all ranks, and that of ``side_group``.
+_side: tuple[object, dist.ProcessGroup] | None = None
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
-_STEP = 512 << 20  # bytes of the heap, from which tensors of a step come, that are asked for in large pages
+# Bytes of the heap, from which tensors of a step come, that are asked for in large pages.
+_STEP = 512 << 20
 
 
 def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine: bool = True) -> torch.device:
@@ -50,14 +53,18 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
     if device.type == "cpu":
         here = ranks if one_machine else hardware.ranks_per_host
         torch.set_num_threads(threads or max(1, available_cpus() // here))
-        torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
+        # Adam's moments decay into denormals, which cost a hundred cycles each.
+        torch.set_flush_denormal(True)
         _keep_freed_memory()
     if not dist.is_initialized():
-        backend = "gloo" if hardware.table_device == "cpu" else "nccl"  # what exchanges embeddings
-        if "RANK" in os.environ:  # torchrun's contract
+        # What exchanges embeddings.
+        backend = "gloo" if hardware.table_device == "cpu" else "nccl"
+        if "RANK" in os.environ:
+            # torchrun sets it.
             dist.init_process_group(backend, timeout=_PATIENCE)
         else:
-            stay_on_loopback()  # a lone rank listens as well, if only for itself
+            # A lone rank listens as well, if only for itself.
+            stay_on_loopback()
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         atexit.register(_disconnect)
     if dist.get_world_size() != ranks:
@@ -142,7 +149,8 @@ def collective_device(device: torch.device) -> torch.device:
     able = dist.distributed_c10d._get_default_group()._device_types
     if not able or any(each.type == device.type for each in able):
         return device
-    kind = able[0].type  # without a number: the device this rank works on
+    # Without a number: the device this rank works on.
+    kind = able[0].type
     return torch.device(kind)
 
 
@@ -210,5 +218,6 @@ def failure_left() -> NightjarError | None:
         if not store.check([key]):
             return None
         return NightjarError.from_json(json.loads(store.get(key)))
-    except RuntimeError:  # the rank that serves the store is gone too
+    except RuntimeError:
+        # The rank that serves the store is gone too.
         return None

@@ -13,7 +13,8 @@ from typing import Any
 
 from pipeline.config.train import ValidateConfig
 
-LOOKS_PER_EPOCH = 4  # of train.validate.every_steps=auto
+# For ``train.validate.every_steps=auto``.
+LOOKS_PER_EPOCH = 4
 
 
 class StoppingDecision(Enum):

@@ -20,34 +20,45 @@ from pipeline.config.fields import AUTO
 from pipeline.config.train import TrainConfig
 from pipeline.cpus import available_cpus
 from pipeline.embeddings.fused_optimizer import anchors
+from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.errors import ConfigError
 from pipeline.models.layers.mlp import batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
 from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.data import Batch
 from pipeline.training.model import Output
 from pipeline.training.optimizer import DenseClip, dense_groups
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 MEMORY = "ddr"
 
 
-class Hogwild(Trainer):
-    """A ``Trainer`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
+class Hogwild(StepExecutor):
+    """A ``StepExecutor`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
 
-    Threads run ahead of ``step``. ``rest`` lets them finish what they have begun: call it before anything looks at the
+    Threads run ahead of ``step``. ``drain`` lets them finish what they have begun: call it before anything looks at the
     weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
     the features of a batch, which several threads at once cannot.
     """
 
+    can_recompile = False
+
     def __init__(
-        self, settings: ModelSettings, schema: DatasetSchema, plan: Plan, device: torch.device, total: int = 0
+        self,
+        settings: ModelSettings,
+        schema: DatasetSchema,
+        plan: Plan,
+        device: torch.device,
+        towers: Towers | None = None,
+        ssd: SsdStore | None = None,
+        total: int = 0,
     ) -> None:
         _check_plan(plan)
-        super().__init__(settings, schema, plan, device, total=total)
+        super().__init__(settings, schema, plan, device, towers, ssd, total)
         _check_model(self.dense_part.ranking)
         if not self.alone:
             raise ConfigError(
@@ -56,13 +67,19 @@ class Hogwild(Trainer):
             )
         self._named = dense_parameters(self.model)
         self._anchors = anchors(self.model)
-        self._take = threading.Lock()  # for a batch, not for the weights
+        # It protects the taking of a batch, not the weights.
+        self._take = threading.Lock()
         self._running = threading.Event()
         self._prepared = self._ended = False
         self._source: Iterator[Batch] = iter(())
         self._taken = self._returned = 0
         self._done: queue.Queue[Output | BaseException] = queue.Queue()
         self.threads = [_Worker(self, settings.train) for _ in range(threads_of(settings.train))]
+
+    @staticmethod
+    def threads_per_rank(train: TrainConfig) -> int | None:
+        """Return 1: the threads that take steps share the CPUs."""
+        return 1
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """The (logits, labels, weights) of the next step that a thread has finished."""
@@ -158,7 +175,8 @@ class _Worker(threading.Thread):
         super().__init__(name="nightjar-hogwild", daemon=True)
         self._trainer, self._config = trainer, config
         named = dense_parameters(trainer.model)
-        self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]  # the same memory
+        # They share the memory of the model's weights, and have gradients of their own.
+        self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]
         mirror = dict(zip(map(id, named.values()), self._parameters, strict=True))
         self._pairs = [(parameter, mirror[id(parameter)]) for parameter in named.values()]
         groups = dense_groups(named, config)
@@ -180,7 +198,8 @@ class _Worker(threading.Thread):
         try:
             while (taken := self._trainer.take()) is not None:
                 self._trainer.put(self._step(*taken))
-        except BaseException as error:  # raised where steps are awaited
+        except BaseException as error:
+            # ``step`` raises it.
             self._trainer.put(error)
 
     def _step(self, step: int, batch: Batch) -> Output:

@@ -28,7 +28,8 @@ class _Linear(torch.autograd.Function):
         added = None if bias is None else bias.to(x.dtype)
         out = product(x, kernel, added)
         if relu:
-            out.relu_()  # oneDNN's own would turn NaN into 0, which no guard sees
+            # oneDNN's own ReLU would turn NaN into 0, which no guard sees.
+            out.relu_()
         ctx.save_for_backward(x, kernel, out if relu else None)
         ctx.dtype, ctx.has_bias = weight.dtype, bias is not None
         return out

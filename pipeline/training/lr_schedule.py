@@ -8,15 +8,38 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeline.config.fields import AUTO
 from pipeline.config.train import TrainConfig
 from pipeline.units import plural
 
 log = logging.getLogger(__name__)
-FEWEST_STEPS = 100  # that a training should have
-LONGEST_WARM_UP = 1000  # steps, where their number follows from the length of the training
+# A training should have at least this many.
+FEWEST_STEPS = 100
+# At most, where ``train.warmup_steps`` is auto.
+LONGEST_WARM_UP = 1000
+
+
+@dataclass
+class LRSchedule:
+    """The learning rates of all steps, as factors of ``train.lr`` and ``train.sparse_lr``.
+
+    Args:
+        train: The settings of the schedule.
+        total: Steps planned; the schedule ends with the last one.
+        cycle: Steps after which it begins anew, see ``cycled``; None: it spans all.
+        scale: What all factors are multiplied with, as validations lower the rates.
+    """
+
+    train: TrainConfig
+    total: int
+    cycle: int | None = None
+    scale: float = 1.0
+
+    def factor(self, step: int) -> float:
+        """Return the factor in ``step`` (from 0)."""
+        return cycled(self.train, step, self.total, self.cycle) * self.scale
 
 
 def planned_steps(train: TrainConfig, rows: int) -> int:

@@ -21,6 +21,7 @@ from pipeline.embeddings.ssd.diagnostics import pss_bytes
 from pipeline.embeddings.ssd.store import ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records.plan import Plan
+from pipeline.training.callbacks import Callback, Interval
 from pipeline.training.distributed import add_up
 from pipeline.units import GIB
 
@@ -41,9 +42,11 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        gc.collect()  # what an earlier training left in cycles would go in the middle of this one, and hide as much
+        # What an earlier training left in cycles would be freed in the middle of this one, and hide as much.
+        gc.collect()
         give_back_freed()
-        with contextlib.suppress(OSError):  # else the peak is that of the process since its start
+        with contextlib.suppress(OSError):
+            # Without it, the peak is that of the process since its start.
             Path("/proc/self/clear_refs").write_text("5")
         self._start = status_bytes("VmRSS") or peak_rss()
 
@@ -80,7 +83,7 @@ def status_bytes(key: str) -> int:
     return 0
 
 
-class MemoryBudget:
+class MemoryBudget(Callback):
     """The limit of a host's ranks together: ``hardware.ddr_gib`` for each, that of the host nearest to its own.
 
     At every interval the PSS of a host's ranks is added up, in which memory that ranks share counts once: a warning
@@ -96,20 +99,24 @@ class MemoryBudget:
     ) -> None:
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
         self._hardware, self._measure = hardware, measure
-        first = range(0, hardware.world_size, hardware.ranks_per_host)  # ranks of the hosts
+        # The first rank of each host.
+        first = range(0, hardware.world_size, hardware.ranks_per_host)
         self._limits = [int(hardware.ddr_gib_of(rank) * GIB) * hardware.ranks_per_host for rank in first]
         self.limit, self.peak, self._warned = self._limits[0], 0, False
 
-    def interval(self, step: int, used: int | None = None) -> dict[str, Any]:
-        """For ``metrics.jsonl``: ``host_memory_bytes`` of the host that takes most; {} without a limit.
+    def on_interval(self, interval: Interval) -> None:
+        """Add ``host_memory_bytes`` of the host that takes most.
 
-        ``used``: this rank's bytes where they are known. Collective; GuardError on all ranks where a host is over it.
+        Raises:
+            GuardError: A host is over its limit; on all ranks.
         """
         if not self.active:
-            return {}
-        hardware = self._hardware
+            return
+        hardware, step = self._hardware, interval.step
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
-        hosts[dist.get_rank() // hardware.ranks_per_host] = self._rank_bytes(used or self._measure())
+        # Reading PSS walks the page tables, so a reading that the SSD tier has just made is taken for this one.
+        used = interval.figures.get("pss_bytes") or self._measure()
+        hosts[dist.get_rank() // hardware.ranks_per_host] = self._rank_bytes(used)
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         sums = add_up(hosts.to(device)).tolist()
         fullest = max(range(hardware.hosts), key=lambda host: sums[host] / self._limits[host])
@@ -126,7 +133,7 @@ class MemoryBudget:
         if taken > WARN_SHARE * self.limit and not self._warned and dist.get_rank() == 0:
             log.warning("memory: training takes %s after step %d, and stops where it takes more", self._of(taken), step)
         self._warned |= taken > WARN_SHARE * self.limit
-        return {"host_memory_bytes": taken}
+        interval.figures["host_memory_bytes"] = taken
 
     def _rank_bytes(self, used: int) -> int:
         """This rank's bytes; near its share of the limit, without memory that is free but kept for later."""
@@ -148,6 +155,7 @@ class MemoryBudget:
         own = host * hardware.ranks_per_host >= hardware.workers and hardware.embedding_ddr_gib is not None
         return f"hardware.{'embedding_' if own else ''}ddr_gib"
 
-    def summary(self) -> dict[str, Any]:
-        """For ``result.json``: the limit and the most that a host took at an interval's end."""
-        return {"budget": {"limit_bytes": self.limit, "peak_bytes": self.peak}} if self.active else {}
+    def on_end(self, figures: dict[str, Any]) -> None:
+        """Add the limit, and the most that a host took at an interval's end."""
+        if self.active:
+            figures["budget"] = {"limit_bytes": self.limit, "peak_bytes": self.peak}

@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
 from pipeline.specs.optimizers import ParameterGroup
 from pipeline.towers.transform import TowerEmbeddings
-from pipeline.training.lr_schedule import cycled
+from pipeline.training.lr_schedule import LRSchedule
 
 AVERAGE, COUNT = "average", "averaged"  # of a parameter, in the state of the optimizer
 _SHOWN = 12  # names of parameters in a message
@@ -210,10 +210,9 @@ class Optimizers:
     """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
 
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
-    any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
+    any), as the dense part does by ``dense``. ``schedule``: the learning rates, over ``total`` planned steps.
     ``towers``: their modules' gradients differ between the ranks. ``workers``: the ranks with samples (None: all).
-    ``scale``: a factor of both learning rates besides the schedule's, which begins anew every ``cycle`` steps (None: it
-    spans all). ``before``: called before each step.
+    ``before``: called before each step.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class Optimizers:
         towers: TowerEmbeddings | None = None,
         workers: Workers | None = None,
     ) -> None:
-        self._dmp, self._config, self._total = dmp, config, total
+        self._dmp, self._config = dmp, config
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
         own = towers.apart_parameters() if towers is not None else []
@@ -236,7 +235,7 @@ class Optimizers:
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
         self._factor, self._step = 0.0, 0
-        self.scale, self.cycle = 1.0, cast("int | None", None)
+        self.schedule = LRSchedule(config, total)
         self.before: Callable[[], None] | None = None
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.tables = replica_optimizer(dmp)
@@ -244,7 +243,7 @@ class Optimizers:
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
-        self._step, factor = step, cycled(self._config, step, self._total, self.cycle) * self.scale
+        self._step, factor = step, self.schedule.factor(step)
         for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
             group["lr"] = rate
         if factor != self._factor:
@@ -254,7 +253,7 @@ class Optimizers:
 
     def rates(self, step: int) -> list[float]:
         """The learning rates of the dense part's parameter groups in training step ``step``."""
-        factor = cycled(self._config, step, self._total, self.cycle) * self.scale
+        factor = self.schedule.factor(step)
         return [rate * factor for rate in self._rates]
 
     def zero_grad(self) -> None:

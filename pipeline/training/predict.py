@@ -38,10 +38,12 @@ from pipeline.training.shared_memory import memory_between
 from pipeline.training.ssd import ssd_store
 
 if TYPE_CHECKING:
-    from pipeline.training.trainer import Trainer
+    from pipeline.training.step import StepExecutor
 
-JUDGED_ROWS = 1 << 16  # tell NE to less than a percent
-MEETING = 64  # batches from one meeting of ranks that have all tables to the next
+# So many rows tell NE to less than a percent.
+JUDGED_ROWS = 1 << 16
+# Batches from one meeting of ranks that have all tables to the next.
+MEETING = 64
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +84,8 @@ def predict(
         with ssd_store(settings.hardware, store, plan) as ssd:
             workers = workers_of(settings.hardware)
             global_batch = even_batch(settings.global_batch, workers.count)
-            if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
+            if ssd is not None and ssd.cached:
+                # Its slots are for the rows of a batch of the plan, not of a larger one.
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
                 key=shuffle_key(dataset),
@@ -113,9 +116,8 @@ def predict(
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
-        rows = BatchSampler(order, split.groups).owned(
-            0, order.rank, order.world_size
-        )  # of this rank in the first batch
+        # Of this rank in the first batch, which has the example rows.
+        rows = BatchSampler(order, split.groups).owned(0, order.rank, order.world_size)
         return Predictions(
             split.column(LABEL),
             logits,
@@ -130,9 +132,11 @@ def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
     """Whether a rank scores its part of the ``rows`` without the others: it is the only one, or has all tables."""
     if plan.world_size == 1:
         return True
-    exact = settings.partition.exchange == "fp32"  # others round embeddings, and so would scores without
+    # Other exchanges round embeddings, and scores without an exchange would differ.
+    exact = settings.partition.exchange == "fp32"
     pays = exact and whole_tables_pay(plan, settings.hardware, rows // plan.world_size)
-    alone = all(all_gather_records(pays))  # machines that were measured each for itself may differ
+    # Ranks may differ on it, where each machine was measured for itself.
+    alone = all(all_gather_records(pays))
     if alone and dist.get_rank() == 0:
         log.info("all %d tables are on every rank, which scores its rows without the others", len(plan.tables))
     return alone
@@ -169,25 +173,25 @@ def score(
     return None if gathered is None else _in_row_order(gathered, reader.deal)
 
 
-def score_published(trainer: Trainer, split: SplitReader, order: Order) -> np.ndarray | None:
+def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
     """Logits that the model in training gives the rows of ``split`` as it would be published: ``score``. Collective.
 
-    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``Trainer.must_drain``.
+    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``StepExecutor.must_drain``.
     """
-    device = next(iter(trainer.dense.values())).device
+    device = next(iter(executor.dense.values())).device
     with (
-        trainer.looking() as model,
+        executor.looking() as model,
         torch.compiler.set_stance("force_eager"),
         BatchReader(split, replace(order, shuffle=False, lanes=order.world_size), pin=device.type == "cuda") as reader,
     ):
-        return score(model, reader, device, trainer.workers)
+        return score(model, reader, device, executor.workers)
 
 
-def judge_train_rows(trainer: Trainer, train: SplitReader, order: Order) -> GuardFigures:
+def judge_train_rows(executor: StepExecutor, train: SplitReader, order: Order) -> GuardFigures:
     """How the model in training does on ``JUDGED_ROWS`` train rows, of evenly spread row groups. Collective."""
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(JUDGED_ROWS)
-    logits = score_published(trainer, rows, order)
+    logits = score_published(executor, rows, order)
     figures = all_gather_records(None if logits is None else _judged(rows, main_logits(logits)))[0]
     return GuardFigures(rows=f"{rows.rows:,} train rows", **figures)
 

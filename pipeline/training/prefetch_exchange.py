@@ -165,7 +165,8 @@ class _Holders:
     def deal(self, ids: np.ndarray) -> list[np.ndarray]:
         """``ids`` [n] by rank. Those beyond the table are left out."""
         count = len(self._ends)
-        at = np.searchsorted(self._ends, ids, side="right").astype(np.uint16)  # numbers that NumPy sorts by radix
+        # NumPy sorts numbers of 16 bits by radix.
+        at = np.searchsorted(self._ends, ids, side="right").astype(np.uint16)
         ordered, cuts = ids[np.argsort(at, kind="stable")], np.cumsum(np.bincount(at, minlength=count)[:count])
         parts = np.split(ordered, cuts)
         return [parts[each] if each is not None else ids[:0] for each in self._range]

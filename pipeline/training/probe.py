@@ -32,11 +32,12 @@ from pipeline.training.lr_schedule import warmup_steps
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.settings import TrainingSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 log = logging.getLogger(__name__)
 LARGEST_BATCH = 4096
-LOOKED_AT = 16  # batches whose embeddings are compared
+# Batches whose embeddings are compared.
+LOOKED_AT = 16
 
 
 def probe(
@@ -60,7 +61,7 @@ def probe(
         split = SplitReader(store, dataset, "train")
         limit, batch = settings.partition.probe_rows, alone.train.batch
         schema = _cut(split.schema, limit)
-        trainer = Trainer(alone, schema, _plan(schema, settings.model, batch), device)
+        trainer = StepExecutor(alone, schema, _plan(schema, settings.model, batch), device)
         steps = 0 if checkpoint else settings.partition.probe_steps
         source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
         log.info("comparing features by %s, in this process", source)
@@ -86,7 +87,9 @@ def probe(
     return interactions, source
 
 
-def _load(settings: TrainingSettings, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: Trainer) -> None:
+def _load(
+    settings: TrainingSettings, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: StepExecutor
+) -> None:
     """Read the rows of ``checkpoint``'s tables, as many as the trainer's tables have, and nothing of its dense part."""
     wanted = dataclasses.replace(settings.checkpoint, init_tables_only=True, rename={})
     check_changes(checkpoint, settings.record, wanted, settings.data, dataset.key)
@@ -95,7 +98,7 @@ def _load(settings: TrainingSettings, store: Store, checkpoint: Artifact, datase
 
 @torch.no_grad()
 def _show_batches(
-    trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction], device: torch.device
+    trainer: StepExecutor, batches: Iterator[Batch], measures: list[Interaction], device: torch.device
 ) -> None:
     """Show the embeddings of the next batches to every one of ``measures``."""
     model = trainer.finished()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pipeline.config.train import DebugConfig
 from pipeline.errors import GuardError
 from pipeline.store.artifacts import Store
+from pipeline.training.callbacks import Callback, Interval
 from pipeline.training.roofline import Speed
 
 log = logging.getLogger(__name__)
-WARM_UP_STEPS, STEPS = 3, 10  # before the profile, and in it where ``debug.profile_steps`` is 0
+# Before the profile, and in it where ``debug.profile_steps`` is 0.
+WARM_UP_STEPS, STEPS = 3, 10
 # The kind of an operation: the first whose word is in its name.
 KINDS = (
     ("table updates", ("fbgemm::split_embedding_backward", "embedding_backward", "_JoinedBackward", "_LookUpBackward")),
@@ -28,7 +30,8 @@ KINDS = (
     ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups", "_LookUp")),
     ("interaction", ("Interaction",)),
     ("exchange", ("gloo:", "nccl:", "c10d::")),
-    (  # the compiled library's do bias, ReLU and their gradients too
+    # Those of the compiled library do bias, ReLU and their gradients too.
+    (
         "matrix products",
         ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "_Head", "gemm", "cutlass"),
     ),
@@ -41,7 +44,8 @@ KINDS = (
     ),
 )
 OTHER = "other operations"
-OUTSIDE = "outside of operations"  # Python, waiting, and threads beside the training thread
+# The time of Python, of waiting, and of threads beside the training thread.
+OUTSIDE = "outside of operations"
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class StepProfile:
         return "\n".join(lines)
 
 
-class Profiler:
+class Profiler(Callback):
     """Profiles ``steps`` of a run, fewer where it ends before. ``name``: the path of its files in the store, with * for
     ``trace`` or ``profile``.
 
@@ -80,20 +84,22 @@ class Profiler:
         self._profile = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
         self._began = self._seconds = 0.0
 
-    def __enter__(self) -> Callable[[], None]:
+    def __enter__(self) -> Profiler:
         self._profile.__enter__()
-        return self._after_step
+        return self
 
     def __exit__(self, *error: Any) -> None:
         profiled = self._taken - WARM_UP_STEPS
-        if profiled < self._steps:  # a short training: of the steps that there were
+        if profiled < self._steps:
+            # The training was short: the profile is of the steps that there were.
             self._seconds, self._steps = time.perf_counter() - self._began, max(profiled, 0)
         if not self._steps and error[0] is None:
             took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
             log.warning("no steps were profiled: %s; train.global_batch may be smaller", took)
         self._profile.__exit__(*error)
 
-    def _after_step(self) -> None:
+    def on_step_end(self) -> None:
+        """Count the step, the last one of the warm-up or of the profile or neither."""
         self._taken += 1
         if self._taken == WARM_UP_STEPS:
             self._profile.step()
@@ -119,7 +125,8 @@ class Profiler:
         step_ms, spent = 1000 * self._seconds / self._steps, dict.fromkeys([*(kind for kind, _ in KINDS), OTHER], 0.0)
         for event in profiler.key_averages():
             micros = event.self_device_time_total if self._cuda else event.self_cpu_time_total
-            if not event.key.startswith("ProfilerStep"):  # the step itself: Python between operations
+            if not event.key.startswith("ProfilerStep"):
+                # The step itself: Python between operations.
                 spent[kind_of(event.key)] += micros / 1000 / self._steps
         spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
         shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}
@@ -131,19 +138,27 @@ def kind_of(operation: str) -> str:
     return next((kind for kind, words in KINDS if any(word in operation for word in words)), OTHER)
 
 
-@contextmanager
-def debugging(config: DebugConfig, profiler: Profiler | None) -> Iterator[Callable[[], None]]:
-    """Yields the function to call after each step.
+class SpeedMeter(Callback):
+    """Compares the time of steps with ``speed``, that of their matrix products alone."""
 
-    With ``anomaly``, a gradient that is not finite raises a GuardError that names its operation.
+    def __init__(self, speed: Speed) -> None:
+        self._speed = speed
+
+    def on_interval(self, interval: Interval) -> None:
+        """Add the rate of the products, and the ceiling."""
+        interval.figures |= self._speed.figures(interval.seconds / interval.steps)
+
+
+@contextmanager
+def debugging(config: DebugConfig, profiler: Profiler | None) -> Iterator[None]:
+    """Profile the steps taken within; with ``anomaly``, look for gradients that are not finite.
+
+    Raises:
+        GuardError: There is one; the error names its operation.
     """
     try:
-        with torch.autograd.set_detect_anomaly(config.anomaly):
-            if profiler is None:
-                yield lambda: None
-                return
-            with profiler as after_step:
-                yield after_step
+        with torch.autograd.set_detect_anomaly(config.anomaly), profiler or nullcontext():
+            yield
     except RuntimeError as error:
         if config.anomaly and "returned nan values" in str(error):
             raise GuardError(

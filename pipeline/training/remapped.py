@@ -42,7 +42,8 @@ def remapped_rows(
     for name in (column for column in (*data.sparse, *data.event_tables) if _vocab(column) in dataset.files):
         old = former.get(name, name)
         if then is not None and _vocab(old) in then.files:
-            column = "hash" if old == name else "id"  # the hash's seed is the feature's name
+            # The hash's seed is the feature's name.
+            column = "hash" if old == name else "id"
             ids = _by_row(store, then, old, column, sizes[old])
             changed[name] = _differing(ids, _by_row(store, dataset, name, column))
         elif then is None:

@@ -68,6 +68,15 @@ class Order:
         """Ranks with a share and without."""
         return self.world_size + self.without
 
+    def steps_per_epoch(self, rows: int) -> int:
+        """Return the global batches of an epoch of ``rows`` rows, the last of which may be short."""
+        return -(-rows // self.global_batch)
+
+    def samples_after(self, step: int, rows: int) -> int:
+        """Return the samples that ``step`` steps have trained, in epochs of ``rows`` rows."""
+        epochs, batches = divmod(step, self.steps_per_epoch(rows))
+        return epochs * rows + batches * self.global_batch
+
     def generator(self, *numbers: int) -> np.random.Generator:
         """A random generator that depends on ``key``, seed and ``numbers`` only."""
         mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
@@ -111,10 +120,13 @@ class BatchSampler:
         self.order, self._groups = order, groups
         self.rows = sum(group.rows for group in groups)
         self.lanes = fitting_lanes(order.lanes, order.global_batch, len(groups))
-        self.quota = order.global_batch // self.lanes  # rows of each lane in a global batch
+        # Rows of each lane in a global batch.
+        self.quota = order.global_batch // self.lanes
         self._full, self._short = divmod(self.rows, order.global_batch)
-        self.batches = self._full + bool(self._short)  # of an epoch
-        self.together = max(1, -(-order.window_groups // self.lanes)) if order.shuffle else 1  # groups of a window
+        # Global batches of an epoch.
+        self.batches = self._full + bool(self._short)
+        # Row groups of a window.
+        self.together = max(1, -(-order.window_groups // self.lanes)) if order.shuffle else 1
         self._laid = lru_cache(maxsize=2)(self._lay)
 
     def total(self, batch: int) -> int:
@@ -164,7 +176,8 @@ class BatchSampler:
         """The order of the rows of a window."""
         if not self.order.shuffle:
             return np.arange(window.rows)
-        lane = [window.lane] if window.lane else []  # lane 0 is as in an order of one lane
+        # Lane 0 is as in an order of one lane.
+        lane = [window.lane] if window.lane else []
         return self.order.generator(window.epoch, window.number, *lane).permutation(window.rows)
 
     def _filled(self, batch: int, lane: int) -> int:

@@ -69,7 +69,8 @@ class CompiledWork:
         views = [block.of(block.parameter) for block in blocks]
         firsts = [view.data_ptr() - block.parameter.data_ptr() for block, view in zip(blocks, views, strict=True)]
         self._bytes = np.array(firsts, np.uintp)
-        self._directions = directions  # the blocks hold addresses alone
+        # Keep the tensors alive: the blocks hold addresses alone.
+        self._directions = directions
         self._blocks = np.zeros(len(blocks), native.BLOCK)
         self._blocks["direction"] = [directions[id(block)].data_ptr() for block in blocks]
         self._blocks["rows"] = [1 if view.dim() == 1 else len(view) for view in views]
@@ -226,7 +227,8 @@ class _DirectionExchange:
         like = next((block.parameter for part in dealt for block in part), torch.zeros(()))
         room = max(sum(block.shape.numel() for block in part) for part in dealt)
         self._ranks, self._every = len(dealt), like.new_zeros(len(dealt) * room)
-        self._own = self._every[rank * room : (rank + 1) * room]  # where the all-gather would copy it
+        # It lies where the all-gather would copy it.
+        self._own = self._every[rank * room : (rank + 1) * room]
         for number, part in enumerate(dealt):
             views = _cut(self._every[number * room :], part)
             self.directions |= {id(block): view for block, view in zip(part, views, strict=True)}
@@ -240,5 +242,6 @@ def _cut(flat: Tensor, blocks: Sequence[ParameterBlock]) -> list[Tensor]:
     """Views of ``flat``, one behind the other, in the shapes of ``blocks``."""
     shapes = [block.shape for block in blocks]
     sizes = [shape.numel() for shape in shapes]
-    parts = flat[: sum(sizes)].split(sizes) if sizes else []  # more ranks than blocks
+    # A rank may have none, if there are more ranks than blocks.
+    parts = flat[: sum(sizes)].split(sizes) if sizes else []
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

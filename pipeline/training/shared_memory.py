@@ -35,9 +35,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SLOT = 256 << 20  # bytes of a message; pages that no message reaches take no memory
-CHUNK = 1 << 15  # values of a sum at a time, so that they stay in the cache
-LINE = 8  # int64 values of a cache line, so that ranks do not write into the same one
+# Bytes of the largest message; pages that no message reaches take no memory.
+SLOT = 256 << 20
+# Values of a sum at a time, so that they stay in the cache.
+CHUNK = 1 << 15
+# Int64 values of a cache line, so that ranks do not write into the same one.
+LINE = 8
 # Looks before the first pause, and where ranks share CPUs, of which a look takes some from the rank that is waited for;
 # seconds of a pause, between looks at peers, and of waiting for a rank that runs.
 SPINS, SHARED_SPINS, PAUSE, CHECK, LONGEST = 2000, 20, 5e-5, 0.5, 1800.0
@@ -236,7 +239,8 @@ class SharedMemory:
         thread = threading.get_ident()
 
         def here(group: Any) -> bool:
-            return group in self._groups and threading.get_ident() == thread  # other threads have their own order
+            # Other threads have their own order.
+            return group in self._groups and threading.get_ident() == thread
 
         def all_to_all(
             output: Tensor,

@@ -173,7 +173,8 @@ class _Decoding:
                 last = len(self._parts) == len(self.window.parts)
             if last:
                 self.done.set_result(self._mixed(raw))
-        except BaseException as error:  # raised where the window is awaited
+        except BaseException as error:
+            # It is raised where the window is awaited.
             with self._lock:
                 if not self.done.done():
                     self.done.set_exception(error)
@@ -181,7 +182,8 @@ class _Decoding:
     def _mixed(self, raw: DecodedRows) -> DecodedRows:
         parts = [self._parts[number] for number in range(len(self._parts))]
         raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
-        if not self._deal.order.shuffle and self.window.rows == self._at[-1]:  # whole row groups
+        if not self._deal.order.shuffle and self.window.rows == self._at[-1]:
+            # It is all of its row groups, in their order.
             return raw
         places = zip(self.window.parts, self._at, strict=False)
         own = np.concatenate([np.arange(at + part.start, at + part.stop) for part, at in places])

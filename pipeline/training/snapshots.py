@@ -29,14 +29,16 @@ from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.model import build
 from pipeline.training.parquet import SplitReader
-from pipeline.training.predict import main_logits
+from pipeline.training.predict import main_logits, score_published
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 from pipeline.training.validation import Validation
 
-MOMENT = "exp_avg"  # where the state of Adam, AdamW and LAMB has the direction of the last steps
-_STRIDE = 1_000_003  # between the seeds of cycles
+# The state of Adam, AdamW and LAMB that has the direction of the last steps.
+MOMENT = "exp_avg"
+# The seeds of two cycles are this far apart.
+_STRIDE = 1_000_003
 log = logging.getLogger(__name__)
 
 
@@ -60,19 +62,19 @@ class Start:
     logits: list[float] | None
 
     @torch.no_grad()
-    def put(self, trainer: Trainer, number: int) -> None:
-        """Give ``trainer`` the initial values of cycle ``number``, and optimizers that have taken no step."""
+    def put(self, executor: StepExecutor, number: int) -> None:
+        """Give ``executor`` the initial values of cycle ``number``, and optimizers that have taken no step."""
         seed = self.settings.seed + _STRIDE * number
         fresh = build(replace(self.settings, seed=seed), self.split.schema, torch.device("cpu"), trained=False)
         if self.logits is not None:
             fresh.head.start_at(self.logits)
         values = dict(fresh.named_parameters())
-        for name, parameter in trainer.dense.items():
+        for name, parameter in executor.dense.items():
             parameter.copy_(values[name])
-        trainer.rows.initialise(seed)
-        optimizer = trainer.optimizers.dense
+        executor.rows.initialise(seed)
+        optimizer = executor.optimizers.dense
         optimizer.load_state_dict({"state": {}, "param_groups": optimizer.state_dict()["param_groups"]})
-        set_table_steps(trainer.model, 0)
+        set_table_steps(executor.model, 0)
 
 
 @torch.no_grad()
@@ -82,7 +84,9 @@ def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: f
     Where the optimizer keeps no moving average of gradients, the direction is random, by ``seed``.
     """
     generator = torch.Generator().manual_seed(seed)
-    for parameter in (each for each in dense.values() if each.requires_grad):
+    for parameter in dense.values():
+        if not parameter.requires_grad:
+            continue
         moment = optimizer.state.get(parameter, {}).get(MOMENT)
         if moment is None or not bool(moment.any()):
             moment = torch.randn(parameter.shape, generator=generator).to(parameter.device)
@@ -101,27 +105,27 @@ class Snapshots(Validation):
         config: TrainConfig,
         split: SplitReader,
         order: Order,
-        trainer: Trainer,
-        checkpointing: Checkpoints,
-        per_epoch: int,
+        executor: StepExecutor,
+        checkpoints: Checkpoints,
+        steps_per_epoch: int,
         start: Start,
         warm: Callable[[], None] | None,
     ) -> None:
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
-        super().__init__(plain, split, order, trainer, checkpointing, per_epoch)
-        self._wanted, self._initial, self._warm = config.snapshots, start, warm
+        super().__init__(plain, split, order, executor, checkpoints, steps_per_epoch)
+        self._snapshots, self._start, self._warm = config.snapshots, start, warm
         self._cycle = 1
 
     def begin(self, total: int, *, warm: bool) -> int:
         """As ``Validation.begin``; a training that was resumed at the end of a cycle begins the next one."""
-        self._cycle = self._trainer.optimizers.cycle = cycle_steps(self._wanted.count, total)
-        total, step = super().begin(total, warm=warm), self._trainer.steps
-        ends = (min(number * self._cycle, total) for number in range(1, self._wanted.count + 1))
-        self._checkpointing.snapshots = [name_of(end) for end in ends if end <= step]
+        self._cycle = self._executor.optimizers.schedule.cycle = cycle_steps(self._snapshots.count, total)
+        total, step = super().begin(total, warm=warm), self._executor.steps
+        ends = [min(number * self._cycle, total) for number in range(1, self._snapshots.count + 1)]
+        self._checkpoints.snapshots = [name_of(end) for end in ends if end <= step]
         if step and step < total and step % self._cycle == 0:
-            self.restart()
-        elif self._wanted.kind == RESET:
-            set_table_steps(self._trainer.model, self.age(step) if step else 0)
+            self._restart()
+        elif self._snapshots.kind == RESET:
+            set_table_steps(self._executor.model, self.age(step) if step else 0)
         return total
 
     def due(self, step: int, total: int) -> bool:
@@ -134,37 +138,50 @@ class Snapshots(Validation):
 
     def age(self, step: int) -> int:
         """Steps that the model after ``step`` has taken since it began anew."""
-        return (step - 1) % self._cycle + 1 if self._wanted.kind == RESET else step
+        return (step - 1) % self._cycle + 1 if self._snapshots.kind == RESET else step
 
     def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, which are a snapshot whatever their figures are."""
         super().validate(train_ne)
-        self._checkpointing.snapshots = [*(self._checkpointing.snapshots or ()), name_of(self._trainer.steps)]
-        return StoppingDecision.SNAPSHOT
+        self._checkpoints.snapshots = [*(self._checkpoints.snapshots or ()), name_of(self._executor.steps)]
+        self.decision = StoppingDecision.SNAPSHOT
+        return self.decision
 
-    def restart(self) -> None:
-        """Begin the next cycle."""
-        trainer, number = self._trainer, self._trainer.steps // self._cycle
-        if self._wanted.kind == PERTURB:
-            seed = self._initial.settings.seed + number
-            perturb(dict(trainer.dense), trainer.optimizers.dense, self._wanted.perturbation, seed)
-        elif self._wanted.kind == RESET:
-            self._initial.put(trainer, number)
+    def follow(self, total: int) -> bool:
+        """Take a snapshot and begin the next cycle; that of the last cycle is the last checkpoint."""
+        if self._executor.steps == total:
+            return False
+        self._checkpoints.save_snapshot()
+        self._restart()
+        return True
+
+    def _restart(self) -> None:
+        executor, number = self._executor, self._executor.steps // self._cycle
+        if self._snapshots.kind == PERTURB:
+            seed = self._start.settings.seed + number
+            perturb(dict(executor.dense), executor.optimizers.dense, self._snapshots.perturbation, seed)
+        elif self._snapshots.kind == RESET:
+            self._start.put(executor, number)
             if self._warm is not None:
                 self._warm()
-            self._checkpointing.changed_without_lookups()
+            self._checkpoints.changed_without_lookups()
         if dist.get_rank() == 0:
-            log.info("cycle %d of %d begins: %s", number + 1, self._wanted.count, self._wanted.kind)
+            log.info("cycle %d of %d begins: %s", number + 1, self._snapshots.count, self._snapshots.kind)
 
     def result(self) -> dict[str, Any]:
         """``ensemble`` of the training's figures: the snapshots that became members, and their cost to find."""
-        began, paths = time.perf_counter(), self._checkpointing.snapshot_paths()
-        scores = [self._scores_of(path) for path in paths]
-        record = all_gather_records(self._chosen(paths, scores) if dist.get_rank() == 0 else None)[0]
+        began, paths = time.perf_counter(), self._checkpoints.snapshot_paths()
+        scores = []
+        for path in paths:
+            self._checkpoints.load(path)
+            logits = score_published(self._executor, self._split, self._order)
+            scores.append(None if logits is None else main_logits(logits))
+        chosen = self._choose_members(paths, scores) if dist.get_rank() == 0 else None
+        record: dict[str, Any] = all_gather_records(chosen)[0]
         record["seconds"] = time.perf_counter() - began
         if dist.get_rank() == 0:
             log.info(
-                "ensemble: %d of %d snapshots, validation NE %.5f together, %.5f the best one alone",
+                "ensemble: %d of %d snapshots, validation NE %.5f run_on_all_ranks, %.5f the best one alone",
                 len(record["members"]),
                 len(paths),
                 record["ne"],
@@ -172,29 +189,24 @@ class Snapshots(Validation):
             )
         return {"ensemble": record}
 
-    def _scores_of(self, path: str) -> np.ndarray | None:
-        """Logits that the snapshot at ``path`` gives the validation rows; None but on rank 0."""
-        self._checkpointing.load(path)
-        logits = self._scores()
-        return None if logits is None else main_logits(logits)
-
-    def _chosen(self, paths: list[str], scores: list[Any]) -> dict[str, Any]:
-        logits, labels, weights = np.stack(scores), self._labels, self._weights
-        keep, alone = min(self._wanted.keep, len(paths)), [ne_of(each, labels, weights) for each in logits]
+    def _choose_members(self, paths: list[str], scores: list[Any]) -> dict[str, Any]:
+        config, logits, labels, weights = self._snapshots, np.stack(scores), self._labels, self._weights
+        keep = min(config.keep, len(paths))
+        single_ne = [ne_of(scored, labels, weights) for scored in logits]
         last = list(range(len(paths)))[-keep:]
-        members = last if self._wanted.choose == "last" else sorted(choose(logits, labels, weights, keep))
+        members = last if config.choose == "last" else sorted(choose(logits, labels, weights, keep))
         chosen = logits[members]
         shares = np.full(keep, 1.0 / keep)
-        if self._wanted.weights == "fitted":
+        if config.weights == "fitted":
             shares = fitted_weights(chosen, labels, weights)
         return {
             "members": [
-                {"checkpoint": paths[at], "weight": float(share), "ne": alone[at]}
-                for at, share in zip(members, shares, strict=True)
+                {"checkpoint": paths[member], "weight": float(share), "ne": single_ne[member]}
+                for member, share in zip(members, shares, strict=True)
             ],
             "made": len(paths),
-            "kind": self._wanted.kind,
+            "kind": config.kind,
             "ne": ne_of(shares @ chosen, labels, weights),
-            "best_ne": min(alone),
+            "best_ne": min(single_ne),
             "last_ne": ne_of(logits[last].mean(axis=0), labels, weights),
         }

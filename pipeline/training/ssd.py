@@ -19,6 +19,7 @@ from pipeline.embeddings.ssd.store import SsdStore, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records.plan import Plan
 from pipeline.store.artifacts import Store
+from pipeline.training.callbacks import Callback, Interval
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"
@@ -56,30 +57,33 @@ def log_shortcomings(ssd: SsdStore | None) -> None:
         log.warning("%s; %s", what, advice)
 
 
-class SsdMeter:
+class SsdMeter(Callback):
     """The figures of the SSD tier over all ranks, by interval and for the session. Collective; empty without it."""
 
     def __init__(self, ssd: SsdStore | None) -> None:
         self._ssd = ssd
         self._sums = torch.zeros(FIGURES, dtype=torch.float64)
-        self._peak = 0
+        self._peak = self._steps = 0
 
-    def interval(self, steps: int) -> dict[str, Any]:
-        """For ``metrics.jsonl``: an interval of ``steps``; ``pss_bytes`` are this rank's."""
+    def on_interval(self, interval: Interval) -> None:
+        """Add the figures of the interval; ``pss_bytes`` are this rank's."""
         if self._ssd is None:
-            return {}
+            return
         sums = add_up(torch.tensor(self._ssd.figures.take(), dtype=torch.float64))
         self._sums += sums
+        self._steps += interval.steps
         used = pss_bytes()
         self._peak = max(self._peak, used)
-        return {**named(sums.tolist(), steps), "pss_bytes": used}
+        interval.figures |= named(sums.tolist(), interval.steps)
+        interval.figures["pss_bytes"] = used
 
-    def summary(self, steps: int) -> dict[str, Any]:
-        """For ``result.json``: the session's ``steps``; ``peak_pss_bytes``: of the rank that used most memory."""
+    def on_end(self, figures: dict[str, Any]) -> None:
+        """Add those of the session; ``peak_pss_bytes``: of the rank that used most memory."""
         if self._ssd is None:
-            return {}
+            return
         peak = largest(torch.tensor([self._peak], dtype=torch.float64)).item()
-        return {"peak_pss_bytes": int(peak), "ssd": named(self._sums.tolist(), max(1, steps))}
+        figures["peak_pss_bytes"] = int(peak)
+        figures["ssd"] = named(self._sums.tolist(), max(1, self._steps))
 
 
 @contextmanager
@@ -91,6 +95,7 @@ def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
         try:
             saved = committed(store, directory)
             newest = f"the last checkpoint, {saved[-1].path}, is intact" if saved else "no checkpoint was taken before"
-        except Exception as fault:  # the message is about what stopped the run
+        except Exception as fault:
+            # The message is about what stopped the run.
             newest = f"its checkpoints cannot be listed now ({fault})"
         raise GuardError(f"{error.message}; {newest}", hint=error.hint) from error

@@ -25,9 +25,12 @@ from pipeline.records.plan import PHASES, Plan
 from pipeline.training.distributed import add_up, largest
 from pipeline.training.memory_budget import MemoryMeter
 
-EVERY, FIRST = 5, 2  # the first steps fill the pipeline, allocate and compile
-KEPT = 1000  # samples: the figures are those of the last 5,000 steps
-WAITING = "waiting"  # for data; no phase of the step
+# The first steps fill the pipeline, allocate and compile.
+EVERY, FIRST = 5, 2
+# Samples that count: those of the last 5,000 steps.
+KEPT = 1000
+# The wait for data, which is no phase of the step.
+WAITING = "waiting"
 T = TypeVar("T")
 Mark = tuple[str, Any]
 

@@ -83,7 +83,8 @@ def _send(value: Any, source: int, device: torch.device) -> Any:
     """``value``, a tensor or a whole number, as the rank ``source`` has it; a tensor is filled in place. Collective."""
     if not isinstance(value, Tensor):
         return int(_send(torch.tensor(value), source, device))
-    sent = value.to(device)  # Adagrad counts its steps on the CPU, where NCCL does not reach
+    # Adagrad counts its steps on the CPU, where NCCL does not reach.
+    sent = value.to(device)
     dist.broadcast(sent, source)
     return value.copy_(sent)
 

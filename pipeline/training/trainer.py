@@ -1,241 +1,425 @@
-"""One rank's sharded model with its optimizers and pipeline: it takes the steps."""
+"""A training on one rank, from a dataset and a plan to a committed checkpoint: read it from top to bottom.
+
+``Trainer`` builds everything in order, takes the steps that are left, and between them reports, validates, guards and
+saves. ``step.py`` takes a step, ``callbacks.py`` has the hooks, and each further noun has its file.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed.train_pipeline import (
-    PrefetchTrainPipelineSparseDist,
-    TrainPipelineBase,
-    TrainPipelineSparseDist,
-)
 
-from pipeline.embeddings.fused_optimizer import keeping_steps
-from pipeline.embeddings.huge_pages import use_large_pages
-from pipeline.embeddings.sharding import cached_tables
-from pipeline.embeddings.single_rank_lookup import without_exchange
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
+from pipeline.embeddings.norms import histograms, squared_norms
 from pipeline.embeddings.ssd.store import SsdStore
-from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
-from pipeline.embeddings.workers import Workers
-from pipeline.errors import ConfigError
-from pipeline.records.dataset import DatasetSchema
+from pipeline.models.layers.mlp import log_odds
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
-from pipeline.towers.links import Links
-from pipeline.training.data import Batch
-from pipeline.training.distributed import workers_of
-from pipeline.training.model import TOWERS, Output, Sharded, assemble
-from pipeline.training.optimizer import Average, Optimizers
-from pipeline.training.regularise import seed_step
-from pipeline.training.roofline import Speed
-from pipeline.training.settings import ModelSettings
-from pipeline.training.shared_memory import DenseReduction, memory_between
-from pipeline.training.step_phases import PhaseClock, watch, watch_pipeline
-from pipeline.training.towers import TowerPipeline, gather_towers
-from pipeline.units import MIB
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
+from pipeline.towers.links import LinkBytes
+from pipeline.training.callbacks import Callback, Interval
+from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.compiling import AutoCompile
+from pipeline.training.data import BatchReader, BoundedBatches
+from pipeline.training.distributed import add_up, connect, largest, shared_failure
+from pipeline.training.early_stopping import StoppingDecision
+from pipeline.training.guards import Collapse, check_finite, check_layers
+from pipeline.training.hogwild import Hogwild
+from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
+from pipeline.training.memory_budget import MemoryBudget, MemoryMeter, peak_rss
+from pipeline.training.metrics import MetricAccumulator
+from pipeline.training.parquet import SplitReader
+from pipeline.training.predict import judge_train_rows
+from pipeline.training.preemption import STOP, Agreement
+from pipeline.training.prefetch_exchange import Announce
+from pipeline.training.profiling import STEPS, Profiler, SpeedMeter, debugging
+from pipeline.training.sampler import Order, shuffle_key
+from pipeline.training.settings import TrainingSettings
+from pipeline.training.snapshots import Snapshots, Start
+from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
+from pipeline.training.step import StepExecutor
+from pipeline.training.step_phases import compare_with_plan
+from pipeline.training.validation import Validation, log_without, validation_split
 
-log = logging.getLogger(__name__)
+# Who takes the steps, by ``train.mode``.
+EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor, "hogwild": Hogwild}
+
+OnInterval = Callable[[dict[str, Any]], None]
+
+
+def train(
+    settings: TrainingSettings,
+    store: Store,
+    dataset: Artifact,
+    plan: Plan,
+    checkpoints: str,
+    key: str,
+    on_interval: OnInterval,
+    init: Artifact | None = None,
+    on_point: OnPoint = ignore,
+    plan_key: str = "",
+    towers: Towers | None = None,
+) -> dict[str, Any]:
+    """Train by ``settings.train``, from the newest checkpoint of the same ``key``; every rank calls it.
+
+    Args:
+        settings: What training reads of the configuration.
+        store: Where datasets and checkpoints lie.
+        dataset: Its split train is trained on, its split validation, if it has one, decides when training stops.
+        plan: Where the tables are.
+        checkpoints: The store's directory for checkpoints; the last one is committed at the end.
+        key: Of the checkpoints that this training may continue from.
+        on_interval: Gets a record on rank 0 every ``log_every_steps`` steps.
+        init: The checkpoint that tables and dense part come from where ``key`` has none; None: initial values.
+        on_point: Gets every named point that a rank passes.
+        plan_key: Is recorded with the checkpoints.
+        towers: The result of the partition stage, whose hosts ``plan`` must keep; None: flat.
+
+    Returns:
+        {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples, steps;
+        predicted beside measured), and the path of the last checkpoint. "train" has ``resumed``, a step and its
+        samples, where the session continues from a checkpoint.
+
+    Raises:
+        GuardError: A guard stops the run.
+        DataError: A split is empty.
+        PlanError: The plan does not fit.
+        LaunchError: A SIGTERM came; a checkpoint was committed first.
+    """
+    threads = EXECUTORS[settings.train.mode].threads_per_rank(settings.train)
+    device = connect(settings.hardware, threads, one_machine=settings.one_machine)
+    torch.manual_seed(settings.seed + dist.get_rank())
+    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(settings.hardware, store, plan) as ssd:
+        log_shortcomings(ssd)
+        inputs = {"dataset": dataset.key, "plan": plan_key}
+        trainer = Trainer(
+            settings, store, dataset, plan, checkpoints, key, inputs, device, on_interval, on_point, init, towers, ssd
+        )
+        return trainer.train()
 
 
 class Trainer:
-    """Takes steps. ``steps``: the number taken; ``rows``, ``dense``: the tables and the other parameters.
-
-    ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of the plan's
-    tables on tier ssd; ``alone``: one rank that has all tables whole. Initial values depend on ``settings.seed`` alone,
-    not on plan or number of ranks.
-    """
+    """Builds a training and resumes it; ``train`` takes the steps that are left. See the function ``train``."""
 
     def __init__(
         self,
-        settings: ModelSettings,
-        schema: DatasetSchema,
+        settings: TrainingSettings,
+        store: Store,
+        dataset: Artifact,
         plan: Plan,
+        directory: str,
+        key: str,
+        inputs: dict[str, str],
         device: torch.device,
-        towers: Towers | None = None,
-        ssd: SsdStore | None = None,
-        total: int = 0,
+        on_interval: OnInterval,
+        on_point: OnPoint,
+        init: Artifact | None,
+        towers: Towers | None,
+        ssd: SsdStore | None,
     ) -> None:
-        apart = towers is not None and not towers.is_flat
-        pipeline = pipeline_of(settings.train.pipeline, plan, towers=apart)
-        sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
-        self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
-        self.dense_part = sharded.dense_part
-        self.ssd, self._model_config = ssd, settings.model
-        self.rows.initialise(settings.seed)
-        self._move_tables(device)
-        self.dense = dense_parameters(self.model)
-        self.workers, self.links = workers_of(settings.hardware), Links(settings.hardware.ranks_per_host)
-        self.optimizers = Optimizers(self.model, settings.train, total, self._towers, self.workers)
-        self._reductions = _reductions(sharded, self.dense, self.workers)
-        self.seed, self.steps = settings.seed, 0
-        self.lr = 0.0
-        self._average_used = settings.train.average.use
-        self.alone = alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
-        # One rank has no ids to send ahead.
-        tables = torch.device("cpu") if self.dense_part.workers is not None else device
-        self._pipeline = self._make_pipeline(tables, TrainPipelineBase if alone else pipeline)
-        self._exchanging = self._exchange(device, settings)
-        self.clock = PhaseClock(device)
-        watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
-        watch_pipeline(self.clock, self._pipeline)
+        self.settings, self.config, self.plan, self.device = settings, settings.train, plan, device
+        self.on_interval, self.on_point = on_interval, on_point
+        config = settings.train
 
-    def _move_tables(self, device: torch.device) -> None:
-        """Have the tables in large pages, where Linux has some: see ``use_large_pages``."""
-        moved = use_large_pages(self.rows.local_shards()) if device.type == "cpu" else 0
-        if moved and dist.get_rank() == 0:
-            log.info("tables: %.0f MiB in memory pages of 2 MiB", moved / MIB)
-
-    def _make_pipeline(self, device: torch.device, kind: type[Any]) -> Any:
-        if self._towers is not None:
-            ahead = kind is not TrainPipelineBase
-            return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
-        return kind(self.model, self.optimizers, device)
-
-    def _exchange(self, device: torch.device, settings: ModelSettings) -> Callable[[], AbstractContextManager[None]]:
-        """What a step runs in: ranks on the CPUs of one host exchange through its memory, the others as they are.
-
-        With towers, these are the ranks that share a tower's tables.
-        """
-        memory = memory_between(device, settings, self._towers)
-        if memory is None:
-            return nullcontext
-        memory.counted = self.links.exchanged
-        if self._towers is not None:
-            memory.dtype = self._towers.read_as
-            return memory.exchanging
-        wrapped = self.model._dmp_wrapped_module
-        if isinstance(wrapped, DistributedDataParallel):
-            own = memory_between(device, settings, None)
-            if own is not None:  # without, DDP averages them by itself
-                self.optimizers.before = DenseReduction(wrapped, own).finish
-        return memory.exchanging
-
-    def step(self, batches: Iterator[Batch]) -> Output:
-        """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
-        if self.ssd is not None:
-            self.ssd.check()
-        self.clock.begin()
-        self.lr = self.optimizers.set_step(self.steps)
-        seed_step(self.seed, self.steps)
-        output: Output
-        if dist.get_world_size() == 1:
-            output = self._pipeline.progress(batches)
-        else:
-            with self._exchanging(), self.links.counting():
-                output = self._pipeline.progress(batches)
-            for size, ranks, dense in self._reductions:
-                self.links.reduced(size, ranks, dense=dense)
-        self.clock.end()
-        self.steps += 1
-        return output
-
-    def drain(self) -> list[Output]:
-        """End all steps that are under way; what those put out that ``step`` has not returned."""
-        return []
-
-    def close(self) -> None:
-        """End what works for this trainer."""
-
-    def measure_speed(self, samples: int) -> Speed:
-        """The matrix products of a step over ``samples`` samples, timed on this rank."""
-        part, device = self.dense_part, next(iter(self.dense.values())).device
-        assert part.inputs is not None
-        return Speed.measure(self._model_config, part.inputs, samples, part.dtype, device)
-
-    @property
-    def tower_features(self) -> dict[str, list[str]]:
-        """The features of every tower module that learns, by what its parameters' names start with."""
-        return self._towers.module_features(TOWERS) if self._towers is not None else {}
-
-    @property
-    def feature_order(self) -> dict[str, list[str]]:
-        """The features by group of ``data``, in the order in which the model takes them."""
-        part = self.dense_part
-        return {"dense": list(part.inputs.dense) if part.inputs is not None else [], "sparse": list(part.tables)}
-
-    def gather(self) -> None:
-        """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
-        self.optimizers.gather()
-        if self._towers is not None:
-            gather_towers(self._towers, self.optimizers.dense)
-
-    @property
-    def published_average(self) -> Average | None:
-        """The average of the dense weights that takes their place when they are published; None without one."""
-        return self.optimizers.average if self._average_used else None
-
-    @contextmanager
-    def looking(self) -> Iterator[torch.nn.Module]:
-        """The model as it would be published, in evaluation mode, to be called directly; afterwards it trains on.
-
-        The pipeline must be empty: see ``drains``.
-        """
-        average = self.published_average
-        if self.must_drain:
-            self._pipeline.detach()
-        if average is not None:
-            average.swap()
-        self.model.eval()
-        try:
-            with torch.no_grad(), keeping_steps(self.model):
-                yield self.model
-        finally:
-            self.model.train()
-            if average is not None:
-                average.swap()
-            if self.must_drain:  # TorchRec's prefetching pipeline does not do so by itself
-                self._pipeline.attach(self.model)
-
-    @property
-    def must_drain(self) -> bool:
-        """Whether the pipeline holds batches between steps, so that its batches must end before ``looking``."""
-        return isinstance(self._pipeline, TrainPipelineSparseDist)
-
-    def finished(self) -> torch.nn.Module:
-        """The model taken out of the pipeline, to be called directly in evaluation mode."""
-        if isinstance(self._pipeline, TrainPipelineSparseDist):
-            self._pipeline.detach()
-        return self.model.eval()
-
-
-def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
-    """TorchRec's pipeline for ``train.pipeline``; ConfigError for prefetch where no table has a cache, or with towers.
-
-    They copy the next batches, which lie in page-locked memory, to a GPU on a stream of their own.
-    """
-    kinds = {
-        "base": TrainPipelineBase,
-        "sparse_dist": TrainPipelineSparseDist,
-        "prefetch": PrefetchTrainPipelineSparseDist,
-    }
-    if name == "prefetch" and (towers or not cached_tables(plan)):
-        raise ConfigError(
-            "train.pipeline is prefetch, "
-            + ("but towers exchange their ids by themselves" if towers else "but no table is on tier hbm_cached"),
-            hint="train.pipeline=sparse_dist",
+        # 1. The rows, and the number of steps that they make.
+        self.split = SplitReader(store, dataset, "train")
+        self.total = planned_steps(config, self.split.rows)
+        order = Order(
+            key=shuffle_key(dataset),
+            seed=settings.seed,
+            global_batch=config.batch,
+            shuffle=config.shuffle,
+            window_groups=config.shuffle_window_groups,
+            lanes=config.dealt_lanes,
+            rank=dist.get_rank(),
+            world_size=settings.hardware.workers,
+            without=settings.hardware.world_size - settings.hardware.workers,
         )
-    return kinds[name]
 
+        # 2. The sharded model with its optimizers. The meter first: it measures from here.
+        self.memory = MemoryMeter(device)
+        self.executor = EXECUTORS[config.mode](settings, self.split.schema, plan, device, towers, ssd, self.total)
+        base_rate = self.split.base_rate()
+        starts = None
+        if base_rate is not None:
+            starts = [log_odds(base_rate, self.split.rows), *self.split.task_starts()]
+            # The last bias of a new model: it is calibrated at any click rate. A checkpoint replaces it.
+            self.executor.dense_part.start_at(starts)
 
-def _reductions(
-    sharded: Sharded, dense: dict[str, torch.nn.Parameter], workers: Workers
-) -> list[tuple[int, list[int], bool]]:
-    """This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
-    if not workers.here:
-        return []
-    every = list(workers.ranks)
-    towers = sharded.towers
-    tower_ranks = towers.groups.tower_ranks if towers is not None else every
-    apart = towers.apart_parameters() if towers is not None else []
-    away = {id(parameter) for parameter in apart}
-    own = sum(p.nbytes for p in towers.own_parameters()) if towers is not None else 0
-    shared = sum(p.nbytes for p in dense.values() if id(p) not in away)
-    tables = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
-    reductions = [(shared, every, True), (own, list(tower_ranks), True), (tables, list(tower_ranks), False)]
-    return [(size, ranks, is_dense) for size, ranks, is_dense in reductions if size and len(ranks) > 1]
+        # 3. Metrics, checkpoints and validation, which share the state that a resumed training continues from.
+        self.metrics = MetricAccumulator(config.guard.window_steps, self.split.schema)
+        compiling = AutoCompile(self.executor, settings, store, order.local_batch)
+        self.checkpoints = Checkpoints(
+            settings,
+            store,
+            directory,
+            key,
+            inputs,
+            self.executor,
+            self.metrics,
+            compiling,
+            self.split,
+            order,
+            on_point,
+        )
+        self.validation = self._build_validation(order, Start(settings, self.split, starts), init)
+
+        # 4. The newest checkpoint, which may bring the order that the training began with, and may be its last one.
+        self.checkpoints.resume(init, self.total)
+        self.order = self.checkpoints.order
+        if self.validation is not None:
+            self.total = self.validation.begin(self.total, warm=init is not None)
+        if dist.get_rank() == 0:
+            log_planned(config, self.split.rows, self.executor.optimizers.schedule.cycle)
+        self.first = self.executor.steps
+        self.collapse = Collapse(config, min(warmup_steps(config, self.total), self.total))
+        # The step after which the guard judges the model; None: its predictions do not ask for it.
+        self.judged_after: int | None = None
+
+        # 5. What happens beside the steps.
+        self.samples = 0.0
+        self.sent = LinkBytes().as_list()
+        self.profiler: Profiler | None = None
+        self.callbacks = self._build_callbacks(store, directory, compiling)
+
+    def _build_validation(self, order: Order, start: Start, init: Artifact | None) -> Validation | None:
+        split = validation_split(self.split)
+        if split is None:
+            if dist.get_rank() == 0:
+                log_without(self.config)
+            return None
+        steps_per_epoch = order.steps_per_epoch(self.split.rows)
+        if not self.config.snapshots.active:
+            return Validation(self.config, split, order, self.executor, self.checkpoints, steps_per_epoch)
+        warm = None if init is None else partial(self.checkpoints.start_from, init)
+        return Snapshots(self.config, split, order, self.executor, self.checkpoints, steps_per_epoch, start, warm)
+
+    def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
+        # In the order of their figures in ``metrics.jsonl``. The budget takes the SSD meter's reading of memory.
+        settings, callbacks = self.settings, list[Callback]()
+        speed = None
+        if self.config.profile and self.order.has_share:
+            speed = self.executor.measure_speed(self.order.local_batch)
+        profiled = settings.debug.profile_steps or (STEPS if self.config.profile else 0)
+        if profiled:
+            name = f"{directory.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
+            self.profiler = Profiler(store, name, profiled, speed)
+            callbacks.append(self.profiler)
+        callbacks.append(compiling)
+        if speed is not None:
+            callbacks.append(SpeedMeter(speed))
+        callbacks.append(SsdMeter(self.executor.ssd))
+        callbacks.append(MemoryBudget(settings.hardware, settings.limit_memory, self.plan))
+        return callbacks
+
+    def train(self) -> dict[str, Any]:
+        """Take the steps that are left; returns what the function ``train`` does. Collective."""
+        for callback in self.callbacks:
+            callback.on_start(self.total)
+        # Ids of tables on tier ssd reach their files ahead of the batches.
+        ssd, announce = self.executor.ssd, None
+        if ssd is not None:
+            columns = {table.name: table.columns for table in self.split.schema.tables if table.name in ssd.placed}
+            announce = Announce(columns, ssd.placed, ssd.prefetch)
+        reader = BatchReader(
+            self.split,
+            self.order,
+            epochs=self.config.epochs,
+            start=divmod(self.first, self.order.steps_per_epoch(self.split.rows)),
+            prefetch=self.config.prefetch_batches,
+            pin=self.device.type == "cuda",
+            announce=announce,
+        )
+        with reader, debugging(self.settings.debug, self.profiler), Agreement() as agreement:
+            self.reader = reader
+            try:
+                self._take_steps(agreement)
+            except BaseException:
+                # Several ranks end at once, and the threads that write checkpoints with them.
+                if dist.get_world_size() == 1:
+                    self.checkpoints.checkpointer.abandon()
+                raise
+            finally:
+                self.executor.close()
+        return self._summarize()
+
+    def _take_steps(self, agreement: Agreement) -> None:
+        self.began = time.perf_counter()
+        if self.checkpoints.ends_early:
+            # Resumed at its last step, it ends as one that has just taken that step.
+            if self.validation is not None:
+                self.validation.end_early(self.executor.steps, self.metrics.window.ne)
+            check_layers(self.executor.dense, self.executor.optimizers.dense, self.executor.steps, self.config)
+            self.checkpoints.end_early()
+        self._feed_pipeline()
+        while self.executor.steps < self.total:
+            self.train_step()
+            step = self.executor.steps
+            agreed = agreement.step(save=self.checkpoints.late())
+            validating = self.validation is not None and self.validation.due(step, self.total)
+            saving = step == self.total or agreed > 0 or self.checkpoints.due(step)
+            judging = self.judged_after is not None and step >= self.judged_after
+
+            # 1. Nothing looks at the weights while an executor's threads still change them. The steps that they have
+            # begun may be the last ones.
+            if saving or validating or judging:
+                for output in self.executor.drain():
+                    self.metrics.add(output)
+                step = self.executor.steps
+                if step == self.total:
+                    saving, validating = True, self.validation is not None
+
+            # 2. Report and validate. A validation may make this step the last one.
+            if saving or validating or judging or self.metrics.steps >= self.config.log_every_steps:
+                self._close_interval(validating)
+                ended = step == self.total
+                self._judge(empty=validating or judging or ended, free=validating or ended)
+
+            # 3. Save, once the guards have passed what is written. The best weights and snapshots are saved by
+            # ``follow``, in the same step's checkpoint.
+            if saving or validating:
+                check_layers(self.executor.dense, self.executor.optimizers.dense, step, self.config)
+            saved = validating and self.validation is not None and self.validation.follow(self.total)
+            if saved or saving or step == self.total:
+                if agreed == STOP and step < self.total:
+                    self.checkpoints.save_and_stop(saved=saved)
+                if not saved:
+                    self.checkpoints.save(final=step == self.total)
+                agreement.saved()
+
+            # 4. A pipeline that was emptied for the validation takes batches again.
+            if (validating or judging) and self.executor.must_drain and step < self.total:
+                self._feed_pipeline()
+        self.seconds = time.perf_counter() - self.began
+
+    def train_step(self) -> None:
+        """Train on the next batch."""
+        self.on_point(FaultPoint.BATCH)
+        self.metrics.add(self.executor.step(self.batches))
+        for callback in self.callbacks:
+            callback.on_step_end()
+
+    def _feed_pipeline(self) -> None:
+        step, end = self.executor.steps, self.total
+        # TorchRec's pipeline holds batches ahead, and must be empty when the model is validated: so it gets none of
+        # those behind.
+        if self.validation is not None and self.executor.must_drain and step < self.total:
+            end = self.validation.next_look(step, self.total)
+        self.bounded = BoundedBatches(self.reader, step, end)
+        self.batches = self.executor.clock.between(self.bounded)
+
+    def _close_interval(self, validating: bool) -> None:
+        step, steps = self.executor.steps, self.metrics.steps
+        sums, seconds, waited = self.metrics.close(self.reader.wait_seconds)
+        self.executor.clock.collect()
+        check_finite(sums, step, self.config, self.executor.dense_part.first_fault)
+        sent = self.executor.links.take().as_list()
+        sent = add_up(torch.tensor(sent, dtype=torch.float64, device=self.executor.device)).tolist()
+        self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
+        self.samples += sums.samples
+
+        interval = Interval(step, steps, seconds)
+        if self.split.schema.tasks:
+            interval.figures["tasks"] = self.metrics.task_figures()
+        for callback in self.callbacks:
+            callback.on_interval(interval)
+        if validating and self.validation is not None:
+            decision = self.validation.validate(self.metrics.window.ne)
+            self.metrics.leave_out()
+            if decision is StoppingDecision.STOP:
+                self.total = step
+            interval.figures |= self.validation.record()
+        if validating or step == self.total:
+            squares = add_up(squared_norms(self.executor.rows).to(self.executor.device))
+            interval.figures["norms"] = histograms(self.executor.rows.tables, squares)
+
+        if dist.get_rank() == 0:
+            elapsed = time.perf_counter() - self.began
+            # An interval may have no row that counts, where rows have weights.
+            samples = max(sums.samples, 1.0)
+            self.on_interval(
+                {
+                    "step": step,
+                    "steps_total": self.total,
+                    "samples": self._samples(step),
+                    "samples_per_s": sums.samples / seconds,
+                    "data_wait_share": waited,
+                    "loss": sums.mean_loss,
+                    "ne_window": self.metrics.window.ne,
+                    "eta_seconds": elapsed / (step - self.first) * (self.total - step),
+                    "lr": self.executor.lr,
+                    "seconds": elapsed,
+                    "step_ms": 1000 * seconds / steps,
+                    "resumed_step": self.first,
+                    "intra_host_bytes_per_sample": sent[0] / samples,
+                    "inter_host_bytes_per_sample": sent[1] / samples,
+                    **interval.figures,
+                }
+            )
+
+    def _judge(self, *, empty: bool, free: bool) -> None:
+        """Have the guard judge the model where its predictions ask for it; later, unless the pipeline is ``empty``.
+
+        ``free``: it has just been validated, or this is the last chance.
+        """
+        step = self.executor.steps
+        age = step if self.validation is None else self.validation.age(step)
+        if empty:
+            self.judged_after = None
+        if not self.collapse.is_due(self.metrics, age, free=free):
+            return
+        if empty:
+            if self.validation is not None:
+                judged = self.validation.judged()
+            else:
+                judged = judge_train_rows(self.executor, self.split, self.order)
+            self.collapse.take(judged, age, last=step == self.total)
+            self.metrics.leave_out()
+        elif self.judged_after is None:
+            self.judged_after = self.bounded.cut() if self.executor.must_drain else step + 1
+
+    def _samples(self, step: int) -> int:
+        return self.order.samples_after(step, self.split.rows)
+
+    def _summarize(self) -> dict[str, Any]:
+        """The figures of the session, the same on every rank. Collective."""
+        step, device = self.executor.steps, self.executor.device
+        seconds = max(self.seconds, 1e-9)
+        peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
+        waited = self.reader.wait_seconds if self.order.has_share else 0.0
+        waited = add_up(torch.tensor([waited], dtype=torch.float64, device=device)).item()
+        figures: dict[str, Any] = {
+            "samples": self._samples(step),
+            "steps": step,
+            "global_batch": self.order.global_batch,
+            "seconds": seconds,
+            "samples_per_s": (self._samples(step) - self._samples(self.first)) / seconds,
+            "data_wait_share": waited / self.order.world_size / seconds,
+            "peak_rss_bytes": int(peak),
+            "world_size": dist.get_world_size(),
+        }
+        for callback in self.callbacks:
+            callback.on_end(figures)
+        if self.validation is not None:
+            figures["validation"] = self.validation.summary()
+        if self.first:
+            figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}
+            if self.checkpoints.planned is not None:
+                figures["resumed"]["planned"] = self.checkpoints.planned
+        if self.samples:
+            names = [field.name for field in fields(LinkBytes)]
+            figures["bytes_per_sample"] = {
+                name: sent / self.samples for name, sent in zip(names, self.sent, strict=True)
+            }
+        summary = {"train": figures, "checkpoint": self.checkpoints.figures(seconds), "final": self.checkpoints.final}
+        figures |= compare_with_plan(self.plan, self.executor.clock, self.memory, self.device)
+        if self.validation is not None:
+            figures |= self.validation.result()
+        return summary

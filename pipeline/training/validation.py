@@ -25,7 +25,7 @@ from pipeline.training.guards import GuardFigures
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits, score_published
 from pipeline.training.sampler import Order
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 
 _FIGURES = ("ne", "auc", "logloss")
 log = logging.getLogger(__name__)
@@ -54,31 +54,48 @@ def log_without(config: TrainConfig) -> None:
 
 
 class Validation:
-    """The looks of one training. ``seconds``: that they took in this session. All methods are collective."""
+    """The looks of one training at its validation rows. All methods are collective.
+
+    Args:
+        config: Says when there is one and what it decides.
+        split: The validation rows.
+        order: Of the training's batches.
+        executor: Has the model.
+        checkpoints: Of this training; the best weights are one of them.
+        steps_per_epoch: Steps of an epoch of the train rows.
+
+    Attributes:
+        seconds: That the looks took in this session.
+        decision: Of the newest look.
+    """
 
     def __init__(
         self,
         config: TrainConfig,
         split: SplitReader,
         order: Order,
-        trainer: Trainer,
-        checkpointing: Checkpoints,
-        per_epoch: int,
+        executor: StepExecutor,
+        checkpoints: Checkpoints,
+        steps_per_epoch: int,
     ) -> None:
-        self._config, self._split, self._trainer, self._checkpointing = config.validate, split, trainer, checkpointing
+        self._config, self._split, self._executor, self._checkpoints = config.validate, split, executor, checkpoints
         self._order = order
-        self._per_epoch = per_epoch
-        self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
-        self._weights = split.row_weights() if dist.get_rank() == 0 else None
-        run_on_all_ranks("checking the validation rows", self._check)
-        self.stopping = checkpointing.stopping = Stopping(config.validate)
-        epochs = config.validate.cycle_epochs
-        trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
+        self._steps_per_epoch = steps_per_epoch
+        # Rank 0 gets all scores and computes the figures.
+        self._labels, self._weights = np.empty(0, np.float32), None
+        if dist.get_rank() == 0:
+            self._labels, self._weights = split.column(LABEL), split.row_weights()
+        run_on_all_ranks("checking the validation rows", self._check_labels)
+        self.stopping = checkpoints.stopping = Stopping(config.validate)
+        cycle_epochs = config.validate.cycle_epochs
+        executor.optimizers.schedule.cycle = None if cycle_epochs is None else cycle_epochs * steps_per_epoch
         self.seconds = 0.0
-        self._logit_std: float | None = None  # of the newest look
+        self.decision: StoppingDecision | None = None
+        # Of the newest look.
+        self._logit_std: float | None = None
 
-    def _check(self) -> None:
-        """DataError, on rank 0, for rows that allow no figures: before the first step and not at the first look."""
+    def _check_labels(self) -> None:
+        # Rows that allow no figures are an error before the first step, and not at the first look.
         if dist.get_rank() != 0:
             return
         counted = self._labels if self._weights is None else self._labels[self._weights > 0]
@@ -93,11 +110,11 @@ class Validation:
 
     def due(self, step: int, total: int) -> bool:
         """Whether there is a look after ``step`` of ``total``."""
-        return is_due(self._config, step, self._per_epoch, total)
+        return is_due(self._config, step, self._steps_per_epoch, total)
 
     def next_look(self, step: int, total: int) -> int:
         """The step after ``step`` with the next look."""
-        return next(looks_after(self._config, step, self._per_epoch, total))
+        return next(looks_after(self._config, step, self._steps_per_epoch, total))
 
     def begin(self, total: int, *, warm: bool) -> int:
         """Begin, or go on, with ``total`` planned steps; returns their number, which a former session may have cut.
@@ -105,23 +122,37 @@ class Validation:
         ``warm``: the training starts from a checkpoint of another one. That model is looked at and shown, but it is
         never the best one.
         """
-        if warm and not self._trainer.steps:
-            self._start()
-        return self._trainer.steps if self.stopping.stopped else total
-
-    def _start(self) -> None:
-        self.stopping.start = look = self._evaluate(None)
-        if dist.get_rank() == 0:
-            log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)
+        if warm and not self._executor.steps:
+            self.stopping.start = look = self._evaluate(None)
+            if dist.get_rank() == 0:
+                log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)
+        return self._executor.steps if self.stopping.stopped else total
 
     def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, and decide. ``train_ne``: of the last steps' rows."""
-        return self.stopping.decide(self._evaluate(train_ne))
+        self.decision = self.stopping.decide(self._evaluate(train_ne))
+        return self.decision
 
-    def lower(self) -> None:
-        """Go back to the best weights, and go on from there with the learning rates that follow."""
-        self._checkpointing.go_back()
-        self._trainer.optimizers.scale = self.stopping.lr_scale
+    def follow(self, total: int) -> bool:
+        """Do what follows from the newest look; returns whether that took a checkpoint of this step.
+
+        ``total``: the last step, which may be this one.
+        """
+        ended = self._executor.steps == total
+        if self.decision is StoppingDecision.BETTER:
+            # The last checkpoint has the best weights if they are those of the last step.
+            if not ended:
+                self._checkpoints.save_best()
+            return not ended
+        if ended:
+            self.end(total)
+        elif self.decision is StoppingDecision.LOWER:
+            self._lower_lr()
+        return False
+
+    def _lower_lr(self) -> None:
+        self._checkpoints.go_back()
+        self._executor.optimizers.schedule.scale = self.stopping.lr_scale
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
             log.info(
@@ -136,7 +167,7 @@ class Validation:
 
         The last checkpoint has them and that of the best look may go, so a longer training goes back to the last one.
         """
-        self._checkpointing.go_back()
+        self._checkpoints.go_back()
         self.stopping.kept = step
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
@@ -149,7 +180,7 @@ class Validation:
                 best.ne,
                 best.auc,
             )
-            average = self._trainer.published_average
+            average = self._executor.published_average
             if average is not None and best.step < average.first:
                 log.warning(
                     "these weights are no average: train.average starts with step %s of the planned ones; "
@@ -178,49 +209,45 @@ class Validation:
     def judged(self) -> GuardFigures:
         """How the model does after this step, at no cost where that has just been looked at."""
         looks, rows = self.stopping.looks, f"{self._split.rows:,} {VALIDATION} rows"
-        if looks and looks[-1].step == self._trainer.steps and self._logit_std is not None:
+        if looks and looks[-1].step == self._executor.steps and self._logit_std is not None:
             return GuardFigures(looks[-1].ne, self._logit_std, rows)
         figures = self._measure()
         return GuardFigures(figures["ne"], figures["logit_std"], rows)
-
-    def _scores(self) -> np.ndarray | None:
-        """The logits of all validation rows: on rank 0, None elsewhere."""
-        return score_published(self._trainer, self._split, self._order)
 
     def _evaluate(self, train_ne: float | None) -> ValidationResult:
         figures = self._measure()
         self._logit_std = figures["logit_std"]
         return ValidationResult(
-            self._trainer.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"]
+            self._executor.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"]
         )
 
     def _measure(self) -> dict[str, Any]:
         """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
-        began, step = time.perf_counter(), self._trainer.steps
-        logits = self._scores()
-        finite = logits is not None and bool(np.isfinite(logits).all())
-        figures = all_gather_records(self._figures(logits) if logits is not None and finite else None)[0]
+        began, step = time.perf_counter(), self._executor.steps
+        logits = score_published(self._executor, self._split, self._order)
+        measured: dict[str, Any] | None = None
+        if logits is not None and np.isfinite(logits).all():
+            # The main task is the one that is monitored.
+            main = main_logits(logits)
+            parts = loss_parts(self._labels, main, self._weights)
+            measured = {**evaluate(self._labels, main, weights=self._weights)}
+            measured |= {"parts": parts, "logit_std": float(main.std())}
+        figures: dict[str, Any] | None = all_gather_records(measured)[0]
         if figures is None:
             raise GuardError(
                 f"scores of validation rows are not finite after step {step:,}",
                 hint="lower train.lr and train.sparse_lr, or train.precision=fp32",
             )
         self.seconds += time.perf_counter() - began
-        found: dict[str, Any] = figures
-        return found
-
-    def _figures(self, logits: np.ndarray) -> dict[str, Any]:
-        """Those of the main task, which is the one that is monitored, and the parts of its log loss."""
-        main = main_logits(logits)
-        parts = loss_parts(self._labels, main, self._weights)
-        figures = evaluate(self._labels, main, weights=self._weights)
-        return {**figures, "parts": parts, "logit_std": float(main.std())}
+        return figures
 
     def record(self) -> dict[str, Any]:
         """What the record of an interval that ends with a look has about it."""
         look, best = self.stopping.looks[-1], self.stopping.best
         figures = {f"validation_{name}": getattr(look, name) for name in _FIGURES}
-        return {**figures, **({} if best is None else {"best_step": best.step, "best_ne": best.ne})}
+        if best is not None:
+            figures |= {"best_step": best.step, "best_ne": best.ne}
+        return figures
 
     def summary(self) -> dict[str, Any]:
         """``validation`` of the training's figures."""
@@ -234,6 +261,8 @@ class Validation:
             "seconds": self.seconds,
         }
         if best is not None:
-            figures |= {"best_step": best.step, "best_epoch": best.step / self._per_epoch}
+            figures |= {"best_step": best.step, "best_epoch": best.step / self._steps_per_epoch}
             figures |= {name: getattr(best, name) for name in (*_FIGURES, "parts")}
-        return figures if start is None else {**figures, "start_ne": start.ne, "start_auc": start.auc}
+        if start is not None:
+            figures |= {"start_ne": start.ne, "start_auc": start.auc}
+        return figures

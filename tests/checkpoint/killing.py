@@ -27,8 +27,8 @@ from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.settings import TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
@@ -123,9 +123,9 @@ class Hook:
 
 def log_rows(folder):
     """Write a line for each batch that any model of this process trains on; column d0 of the data is the row number."""
-    from pipeline.training import loop
+    from pipeline.training import trainer
 
-    class Logged(loop.Trainer):
+    class Logged(trainer.StepExecutor):
         def __init__(self, *args):
             super().__init__(*args)
             log = os.open(folder / f"rows-rank{dist.get_rank()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -137,7 +137,7 @@ def log_rows(folder):
 
             self.model.register_forward_pre_hook(write)
 
-    loop.Trainer = Logged
+    trainer.EXECUTORS["sync"] = Logged
 
 
 def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr", changes=None):

@@ -17,7 +17,7 @@ from tests.waits import no_waits, until
 # Polars, which has threads. It imports this module as well, so tests/conftest.py starts it: here, each would start one.
 multiprocessing.set_forkserver_preload(
     [
-        "pipeline.training.loop",
+        "pipeline.training.trainer",
         "tests.embeddings.cases",
         "pipeline.cli",
         "pipeline.commands.run",

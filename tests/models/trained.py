@@ -15,10 +15,10 @@ from pipeline.publishing.served import SERVING, Description, ServedModel
 from pipeline.publishing.table_writer import write_table
 from pipeline.records import SparseColumn, Tower, Towers
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import Predictions, predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for
 from tests.models.variants import DIM
 from tests.training.dataset import KEY

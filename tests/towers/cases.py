@@ -16,7 +16,7 @@ from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.trainer import Trainer
+from pipeline.training.step import StepExecutor
 from tests.embeddings.ranks import on_tier, plan_for, row_shards
 from tests.training.dataset import KEY, write_dataset
 
@@ -145,7 +145,7 @@ def flat(folder, references):
         shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
         plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
         made = ModelSettings.of(trained(config(1, world), settings))
-        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), total=STEPS)
+        trainer = StepExecutor(made, split.schema, plan, torch.device("cpu"), total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -157,7 +157,7 @@ def with_towers(folder, cases):
         towers = towers_on(assigned, module)
         made = trained(config(hosts, world // hosts, name="dmt"), settings)
         plan = tower_plan(towers, hosts, world // hosts, kinds)
-        trainer = Trainer(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
+        trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -169,7 +169,7 @@ def with_towers_on_ssd(folder, hosts, assigned, kinds):
     plan = on_tier(tower_plan(towers, hosts, world // hosts, kinds), "ssd", cache_rows=3)
     ssd = SsdStore(plan, [str(folder)], dist.get_rank())
     made = config(hosts, world // hosts, name="dmt")
-    trainer = Trainer(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS)
+    trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS)
     leave(folder, "ssd", trainer, steps(trainer, split))
     ssd.close()
 
@@ -189,7 +189,7 @@ def count_bytes(folder, hosts, cases):
             plan = tower_plan(towers, hosts, world // hosts, {}, SINGLE)
         else:
             plan = plan_for(kinds, world, rows={c.name: c.rows for c in SINGLE}, dim=DIM)
-        trainer = Trainer(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
+        trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
         outputs = steps(trainer, split, 2)
         away = towers is not None and [n for n in trainer.dense if n.startswith("towers.")]
         record = {

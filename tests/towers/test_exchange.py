@@ -6,7 +6,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from pipeline.records import TowerModuleSpec
-from pipeline.training import trainer
+from pipeline.training import step
 from tests.embeddings.ranks import spawn
 from tests.tiers import Together, with_slow
 from tests.towers.cases import with_towers
@@ -35,16 +35,16 @@ NARROW = {name for name, case in CASES.items() if name.startswith(("low", "proje
 
 def both_ways(folder, names):
     """Every case through memory, then through the network; rank 0 leaves the types of what the modules read."""
-    made, between = [], trainer.memory_between
+    made, between = [], step.memory_between
 
     def kept(*arguments, **keywords):
         made.append(between(*arguments, **keywords))
         return made[-1]
 
-    trainer.memory_between = kept
+    step.memory_between = kept
     with_towers(folder, {f"memory: {name}": CASES[name] for name in names})
     assert [memory.dtype for memory in made] == [torch.bfloat16 if name in NARROW else None for name in names]
-    trainer.memory_between = lambda *_, **__: None
+    step.memory_between = lambda *_, **__: None
     with_towers(folder, {f"network: {name}": CASES[name] for name in names})
     (folder / f"done-{dist.get_rank()}").touch()
 

@@ -13,9 +13,9 @@ from pipeline.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
 from pipeline.stages.assigning import kept_towers
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.logged import listen
 from tests.towers.cases import COLUMNS, DIM, config, data, tower_plan, towers_on

@@ -15,9 +15,9 @@ from pipeline.config import ModelConfig
 from pipeline.models.settings import FinalMlpConfig
 from pipeline.records import TowerModuleSpec
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import spawn
 from tests.models.variants import RANKERS
 from tests.tiers import Together, with_slow

@@ -11,9 +11,9 @@ from pipeline.config import CheckpointConfig
 from pipeline.models.layers import log_odds
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.tiers import with_slow
 from tests.towers.cases import tower_plan, towers_on

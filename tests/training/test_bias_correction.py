@@ -9,9 +9,9 @@ from pipeline.config.train import AverageConfig, SnapshotConfig
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
 from pipeline.store import Store
 from pipeline.training import bias_correction
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config

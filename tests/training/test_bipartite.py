@@ -15,9 +15,9 @@ from pipeline.config.train import ValidateConfig
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn, TaskColumn
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.tiers import Together, with_slow
 from tests.training.dataset import write_dataset

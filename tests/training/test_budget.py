@@ -9,6 +9,7 @@ import torch.distributed as dist
 from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
+from pipeline.training.callbacks import Interval
 from pipeline.training.distributed import connect
 from pipeline.training.memory_budget import MemoryBudget
 from tests.embeddings.ranks import on_tier, plan_for, spawn
@@ -21,6 +22,19 @@ def hardware(hosts, ranks):
     return HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0)
 
 
+def figures_of(budget, step):
+    """What the budget adds to the record of the interval that ends with ``step``."""
+    interval = Interval(step=step, steps=1, seconds=1.0)
+    budget.on_interval(interval)
+    return interval.figures
+
+
+def summary_of(budget):
+    figures = {}
+    budget.on_end(figures)
+    return figures
+
+
 def watch(folder, hosts, ranks, taken):
     """What a rank is told while it takes ``taken`` [intervals][rank] GiB."""
     said, own = listen(), [row[dist.get_rank()] for row in taken]
@@ -29,10 +43,10 @@ def watch(folder, hosts, ranks, taken):
     records, error = [], None
     try:
         for step in range(len(taken)):
-            records.append(budget.interval(step))
+            records.append(figures_of(budget, step))
     except GuardError as caught:
         error = str(caught)
-    found = {"said": said, "records": records, "error": error, "summary": budget.summary()}
+    found = {"said": said, "records": records, "error": error, "summary": summary_of(budget)}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
@@ -62,7 +76,7 @@ def free_and_watch(folder):
     idle = pss_bytes() - before
     current.ddr_gib = (before + (200 << 20)) / GIB
     budget = MemoryBudget(current, "auto", on_tier(plan_for("row_wise", 1), "ssd"))
-    (folder / "found.json").write_text(json.dumps([idle, budget.interval(1)["host_memory_bytes"], budget.limit]))
+    (folder / "found.json").write_text(json.dumps([idle, figures_of(budget, 1)["host_memory_bytes"], budget.limit]))
 
 
 def test_memory_that_was_freed_ends_no_run(tmp_path):
@@ -84,4 +98,4 @@ def test_hosts_do_not(tmp_path):
 def test_it_is_watched_where_it_is_asked_for(held, tier, active):
     budget = MemoryBudget(hardware(1, 1), held, on_tier(plan_for("row_wise", 1), tier))
     assert budget.active == active
-    assert active or (budget.interval(3), budget.summary()) == ({}, {})
+    assert active or (figures_of(budget, 3), summary_of(budget)) == ({}, {})

@@ -15,9 +15,9 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.records import Member, SequenceColumn, SequenceGroup, TowerModuleSpec
 from pipeline.store import Store
 from pipeline.training import predict as predicting
-from pipeline.training.loop import train
 from pipeline.training.predict import EVEN_ROWS, even_batch, predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.models.trained import COLUMNS, DIM, ROWS, config_of
 from tests.tiers import Together

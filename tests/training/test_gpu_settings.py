@@ -14,7 +14,7 @@ from pipeline.models.build import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs
-from pipeline.training import trainer
+from pipeline.training import step
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.model import DensePart, build_dense_part, compute_dtype, use_tf32
@@ -76,10 +76,10 @@ def test_what_a_replay_writes_over_is_copied():
 def test_prefetching_needs_a_table_with_a_cache_and_no_towers():
     plain, cached = plan_for("table_wise", 2), on_tier(plan_for("table_wise", 2), "hbm_cached", 5)
     with pytest.raises(ConfigError, match=r"train.pipeline is prefetch, but no table is on tier hbm_cached"):
-        trainer.pipeline_of("prefetch", plain, towers=False)
+        step.pipeline_of("prefetch", plain, towers=False)
     with pytest.raises(ConfigError, match=r"train.pipeline is prefetch, but towers exchange their ids by themselves"):
-        trainer.pipeline_of("prefetch", cached, towers=True)
-    assert trainer.pipeline_of("prefetch", cached, towers=False) is trainer.PrefetchTrainPipelineSparseDist
+        step.pipeline_of("prefetch", cached, towers=True)
+    assert step.pipeline_of("prefetch", cached, towers=False) is step.PrefetchTrainPipelineSparseDist
 
 
 def test_kernels_know_that_their_caches_are_filled_ahead():
@@ -89,7 +89,7 @@ def test_kernels_know_that_their_caches_are_filled_ahead():
         assert {bool(table.cache_params.prefetch_pipeline) for table in tables.values()} == {prefetch}
 
 
-class PrefetchOnCpu(trainer.PrefetchTrainPipelineSparseDist):
+class PrefetchOnCpu(step.PrefetchTrainPipelineSparseDist):
     """TorchRec's pipeline, which has nothing to fetch on a CPU and leaves out what its forward pass waits for."""
 
     def _prefetch(self, context):
@@ -109,9 +109,9 @@ def trainer_of(root, monkeypatch):
         model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
         train=TrainConfig(global_batch=100, schedule="constant", warmup_steps=0, precision="fp32"),
     )
-    monkeypatch.setattr(trainer, "without_exchange", lambda _: False)
+    monkeypatch.setattr(step, "without_exchange", lambda _: False)
     plan = plan_for("table_wise", 1, rows=rows, dim=8)
-    return trainer.Trainer(ModelSettings.of(config), split.schema, plan, connect(config.hardware)), split
+    return step.StepExecutor(ModelSettings.of(config), split.schema, plan, connect(config.hardware)), split
 
 
 def losses(root, monkeypatch, kind):
@@ -129,7 +129,7 @@ def losses(root, monkeypatch, kind):
 
 
 def test_a_prefetching_training_goes_on_after_a_look_at_validation_rows(tmp_path, monkeypatch):
-    expected = losses(tmp_path / "plain", monkeypatch, trainer.TrainPipelineSparseDist)
+    expected = losses(tmp_path / "plain", monkeypatch, step.TrainPipelineSparseDist)
     assert losses(tmp_path / "prefetch", monkeypatch, PrefetchOnCpu) == expected
 
 

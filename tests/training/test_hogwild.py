@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, GuardError
 from pipeline.models.settings import WideDeepConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import hogwild, loop
+from pipeline.training import hogwild, trainer
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
@@ -68,10 +68,10 @@ def train_case(folder, case):
     _count_rows(seen)
     records: list = []
     arguments = (store, dataset, plan, "runs/r/checkpoints/k", "k", records.append)
-    summary = loop.train(TrainingSettings.of(settings), *arguments)
+    summary = trainer.train(TrainingSettings.of(settings), *arguments)
     if then is not None:
         settings = config(1, **{**options, **then})
-        summary = loop.train(TrainingSettings.of(settings), *arguments)
+        summary = trainer.train(TrainingSettings.of(settings), *arguments)
     scores = predict(PredictionSettings.of(settings), store, dataset, plan, summary["final"])
     losses = np.logaddexp(0, np.where(scores.labels == 1, -scores.logits, scores.logits))
     outcome = {
@@ -102,7 +102,8 @@ def _count_rows(seen):
 
         return Counted
 
-    loop.Hogwild, loop.Trainer = counted(hogwild.Hogwild), counted(loop.Trainer)
+    for mode, kind in trainer.EXECUTORS.items():
+        trainer.EXECUTORS[mode] = counted(kind)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from pipeline.config.train import AverageConfig, DenseOptions
 from pipeline.records import SparseColumn
 from pipeline.specs import DENSE_OPTIMIZERS, MODELS, TABLE_OPTIMIZERS
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.settings import TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import join_ranks, plan_for
 from tests.models.variants import DIM, RANKERS
 from tests.training.dataset import KEY, write_dataset

@@ -11,7 +11,7 @@ from pipeline.config.train import AverageConfig, ValidateConfig
 from pipeline.errors import DataError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import loop
+from pipeline.training import trainer
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.settings import TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
@@ -28,7 +28,7 @@ def trained(folder, name="k", init=None, **changes):
     settings = config(1, global_batch=48, guard={"collapse": False}, **changes)
     plan, records = plan_for("table_wise", 1, rows=ROWS, dim=8), []
     arguments = (store, dataset, plan, f"runs/r/checkpoints/{name}", name, records.append)
-    return loop.train(TrainingSettings.of(settings), *arguments, init=init), records
+    return trainer.train(TrainingSettings.of(settings), *arguments, init=init), records
 
 
 def only_the_first_look_is_good(self, look, best):

@@ -10,10 +10,10 @@ from pipeline.training.roofline import Speed
 
 def profiled(folder, steps, wanted=10):
     store = Store(str(folder))
-    with Profiler(store, "*-rank0", wanted, Speed(flop=10**9, least_seconds=1e-3)) as after_step:
+    with Profiler(store, "*-rank0", wanted, Speed(flop=10**9, least_seconds=1e-3)) as profiler:
         for _ in range(steps):
             torch.ones(50, 50).mm(torch.ones(50, 50))
-            after_step()
+            profiler.on_step_end()
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 

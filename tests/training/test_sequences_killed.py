@@ -59,7 +59,7 @@ BASE = [
 BUILD, WRITE, STEP = (
     "pipeline.ingest.histories.build:HistoryBuilder.build",
     "pipeline.ingest.output:PartWriter.add",
-    "pipeline.training.trainer:Trainer.step",
+    "pipeline.training.step:StepExecutor.step",
 )
 
 

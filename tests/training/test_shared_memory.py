@@ -10,7 +10,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll
 
-from pipeline.training import shared_memory, trainer
+from pipeline.training import shared_memory
+from pipeline.training import step as training_step
 from pipeline.training.shared_memory import SHARED_SPINS, _bytes, _runs, memory_between, share_memory
 from tests.alone import alone
 from tests.embeddings.ranks import spawn
@@ -229,7 +230,7 @@ def without_a_second(folder):
         made.append(None if made else memory_between(*arguments, **keywords))
         return made[-1]
 
-    trainer.memory_between = once
+    training_step.memory_between = once
     flat(folder, {"whole": ({}, {})})
     assert len(made) == 2 and made[0] is not None
     (folder / f"done-{dist.get_rank()}").touch()

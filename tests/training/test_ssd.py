@@ -18,9 +18,9 @@ from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.report.progress import plain_line
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
 from tests.embeddings.ranks import on_tier, plan_for, spawn, with_state

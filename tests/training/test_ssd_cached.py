@@ -11,9 +11,9 @@ from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.shard import ShardRequest
 from pipeline.store import Store
 from pipeline.training import ssd
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset

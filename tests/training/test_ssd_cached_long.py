@@ -16,9 +16,9 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.store import Store
 from pipeline.training import ssd
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_ssd import COLUMNS, ROWS

@@ -10,8 +10,8 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.settings import TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config

@@ -29,8 +29,8 @@ from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.optimizers import StateColumn, TableOptimizer
 from pipeline.store import Store
-from pipeline.training.loop import train as train_loop
 from pipeline.training.settings import TrainingSettings
+from pipeline.training.trainer import train as run_training
 from tests.checkpoint.chain_runs import checkpointer
 from tests.embeddings.cases import STEPS, Toy, batch, make, rate, train
 from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for, spawn
@@ -368,7 +368,7 @@ def resume_before_the_last_step(root, world, rank):
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     plan = plan_for("table_wise", world, rows=test_train.ROWS, dim=8)
     same = TrainingSettings.of(test_train.config(world, **settings))
-    again = train_loop(same, store, dataset, plan, "runs/r/checkpoints/k", "key", print)
+    again = run_training(same, store, dataset, plan, "runs/r/checkpoints/k", "key", print)
     assert again["final"] == last
     return [first["digests"], test_train.digests(store, store.get(last, "train"))]
 

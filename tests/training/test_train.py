@@ -27,9 +27,9 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.native import layers
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
-from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
+from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.tiers import Together, with_slow
 from tests.training.dataset import write_dataset

@@ -17,7 +17,8 @@ import numpy as np
 
 from pipeline.compiled import checked, open_installed
 
-_VERSION = 1  # of the functions below, as shampoo.c has it
+# Of the functions below, as shampoo.c has it.
+_VERSION = 1
 
 # Rows and columns of a parameter: ``Block`` of shampoo.c, whose comments say what the fields are.
 _ADDRESSES = ("gradient", "parameter", "direction", "mean", "squares", "left", "right", "left_root", "right_root")

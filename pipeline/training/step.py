@@ -1,0 +1,284 @@
+"""One rank's sharded model with its optimizers and pipeline: what takes a training's steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.train_pipeline import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
+
+from pipeline.config.train import TrainConfig
+from pipeline.embeddings.fused_optimizer import keeping_steps
+from pipeline.embeddings.huge_pages import use_large_pages
+from pipeline.embeddings.sharding import cached_tables
+from pipeline.embeddings.single_rank_lookup import without_exchange
+from pipeline.embeddings.ssd.store import SsdStore
+from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
+from pipeline.embeddings.workers import Workers
+from pipeline.errors import ConfigError
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
+from pipeline.towers.links import Links
+from pipeline.training.data import Batch
+from pipeline.training.distributed import workers_of
+from pipeline.training.model import TOWERS, Output, Sharded, assemble
+from pipeline.training.optimizer import Average, Optimizers
+from pipeline.training.regularise import seed_step
+from pipeline.training.roofline import Speed
+from pipeline.training.settings import ModelSettings
+from pipeline.training.shared_memory import DenseReduction, memory_between
+from pipeline.training.step_phases import PhaseClock, watch, watch_pipeline
+from pipeline.training.towers import TowerPipeline, gather_towers
+from pipeline.units import MIB
+
+log = logging.getLogger(__name__)
+
+
+class StepExecutor:
+    """One rank's sharded model with its optimizers and TorchRec's pipeline: takes one synchronous step after the other.
+
+    Initial values depend on ``settings.seed`` alone, not on the plan or the number of ranks.
+
+    Args:
+        settings: What builds the model.
+        schema: The columns of the dataset.
+        plan: Where the tables are.
+        device: This rank's device.
+        towers: The result of the partition stage; None: flat.
+        ssd: The files of the plan's tables on tier ssd; None: the plan has none.
+        total: Steps planned, which the learning rates' schedule spans.
+
+    Attributes:
+        steps: The number of steps taken.
+        lr: ``train.lr`` times the factor of the newest step.
+        rows, dense: The tables, and all other parameters by name.
+        alone: Whether this is one rank that has all tables whole.
+        clock: Times the phases of steps.
+        links: Counts the bytes that this rank sends.
+    """
+
+    # Whether ``train.compile=auto`` may swap the dense part's code between two steps.
+    can_recompile = True
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        schema: DatasetSchema,
+        plan: Plan,
+        device: torch.device,
+        towers: Towers | None = None,
+        ssd: SsdStore | None = None,
+        total: int = 0,
+    ) -> None:
+        pipeline = pipeline_of(settings.train.pipeline, plan, towers=towers is not None and not towers.is_flat)
+
+        # 1. The model, its tables sharded by the plan.
+        sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
+        self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
+        self.dense_part, self.ssd = sharded.dense_part, ssd
+        self._model_config, self._average_used = settings.model, settings.train.average.use
+        self.rows.initialise(settings.seed)
+        if device.type == "cpu":
+            # Rows are read at random: pages of 4 KiB would cost a miss of the TLB each.
+            moved = use_large_pages(self.rows.local_shards())
+            if moved and dist.get_rank() == 0:
+                log.info("tables: %.0f MiB in memory pages of 2 MiB", moved / MIB)
+
+        # 2. Its optimizers. Fused ones of tables learn in the backward pass.
+        self.dense = dense_parameters(self.model)
+        self.workers, self.links = workers_of(settings.hardware), Links(settings.hardware.ranks_per_host)
+        self.optimizers = Optimizers(self.model, settings.train, total, self._towers, self.workers)
+        self._reductions = _reductions(sharded, self.dense, self.workers)
+        self.seed, self.steps, self.lr = settings.seed, 0, 0.0
+
+        # 3. The pipeline, which feeds the model and calls the optimizers. One rank has no ids to send ahead.
+        self.alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
+        if self.alone:
+            pipeline = TrainPipelineBase
+        # Embedding hosts hold the tables in host memory, whatever the workers' dense part runs on.
+        input_device = torch.device("cpu") if self.dense_part.workers is not None else device
+        self._pipeline: Any
+        if self._towers is not None:
+            ahead = pipeline is not TrainPipelineBase
+            self._pipeline = TowerPipeline(self.model, self._towers, self.optimizers, input_device, ahead=ahead)
+        else:
+            self._pipeline = pipeline(self.model, self.optimizers, input_device)
+        self._exchanging = self._share_memory(device, settings)
+
+        # 4. Hooks that time a step's phases.
+        self.clock = PhaseClock(device)
+        watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
+        watch_pipeline(self.clock, self._pipeline)
+
+    @staticmethod
+    def threads_per_rank(train: TrainConfig) -> int | None:
+        """Return the threads of an operation of this rank; None: its share of the CPUs."""
+        return train.threads_per_rank
+
+    @property
+    def device(self) -> torch.device:
+        """Where the dense part is."""
+        return next(iter(self.dense.values())).device
+
+    def _share_memory(
+        self, device: torch.device, settings: ModelSettings
+    ) -> Callable[[], AbstractContextManager[None]]:
+        # Ranks on the CPUs of one host exchange through its memory while a step runs; with towers, those that share a
+        # tower's tables. All others do as TorchRec does.
+        memory = memory_between(device, settings, self._towers)
+        if memory is None:
+            return nullcontext
+        memory.counted = self.links.exchanged
+        if self._towers is not None:
+            memory.dtype = self._towers.read_as
+            return memory.exchanging
+        wrapped = self.model._dmp_wrapped_module
+        if isinstance(wrapped, DistributedDataParallel):
+            # Without it, DDP averages the gradients of the dense part by itself.
+            dense_memory = memory_between(device, settings, None)
+            if dense_memory is not None:
+                self.optimizers.before = DenseReduction(wrapped, dense_memory).finish
+        return memory.exchanging
+
+    def step(self, batches: Iterator[Batch]) -> Output:
+        """Train on the next batch of ``batches``.
+
+        Returns:
+            Its (logits, labels, weights).
+
+        Raises:
+            StopIteration: There is no batch left.
+        """
+        if self.ssd is not None:
+            self.ssd.check()
+        self.clock.begin()
+        self.lr = self.optimizers.set_step(self.steps)
+        seed_step(self.seed, self.steps)
+        output: Output
+        if dist.get_world_size() == 1:
+            output = self._pipeline.progress(batches)
+        else:
+            with self._exchanging(), self.links.counting():
+                output = self._pipeline.progress(batches)
+            # DDP reduces gradients where ``counting`` does not reach.
+            for size, ranks, dense in self._reductions:
+                self.links.reduced(size, ranks, dense=dense)
+        self.clock.end()
+        self.steps += 1
+        return output
+
+    def drain(self) -> list[Output]:
+        """End the steps that are under way; returns what those put out that ``step`` has not returned."""
+        return []
+
+    def close(self) -> None:
+        """End the threads that work for this executor."""
+
+    def measure_speed(self, samples: int) -> Speed:
+        """Time the matrix products of a step over ``samples`` samples, alone, on this rank."""
+        part = self.dense_part
+        assert part.inputs is not None
+        return Speed.measure(self._model_config, part.inputs, samples, part.dtype, self.device)
+
+    @property
+    def tower_features(self) -> dict[str, list[str]]:
+        """The features of every tower module that learns, by what its parameters' names start with."""
+        return self._towers.module_features(TOWERS) if self._towers is not None else {}
+
+    @property
+    def feature_order(self) -> dict[str, list[str]]:
+        """The features by group of ``data``, in the order in which the model takes them."""
+        inputs = self.dense_part.inputs
+        return {"dense": [] if inputs is None else list(inputs.dense), "sparse": list(self.dense_part.tables)}
+
+    def gather(self) -> None:
+        """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
+        self.optimizers.gather()
+        if self._towers is not None:
+            gather_towers(self._towers, self.optimizers.dense)
+
+    @property
+    def published_average(self) -> Average | None:
+        """The average of the dense weights that takes their place when they are published; None without one."""
+        return self.optimizers.average if self._average_used else None
+
+    @contextmanager
+    def looking(self) -> Iterator[torch.nn.Module]:
+        """Yield the model as it would be published, in evaluation mode, to be called directly; then it trains on.
+
+        The pipeline must be empty: see ``must_drain``.
+        """
+        average = self.published_average
+        if self.must_drain:
+            self._pipeline.detach()
+        if average is not None:
+            average.swap()
+        self.model.eval()
+        try:
+            with torch.no_grad(), keeping_steps(self.model):
+                yield self.model
+        finally:
+            self.model.train()
+            if average is not None:
+                average.swap()
+            if self.must_drain:
+                # TorchRec's prefetching pipeline does not attach by itself.
+                self._pipeline.attach(self.model)
+
+    @property
+    def must_drain(self) -> bool:
+        """Whether the pipeline holds batches between steps, so that its batches must end before ``looking``."""
+        return isinstance(self._pipeline, TrainPipelineSparseDist)
+
+    def finished(self) -> torch.nn.Module:
+        """Take the model out of the pipeline, to be called directly in evaluation mode."""
+        if self.must_drain:
+            self._pipeline.detach()
+        return self.model.eval()
+
+
+def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
+    """Return TorchRec's pipeline for ``train.pipeline``.
+
+    They copy the next batches, which lie in page-locked memory, to a GPU on a stream of their own.
+
+    Raises:
+        ConfigError: It is prefetch, and no table has a cache, or there are ``towers``.
+    """
+    pipelines = {
+        "base": TrainPipelineBase,
+        "sparse_dist": TrainPipelineSparseDist,
+        "prefetch": PrefetchTrainPipelineSparseDist,
+    }
+    if name == "prefetch" and (towers or not cached_tables(plan)):
+        reason = "towers exchange their ids by themselves" if towers else "no table is on tier hbm_cached"
+        raise ConfigError(f"train.pipeline is prefetch, but {reason}", hint="train.pipeline=sparse_dist")
+    return pipelines[name]
+
+
+def _reductions(
+    sharded: Sharded, dense: dict[str, torch.nn.Parameter], workers: Workers
+) -> list[tuple[int, list[int], bool]]:
+    """This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
+    if not workers.here:
+        return []
+    all_ranks = list(workers.ranks)
+    tower_ranks, tower_parameters, tower_bytes = all_ranks, set[int](), 0
+    if sharded.towers is not None:
+        tower_ranks = list(sharded.towers.groups.tower_ranks)
+        tower_parameters = {id(parameter) for parameter in sharded.towers.apart_parameters()}
+        tower_bytes = sum(parameter.nbytes for parameter in sharded.towers.own_parameters())
+    shared_bytes = sum(p.nbytes for p in dense.values() if id(p) not in tower_parameters)
+    table_bytes = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
+    reductions = [(shared_bytes, all_ranks, True), (tower_bytes, tower_ranks, True), (table_bytes, tower_ranks, False)]
+    return [(size, ranks, is_dense) for size, ranks, is_dense in reductions if size and len(ranks) > 1]
