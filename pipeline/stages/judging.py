@@ -46,13 +46,9 @@ def judge_version(
     """Score the version in ``draft`` beside the others, and let the gate decide. Collective: all ranks score.
 
     Args:
-        config: With group ``gate``, and the calibrator of group ``publish``.
-        store: Where dataset, evaluation and former versions lie.
-        step: Names the incumbent.
         inputs: The artifacts of the earlier stages, by name.
         draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
             of the held-out rows and written, and the other rows are judged with it.
-        written: What writing the version told.
 
     Returns:
         The gate's record, on rank 0; None on other ranks.
@@ -67,9 +63,10 @@ def judge_version(
     split = SplitReader(store, inputs["ingest"], "test")
     split.spread(config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
-    lengths = {sequence.name for sequence in split.schema.sequences}
-    wanted = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
-    features = [name for name in wanted if name in owners or name in lengths]
+    codes = owners.keys() | {sequence.name for sequence in split.schema.sequences}
+    features = [
+        name for name in dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices]) if name in codes
+    ]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _open_models(config, store, draft.path, inputs["ingest"], incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass
-class Interval:
+class IntervalRecord:
     """The steps between two log lines.
 
     Args:
@@ -35,7 +35,7 @@ class Callback:
     def on_step_end(self) -> None:
         """Follow a step, before anything looks at the weights."""
 
-    def on_interval(self, interval: Interval) -> None:
+    def on_interval(self, interval: IntervalRecord) -> None:
         """Add to ``interval.figures``, which go to ``metrics.jsonl``."""
 
     def on_end(self, figures: dict[str, Any]) -> None:

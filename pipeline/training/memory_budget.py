@@ -21,7 +21,7 @@ from pipeline.embeddings.ssd.diagnostics import pss_bytes
 from pipeline.embeddings.ssd.store import ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records.plan import Plan
-from pipeline.training.callbacks import Callback, Interval
+from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up
 from pipeline.units import GIB
 
@@ -104,7 +104,7 @@ class MemoryBudget(Callback):
         self._limits = [int(hardware.ddr_gib_of(rank) * GIB) * hardware.ranks_per_host for rank in first]
         self.limit, self.peak, self._warned = self._limits[0], 0, False
 
-    def on_interval(self, interval: Interval) -> None:
+    def on_interval(self, interval: IntervalRecord) -> None:
         """Add ``host_memory_bytes`` of the host that takes most.
 
         Raises:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pipeline.config.train import DebugConfig
 from pipeline.errors import GuardError
 from pipeline.store.artifacts import Store
-from pipeline.training.callbacks import Callback, Interval
+from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.roofline import Speed
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class SpeedMeter(Callback):
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
 
-    def on_interval(self, interval: Interval) -> None:
+    def on_interval(self, interval: IntervalRecord) -> None:
         """Add the rate of the products, and the ceiling."""
         interval.figures |= self._speed.figures(interval.seconds / interval.steps)
 

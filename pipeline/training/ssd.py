@@ -19,7 +19,7 @@ from pipeline.embeddings.ssd.store import SsdStore, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records.plan import Plan
 from pipeline.store.artifacts import Store
-from pipeline.training.callbacks import Callback, Interval
+from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"
@@ -65,7 +65,7 @@ class SsdMeter(Callback):
         self._sums = torch.zeros(FIGURES, dtype=torch.float64)
         self._peak = self._steps = 0
 
-    def on_interval(self, interval: Interval) -> None:
+    def on_interval(self, interval: IntervalRecord) -> None:
         """Add the figures of the interval; ``pss_bytes`` are this rank's."""
         if self._ssd is None:
             return

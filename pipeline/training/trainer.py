@@ -24,7 +24,7 @@ from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.towers.links import LinkBytes
-from pipeline.training.callbacks import Callback, Interval
+from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import BatchReader, BoundedBatches
@@ -325,7 +325,7 @@ class Trainer:
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
         self.samples += sums.samples
 
-        interval = Interval(step, steps, seconds)
+        interval = IntervalRecord(step, steps, seconds)
         if self.split.schema.tasks:
             interval.figures["tasks"] = self.metrics.task_figures()
         for callback in self.callbacks:

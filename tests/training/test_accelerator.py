@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from pipeline.checkpoint.snapshot import SnapshotBuffers
 from pipeline.embeddings.ssd import FIGURES
 from pipeline.embeddings.touched import _Marker, _TouchedMask
-from pipeline.training.callbacks import Interval
+from pipeline.training.callbacks import IntervalRecord
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import add_up, collective_device, largest
 from pipeline.training.parquet import SplitReader
@@ -90,7 +90,7 @@ def test_figures_that_lie_on_the_cpu_are_reduced_on_the_device(cuda_group):
 def test_figures_of_tier_ssd_are_reduced_on_the_device(cuda_group):
     meter = SsdMeter(SimpleNamespace(figures=SimpleNamespace(take=lambda: [0.0] * FIGURES)))
     with on_the_device():
-        meter.on_interval(Interval(step=3, steps=3, seconds=1.0))
+        meter.on_interval(IntervalRecord(step=3, steps=3, seconds=1.0))
     with on_the_device():
         meter.on_end({})
 

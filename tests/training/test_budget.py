@@ -9,7 +9,7 @@ import torch.distributed as dist
 from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
-from pipeline.training.callbacks import Interval
+from pipeline.training.callbacks import IntervalRecord
 from pipeline.training.distributed import connect
 from pipeline.training.memory_budget import MemoryBudget
 from tests.embeddings.ranks import on_tier, plan_for, spawn
@@ -24,7 +24,7 @@ def hardware(hosts, ranks):
 
 def figures_of(budget, step):
     """What the budget adds to the record of the interval that ends with ``step``."""
-    interval = Interval(step=step, steps=1, seconds=1.0)
+    interval = IntervalRecord(step=step, steps=1, seconds=1.0)
     budget.on_interval(interval)
     return interval.figures
 

@@ -67,7 +67,7 @@ def _explain(power: Power, limit: float, passed: bool) -> str:
     return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
 
 
-class Best(GateCheck):
+class BestVersionCheck(GateCheck):
     """``best_of_last``: small rises that pass night by night must not add up."""
 
     name = "best"
@@ -98,7 +98,7 @@ class Best(GateCheck):
         yield Check(name, setting, passed, "; ".join([words, *notes]), warned=passed and bool(notes))
 
 
-class Baseline(GateCheck):
+class BaselineCheck(GateCheck):
     """``min_baseline_gain``: a first model beside a logistic regression that learnt from the same rows in seconds.
 
     A model is held where it surely misses its share of that gain, and warned of where it is surely worse.
@@ -136,4 +136,4 @@ class Baseline(GateCheck):
         yield Check(name, setting, passed, words, warned=passed and worse)
 
 
-INCUMBENT, BEST, BASELINE = Incumbent(), Best(), Baseline()
+INCUMBENT, BEST, BASELINE = Incumbent(), BestVersionCheck(), BaselineCheck()

@@ -10,7 +10,7 @@ from pipeline.records.gate import Check
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
-class Serving(GateCheck):
+class ServingCheck(GateCheck):
     """``max_serving_gap``: tables in few bits and the exported program score as what was trained."""
 
     name = "serving"
@@ -72,4 +72,4 @@ class Coverage(GateCheck):
         yield Check("coverage against former days", "gate.max_coverage_drop", passed, words)
 
 
-SERVING, COVERAGE = Serving(), Coverage()
+SERVING, COVERAGE = ServingCheck(), Coverage()
