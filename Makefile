@@ -25,7 +25,7 @@ help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # git clean removes the compiled libraries, and not the note that they were installed. Without a C compiler there are none.
-C_SOURCES := $(wildcard pipeline/native/*.c pipeline/*/native/*.c)
+C_SOURCES := $(wildcard pipeline/native/*.c pipeline/*/native/*.c pipeline/plugins/*/native/*.c)
 NOT_BUILT := $(foreach source,$(C_SOURCES),$(if $(wildcard $(basename $(source)).*.so),,not-built))
 .PHONY: not-built
 

@@ -22,12 +22,12 @@ from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.settings import WideDeepConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import sample_bytes
+from pipeline.plugins.hogwild.executor import Hogwild
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn
 from pipeline.stages.read import read_dataset
 from pipeline.store import Store
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
-from pipeline.training.hogwild import Hogwild
 from pipeline.training.predict import predict
 from pipeline.training.settings import ModelSettings, PredictionSettings, TrainingSettings
 from pipeline.training.step import StepExecutor

@@ -8,7 +8,7 @@ from pipeline.config.fields import AUTO, setting
 from pipeline.config.tasks import TaskTraining
 from pipeline.errors import ConfigError
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
-from pipeline.specs.registry import with_options
+from pipeline.specs.registry import STEP_EXECUTORS, find_plugins, with_options
 
 
 @dataclass(kw_only=True)
@@ -176,6 +176,11 @@ class SnapshotConfig:
                 f"{path}.perturbation is {self.perturbation:g}, but {path}.kind={self.kind} perturbs nothing",
                 hint=f"{path}.kind={PERTURB}",
             )
+
+
+def step_modes() -> tuple[str, ...]:
+    """List the choices of ``train.mode``: steps of all ranks together, and those of plugins."""
+    return ("sync", *(point.name for point in find_plugins(STEP_EXECUTORS)))
 
 
 @dataclass(kw_only=True)
@@ -346,7 +351,7 @@ class TrainConfig:
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
     mode: str = setting(
         "sync",
-        choices=("sync", "hogwild"),
+        choices=step_modes,
         quiet=True,
         doc="sync: all samples of a step see the same weights. hogwild: threads of one process take steps at once, "
         "without locks; two runs of it differ.",

@@ -25,6 +25,7 @@ from pipeline.errors import ConfigError
 NIGHTJAR = "nightjar"  # this distribution
 ENGINES = "nightjar.engines"  # entry points of engines of ingestion
 LAUNCHERS = "nightjar.launchers"  # entry points of what runs stages on other machines
+STEP_EXECUTORS = "nightjar.step_executors"  # entry points of what takes training's steps
 BUILT_IN = "built in"
 ADDED = "added by this process"
 

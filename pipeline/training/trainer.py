@@ -21,6 +21,7 @@ from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.models.layers.mlp import log_odds
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
+from pipeline.specs.registry import STEP_EXECUTORS, load_hooks
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.towers.links import LinkBytes
@@ -31,7 +32,6 @@ from pipeline.training.data import BatchReader, BoundedBatches
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, check_finite, check_layers
-from pipeline.training.hogwild import Hogwild
 from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
 from pipeline.training.memory_budget import MemoryBudget, MemoryMeter, peak_rss
 from pipeline.training.metrics import MetricAccumulator
@@ -48,8 +48,8 @@ from pipeline.training.step import StepExecutor
 from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.validation import Validation, log_without, validation_split
 
-# Who takes the steps, by ``train.mode``.
-EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor, "hogwild": Hogwild}
+# Who takes the steps, by ``train.mode``; plugins add others (``find_executor``).
+EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor}
 
 OnInterval = Callable[[dict[str, Any]], None]
 
@@ -93,7 +93,7 @@ def train(
         PlanError: The plan does not fit.
         LaunchError: A SIGTERM came; a checkpoint was committed first.
     """
-    threads = EXECUTORS[settings.train.mode].threads_per_rank(settings.train)
+    threads = find_executor(settings.train.mode).threads_per_rank(settings.train)
     device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(settings.hardware, store, plan) as ssd:
@@ -103,6 +103,14 @@ def train(
             settings, store, dataset, plan, checkpoints, key, inputs, device, on_interval, on_point, init, towers, ssd
         )
         return trainer.train()
+
+
+def find_executor(mode: str) -> type[StepExecutor]:
+    """Return what takes the steps of ``train.mode``: ours, or a plugin's of group ``nightjar.step_executors``."""
+    if mode in EXECUTORS:
+        return EXECUTORS[mode]
+    executor: type[StepExecutor] = load_hooks(STEP_EXECUTORS)[mode]
+    return executor
 
 
 class Trainer:
@@ -145,7 +153,7 @@ class Trainer:
 
         # 2. The sharded model with its optimizers. The meter first: it measures from here.
         self.memory = MemoryMeter(device)
-        self.executor = EXECUTORS[config.mode](settings, self.split.schema, plan, device, towers, ssd, self.total)
+        self.executor = find_executor(config.mode)(settings, self.split.schema, plan, device, towers, ssd, self.total)
         base_rate = self.split.base_rate()
         starts = None
         if base_rate is not None:

@@ -156,7 +156,7 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
     assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm", "ssd"} <= levels.keys()
     from pipeline import native
     from pipeline.native import layers
-    from pipeline.training import native as shampoo
+    from pipeline.plugins.shampoo import native as shampoo
 
     built = all(each.library() is not None for each in (native, layers, shampoo))
     assert levels["step"] == ("ok" if built else "warn")

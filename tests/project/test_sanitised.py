@@ -22,7 +22,7 @@ TESTS = {
     "pipeline/native/linear": ["training/test_linear.py"],
     "pipeline/native/rows": ["ingest/test_native_columns.py"],
     "pipeline/native/steps": ["embeddings/test_compiled.py", "models/test_dlrm.py", "training/test_linear.py"],
-    "pipeline/training/native/shampoo": ["training/test_dense_optimizers.py"],
+    "pipeline/plugins/shampoo/native/shampoo": ["training/test_dense_optimizers.py"],
 }
 
 

@@ -14,9 +14,9 @@ from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.train import AverageConfig, DenseGroup, DenseOptions, SparseOptions
 from pipeline.errors import ConfigError
 from pipeline.models.layers import BatchNorm
+from pipeline.plugins.shampoo import native
 from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.specs.optimizers import ParameterGroup as Group
-from pipeline.training import native
 from pipeline.training.optimizer import Average, dense_groups
 from tests.embeddings.ranks import spawn
 from tests.training import test_train

@@ -11,9 +11,10 @@ from pipeline.config import CheckpointConfig, ClipConfig
 from pipeline.config.train import HogwildConfig, ValidateConfig
 from pipeline.errors import ConfigError, GuardError
 from pipeline.models.settings import WideDeepConfig
+from pipeline.plugins.hogwild import executor
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import hogwild, trainer
+from pipeline.training import trainer
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
@@ -102,8 +103,8 @@ def _count_rows(seen):
 
         return Counted
 
-    for mode, kind in trainer.EXECUTORS.items():
-        trainer.EXECUTORS[mode] = counted(kind)
+    for mode in ("sync", "hogwild"):
+        trainer.EXECUTORS[mode] = counted(trainer.find_executor(mode))
 
 
 @pytest.fixture(scope="module")
@@ -195,4 +196,4 @@ def test_tables_that_do_not_lie_whole_in_memory_are_refused():
         (plan_for("data_parallel", 1, rows=ROWS), "table 'a', which is planned data_parallel"),
     ):
         with pytest.raises(ConfigError, match=part):
-            hogwild._check_plan(plan)
+            executor._check_plan(plan)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.training import native
-from pipeline.training.shampoo_blocks import STEP, Formula, ParameterBlock, Stack, State, blocks_of, deal
+from pipeline.plugins.shampoo import native
+from pipeline.plugins.shampoo.blocks import STEP, Formula, ParameterBlock, Stack, State, blocks_of, deal
 
 Directions = dict[int, Tensor]
 

@@ -1,4 +1,4 @@
-/* The formulas of pipeline/training/shampoo_blocks.py on a CPU, block after block: what a block's step needs
+/* The formulas of pipeline/plugins/shampoo/blocks.py on a CPU, block after block: what a block's step needs
    stays in the cache, where PyTorch makes a dozen passes over all blocks.
 
    Plain C with GCC's vector extensions; nothing of Python or torch is included. blocks.h is built for every CPU and
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHAMPOO_VERSION 1 /* pipeline/training/native/__init__.py expects it */
+#define SHAMPOO_VERSION 1 /* pipeline/plugins/shampoo/native/__init__.py expects it */
 
 /* Rows and columns of a parameter, or a whole vector, whose `rows` is 1. */
 typedef struct {

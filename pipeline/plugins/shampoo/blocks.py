@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.training import native
+from pipeline.plugins.shampoo import native
 
 State = dict[str, Tensor]
 MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"

@@ -1,0 +1,1 @@
+"""Steps by threads without locks, ``train.mode=hogwild`` (Niu et al., NIPS'11)."""

@@ -1,0 +1,1 @@
+"""Distributed Shampoo, ``train.dense_optimizer=shampoo``."""
