@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import finish
-from pipeline.calibration.measure import calibrate
-from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.machine_figures import calibrate
+from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, DataConfig, HardwareConfig
 from pipeline.models.settings import DlrmConfig

@@ -35,8 +35,8 @@ from pipeline.ingest.engines import in_order
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing import promotion, versions
 from pipeline.serving.predict import blocks_of, score_lines
-from pipeline.serving.ranks import Ranks
 from pipeline.serving.scorer import Scorer, one_thread
+from pipeline.serving.scoring_processes import Ranks
 from pipeline.store import Store
 
 MODEL, CACHE, RANKS = "ranks", 1 << 30, (1, 2, 4)

@@ -36,9 +36,9 @@ from benchmarks.common import finish
 from benchmarks.runs import run, run_config, silent
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.plugins.search.export import best_experiment
+from pipeline.plugins.search.architecture_space import ArchitectureSpace
+from pipeline.plugins.search.best_experiment import best_experiment
 from pipeline.plugins.search.loop import search
-from pipeline.plugins.search.space import ArchitectureSpace
 from pipeline.records import SearchRecord
 from pipeline.stages.execution import with_resolved_batch
 from pipeline.stages.read import read_dataset

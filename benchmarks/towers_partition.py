@@ -33,7 +33,7 @@ from pipeline.stages.execution import run_stage
 from pipeline.stages.read import read_dataset
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
-from pipeline.towers.interaction import Interaction
+from pipeline.towers.interaction_strength import Interaction
 from pipeline.towers.partitioner import partition
 from pipeline.training import probe as probing
 from pipeline.training.settings import TrainingSettings

@@ -21,7 +21,7 @@ from tests.servers import kept_port
 from tests.waits import PATIENCE, until
 
 if TYPE_CHECKING:
-    from pipeline.plugins.kubernetes.api import Api
+    from pipeline.plugins.kubernetes.api_client import Api
 
 ROOT = Path(__file__).parents[1]
 JOBS = "/apis/batch/v1/namespaces/training/jobs"
@@ -120,7 +120,7 @@ def stubborn_node(cluster: TestCluster, run: str, status: dict[str, Any]) -> Ite
 def _api(kubeconfig: Path) -> Api:
     from kubernetes.config import new_client_from_config
 
-    from pipeline.plugins.kubernetes.api import Api
+    from pipeline.plugins.kubernetes.api_client import Api
 
     return Api(new_client_from_config(str(kubeconfig)))
 

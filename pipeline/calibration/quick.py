@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.calibration.fit import fit_steps, slower_kernels
-from pipeline.calibration.measure import copy_rate, fit_alone, step_time, whole_tables
-from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.machine_figures import copy_rate, fit_alone, step_time, whole_tables
+from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.calibration.timing import time_kernels, time_links
 from pipeline.calibration.trial import DENSE, Drawn, Trial, draw
 from pipeline.config import Config

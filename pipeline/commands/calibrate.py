@@ -89,7 +89,7 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
 def _calibrate(options: argparse.Namespace) -> int:
     """Measure, write the file, and print the figures."""
     from pipeline.calibration.fit import hardware_yaml
-    from pipeline.calibration.measure import calibrate
+    from pipeline.calibration.machine_figures import calibrate
     from pipeline.compose import compose
     from pipeline.versions import require_triple
 

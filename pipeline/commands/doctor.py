@@ -45,8 +45,9 @@ if sys.argv[1]:
     print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
 from pipeline import native
 from pipeline.native import layers
-from pipeline.training import native as shampoo
-print(int(all(each.library() is not None for each in (native, layers, shampoo))),
+from pipeline.specs.registry import load_hooks
+of_plugins = load_hooks("nightjar.native_libraries").values()
+print(int(all(library() is not None for library in (native.library, layers.library, *of_plugins))),
       int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
       int(torch.cuda.is_available() and torch.cuda.is_bf16_supported()))
 """

@@ -47,7 +47,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _score(arguments: list[str]) -> int:
-    from pipeline.serving.ranks import be_scorer
+    from pipeline.serving.scoring_processes import be_scorer
 
     return be_scorer(*arguments)
 

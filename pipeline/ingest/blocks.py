@@ -23,7 +23,7 @@ from pipeline.ingest.sources import Block
 from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
-from pipeline.native.columns import narrowed
+from pipeline.native.column_kernels import narrowed
 from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
 # Prefix of the columns that hold codes of ids.

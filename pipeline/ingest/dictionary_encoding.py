@@ -10,7 +10,7 @@ import polars as pl
 
 from pipeline.ingest.ids import as_lists, flat_hashes, ids_per_row
 from pipeline.ingest.schema import DataSpec, SparseSpec
-from pipeline.native.columns import coded, counted
+from pipeline.native.column_kernels import coded, counted
 
 
 @dataclass(frozen=True)

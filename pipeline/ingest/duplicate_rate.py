@@ -14,7 +14,7 @@ from pipeline.ingest.hashing import estimated_distinct, hash_rows
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import added_up
 from pipeline.ingest.vectors import hashes_of
-from pipeline.native.columns import mixed
+from pipeline.native.column_kernels import mixed
 
 # Distinct contents, those with the smallest hashes.
 SAMPLE = 4096

@@ -12,7 +12,7 @@ import xxhash
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.values import absent_in, nulls
-from pipeline.native.text import hashed
+from pipeline.native.text_kernels import hashed
 from pipeline.records.dataset import RESERVED_ROWS
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.schema import DenseSpec
-from pipeline.native.columns import exact_sums, looked_up_sums, whole_sums
+from pipeline.native.column_kernels import exact_sums, looked_up_sums, whole_sums
 
 # Whole numbers below are looked up where they would be taken the logarithm of.
 SMALL = 1024

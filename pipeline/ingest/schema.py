@@ -15,7 +15,7 @@ from pipeline.config.ingest import SamplingConfig, SplitConfig
 from pipeline.config.sequences import AGE, DROP, EVENT_TIME, EventColumn, SequenceConfig, event_feature
 from pipeline.config.tasks import TaskLabel
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.histories.plan import HistoryPlan
+from pipeline.ingest.histories.history_plan import HistoryPlan
 from pipeline.records.dataset import (
     LABEL,
     NEGATIVE_RATE,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.native.columns import merged, sketched
+from pipeline.native.column_kernels import merged, sketched
 
 BUCKETS = 1 << 16
 _HALF = 1 << 15

@@ -27,7 +27,7 @@ from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import IngestEngine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
-from pipeline.ingest.histories.build import BuiltHistories, build_histories
+from pipeline.ingest.histories.build_histories import BuiltHistories, build_histories
 from pipeline.ingest.histories.event_store import marks as history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.parse import DayRule

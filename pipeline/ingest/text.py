@@ -20,7 +20,7 @@ from pipeline.errors import DataError
 from pipeline.ingest.quoted import NEWLINE, TextLayout, line_ends, records
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.values import FLOAT32_MAX
-from pipeline.native.text import occurrences, split
+from pipeline.native.text_kernels import occurrences, split
 from pipeline.units import MIB
 
 # Bytes of text: a longer line is no row.

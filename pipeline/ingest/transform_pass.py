@@ -20,7 +20,7 @@ from pipeline.ingest.tasks import stored_columns
 from pipeline.ingest.times import HOUR
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.ingest.vectors import scaled
-from pipeline.native.columns import looked_up, taken, unseen
+from pipeline.native.column_kernels import looked_up, taken, unseen
 from pipeline.records.dataset import (
     LABEL,
     MISSING_ROW,

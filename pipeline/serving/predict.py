@@ -30,8 +30,8 @@ from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
 from pipeline.records.dataset import LABEL, TaskColumn
 from pipeline.records.serving import Description
-from pipeline.serving.ranks import Effort, Ranks, in_blocks
 from pipeline.serving.scorer import ScoredBlock, Scorer, one_thread
+from pipeline.serving.scoring_processes import Effort, Ranks, in_blocks
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import disk_errors

@@ -32,8 +32,8 @@ from pipeline.publishing.served import ServedModel, fetch_version, local_version
 from pipeline.publishing.table_writer import WrittenTable, write_table
 from pipeline.records.gate import Importance
 from pipeline.records.serving import TableLayout
-from pipeline.serving.importance import importance
 from pipeline.serving.incumbent_features import NotComparableError, Translation, translation
+from pipeline.serving.permutation_importance import importance
 from pipeline.serving.scorer import run_in_threads
 from pipeline.serving.scores import DatasetScores, score_dataset
 from pipeline.store.artifacts import Draft, Store

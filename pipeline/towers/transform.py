@@ -27,7 +27,7 @@ from pipeline.embeddings.sharding import TableRanks
 from pipeline.errors import ConfigError
 from pipeline.models.layers.interaction import concat_parts
 from pipeline.records.plan import Plan
-from pipeline.towers.events import TowerEvents, by_key, by_sample, merge_kjts
+from pipeline.towers.event_ids import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import projected_tower
 

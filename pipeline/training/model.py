@@ -32,7 +32,7 @@ from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.specs.model import ModelInputs, task_inputs
-from pipeline.towers.events import TowerEvents
+from pipeline.towers.event_ids import TowerEvents
 from pipeline.towers.layout import TowerLayout, layout_of
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
 from pipeline.training.data import Batch, RowCounts

@@ -24,7 +24,7 @@ from pipeline.records.dataset import RESERVED_ROWS, DatasetSchema
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.towers.interaction import Interaction
+from pipeline.towers.interaction_strength import Interaction
 from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.calibration import measure
+from pipeline.calibration import machine_figures
 from pipeline.calibration.fit import KernelTime
-from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.cli import main
 from pipeline.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
@@ -94,13 +94,13 @@ def linger():
 def test_a_rank_that_ends_without_an_answer_and_ranks_that_are_silent_are_errors(monkeypatch):
     with pytest.raises(LaunchError, match="rank 0 of 1 ended with exit code 0 and no answer"):
         run_ranks(1, "cpu", end_without_answer)
-    monkeypatch.setattr("pipeline.calibration.ranks.LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.calibration.measured_ranks.LIMIT_SECONDS", 1.0)
     with pytest.raises(LaunchError, match="1 of 1 ranks gave no answer"):
         run_ranks(1, "cpu", stay_silent)
 
 
 def test_a_rank_that_has_answered_and_does_not_end_is_ended(monkeypatch):
-    monkeypatch.setattr("pipeline.calibration.ranks.END_SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.calibration.measured_ranks.END_SECONDS", 0.5)
     assert run_ranks(1, "cpu", linger) == [7]
 
 
@@ -130,7 +130,7 @@ def test_copies_to_a_gpu_are_a_figure_and_memory_that_is_not_known_is_none():
         for t, n in ((1, 100), (4, 1_000), (8, 8_000))
     ]
     timed = [{"process_bytes": 0, "kernels": kernels, "links": [], "copies": {"hbm_to_ddr_gb_per_s": 52.0}}]
-    figures = measure.fit_alone(timed, "cuda")
+    figures = machine_figures.fit_alone(timed, "cuda")
     assert figures["hbm_to_ddr_gb_per_s"] == 52.0 and figures["hbm_gb_per_s"] > 0 and "process_gib" not in figures
 
 
@@ -149,10 +149,10 @@ def small_trials(monkeypatch):
     """As many trials as ever, each of a few steps on small tables: how good the fit is, is not asked here."""
     few = tuple(
         replace(trial, rows=tuple(min(rows, 2_000) for rows in trial.rows), batch=trial.batch // 8)
-        for trial in measure.TRIALS
+        for trial in machine_figures.TRIALS
     )
-    monkeypatch.setattr(measure, "TRIALS", few)
-    monkeypatch.setattr(measure, "STEPS", 6)
+    monkeypatch.setattr(machine_figures, "TRIALS", few)
+    monkeypatch.setattr(machine_figures, "STEPS", 6)
 
 
 @pytest.mark.slow

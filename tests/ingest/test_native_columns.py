@@ -13,11 +13,11 @@ from pipeline.ingest.moments import measure, quantised_moments
 from pipeline.ingest.schema import DenseSpec, data_spec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.transform_pass import DenseTransform, FittedState, transform
-from pipeline.native import columns
+from pipeline.native import column_kernels
 
 from .conftest import csv_config, write_rows
 
-pytestmark = pytest.mark.skipif(columns.library() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(column_kernels.library() is None, reason="there is no C compiler")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def without(monkeypatch):
 
     def call(work):
         with monkeypatch.context() as patch:
-            patch.setattr(columns, "library", lambda: None)
+            patch.setattr(column_kernels, "library", lambda: None)
             return work()
 
     return call
@@ -43,7 +43,9 @@ def ids(rows, distinct, missing=0.1, seed=0):
 )
 def test_ids_are_coded_in_the_order_in_which_they_appear(without, rows, distinct, missing):
     for hashes in (ids(rows, distinct, missing), ids(rows + 11, distinct, missing).slice(11)):
-        for ours, arrows in zip(columns.coded(hashes), without(lambda h=hashes: columns.coded(h)), strict=True):
+        for ours, arrows in zip(
+            column_kernels.coded(hashes), without(lambda h=hashes: column_kernels.coded(h)), strict=True
+        ):
             np.testing.assert_array_equal(ours, arrows)
 
 
@@ -51,8 +53,8 @@ def test_codes_are_counted_where_rows_are_kept(without):
     rng = np.random.default_rng(1)
     codes, keep = rng.integers(0, 50, 3000).astype(np.int32), rng.random(3000) < 0.3
     for marks in (None, keep):
-        counts, first = columns.counted(codes, marks, 60)
-        expected, expected_first = without(lambda marks=marks: columns.counted(codes, marks, 60))
+        counts, first = column_kernels.counted(codes, marks, 60)
+        expected, expected_first = without(lambda marks=marks: column_kernels.counted(codes, marks, 60))
         np.testing.assert_array_equal(counts, expected)
         np.testing.assert_array_equal(first[counts > 0], expected_first[counts > 0])
 
@@ -62,9 +64,9 @@ def test_rows_are_taken_and_unseen_ids_named(without, kind):
     rng = np.random.default_rng(2)
     rows, codes = rng.integers(0, 9, 300).astype(np.int32), rng.integers(0, 300, 4000).astype(kind)
     hashes = rng.integers(1, 2**64, 300, dtype=np.uint64)
-    np.testing.assert_array_equal(columns.taken(rows, codes), rows[codes])
-    unseen = columns.unseen(rows[codes], codes, hashes, 3, 2)
-    np.testing.assert_array_equal(unseen, without(lambda: columns.unseen(rows[codes], codes, hashes, 3, 2)))
+    np.testing.assert_array_equal(column_kernels.taken(rows, codes), rows[codes])
+    unseen = column_kernels.unseen(rows[codes], codes, hashes, 3, 2)
+    np.testing.assert_array_equal(unseen, without(lambda: column_kernels.unseen(rows[codes], codes, hashes, 3, 2)))
     assert 0 < (unseen > 0).sum() < 4000
 
 
@@ -73,10 +75,10 @@ def test_a_hash_table_knows_its_ids_and_no_others(without):
     hashes = np.unique(rng.integers(0, 2**64, 5000, dtype=np.uint64))
     rows = rng.permutation(len(hashes)).astype(np.int32)
     asked = rng.permutation(np.concatenate([hashes, rng.integers(0, 2**64, 500, dtype=np.uint64)]))
-    known = columns.HashTable(hashes, rows).rows_of(asked)
-    np.testing.assert_array_equal(known, without(lambda: columns.HashTable(hashes, rows).rows_of(asked)))
+    known = column_kernels.HashTable(hashes, rows).rows_of(asked)
+    np.testing.assert_array_equal(known, without(lambda: column_kernels.HashTable(hashes, rows).rows_of(asked)))
     assert (known >= 0).sum() == len(hashes) and (known[np.isin(asked, hashes)] >= 0).all()
-    nothing = columns.HashTable(hashes[:0], rows[:0])
+    nothing = column_kernels.HashTable(hashes[:0], rows[:0])
     assert (nothing.rows_of(asked) == -1).all()
 
 
@@ -131,7 +133,10 @@ def test_sketches_are_the_same(without):
 
 def test_numbers_are_narrowed_where_none_of_them_changes(without):
     for values, fits in (([1.0, 0.5, np.nan], True), ([0.1], False)):
-        ours, numpys = columns.narrowed(np.array(values)), without(lambda v=values: columns.narrowed(np.array(v)))
+        ours, numpys = (
+            column_kernels.narrowed(np.array(values)),
+            without(lambda v=values: column_kernels.narrowed(np.array(v))),
+        )
         assert (ours is not None) == (numpys is not None) == fits
         if fits:
             np.testing.assert_array_equal(ours, numpys)

@@ -18,7 +18,7 @@ from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
 from pipeline.plugins.kubernetes.job_manifest import stage_objects
 from pipeline.plugins.kubernetes.jobs import ClusterJob

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import pipeline.cli
-import pipeline.plugins.kubernetes.api
+import pipeline.plugins.kubernetes.api_client
 import pipeline.plugins.trackers.mlflow_server
 import pipeline.training  # every room that may have errors of its own
 from pipeline.commands.run import failed

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.diagnosis import job_problem
 from pipeline.plugins.kubernetes.job_kinds import JobSetRunner, job_set_phase
 from pipeline.plugins.kubernetes.pod_templates import job_name

@@ -16,7 +16,7 @@ from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import pod_command
 from pipeline.launch.stage_logs import never_met
-from pipeline.plugins.kubernetes.api import refusal
+from pipeline.plugins.kubernetes.api_client import refusal
 from pipeline.plugins.kubernetes.diagnosis import death, pending_problem
 from pipeline.plugins.kubernetes.pod_templates import job_name
 from pipeline.records.runs import Step

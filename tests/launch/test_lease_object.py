@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
-from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.lease_object import LeaseObject, held
 from pipeline.store.lease import Lease
 from tests.logged import listen

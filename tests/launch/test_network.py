@@ -6,7 +6,7 @@ import kubernetes_validate
 import pytest
 
 from pipeline.errors import LaunchError, LostLeaseError
-from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.job_kinds import IndexedRunner
 from pipeline.plugins.kubernetes.job_manifest import indexed_job
 from pipeline.plugins.kubernetes.manifests import network_policy

@@ -17,7 +17,7 @@ from pipeline.clock import CLOCK
 from pipeline.errors import PassingError
 from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.signals import Interrupted
-from pipeline.plugins.kubernetes.api import Api, RefusedError, UnansweredError, refusal
+from pipeline.plugins.kubernetes.api_client import Api, RefusedError, UnansweredError, refusal
 from pipeline.plugins.kubernetes.diagnosis import is_alive, is_lost, job_problem
 from pipeline.plugins.kubernetes.job_kinds import VolcanoRunner
 from pipeline.plugins.kubernetes.jobs import ClusterJob

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.launch.locks import night_lease_path
-from pipeline.plugins.kubernetes.api import Api, check_clock
+from pipeline.plugins.kubernetes.api_client import Api, check_clock
 from pipeline.store import Store
 from tests.launch.cluster_cases import CLUSTER
 from tests.servers import kept_port

@@ -13,8 +13,8 @@ from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import RawBlock, TextBlock
 from pipeline.serving import ipc
-from pipeline.serving.ranks import Effort
 from pipeline.serving.scorer import ScoredBlock
+from pipeline.serving.scoring_processes import Effort
 
 TEXT = TextBlock(
     data=b"1,a\n2,b\n",
@@ -77,13 +77,13 @@ def test_the_other_end_that_goes_is_noticed() -> None:
 
 
 def test_ranks_are_started_where_what_is_left_takes_longer_than_their_start(monkeypatch) -> None:
-    monkeypatch.setattr("pipeline.serving.ranks.available_cpus", lambda: 4)
-    monkeypatch.setattr("pipeline.serving.ranks.own_memory", lambda: 10)
-    monkeypatch.setattr("pipeline.serving.ranks.spare_memory", lambda: 100)
+    monkeypatch.setattr("pipeline.serving.scoring_processes.available_cpus", lambda: 4)
+    monkeypatch.setattr("pipeline.serving.scoring_processes.own_memory", lambda: 10)
+    monkeypatch.setattr("pipeline.serving.scoring_processes.spare_memory", lambda: 100)
     log = Effort(None, 1000, 10)
     assert log.ranks(10, seconds=1.0, came=5.0) == 4, "99 seconds are left"
     assert log.ranks(10, seconds=1.0, came=80.0) == 1, "three quarters of them are saved at most"
     assert log.ranks(500, seconds=1.0, came=0.4) == 2, "one more block keeps no more busy"
-    monkeypatch.setattr("pipeline.serving.ranks.spare_memory", lambda: 10)
+    monkeypatch.setattr("pipeline.serving.scoring_processes.spare_memory", lambda: 10)
     assert log.ranks(10, seconds=1.0, came=5.0) == 2, "each has a memory of its own"
     assert Effort(3, 1000, 10).ranks(1000, seconds=0.0, came=9.0) == 3, "as asked for"

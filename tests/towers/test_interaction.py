@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.towers.interaction import Interaction
+from pipeline.towers.interaction_strength import Interaction
 
 
 def random_signs(rows: int, generator: torch.Generator) -> torch.Tensor:

@@ -14,8 +14,8 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.ingest.days import day_number
-from pipeline.ingest.histories.events import event_schema, value_columns
-from pipeline.ingest.histories.plan import HistoryPlan
+from pipeline.ingest.histories.history_plan import HistoryPlan
+from pipeline.ingest.histories.user_events import event_schema, value_columns
 from pipeline.ingest.history import around
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.schema import data_spec

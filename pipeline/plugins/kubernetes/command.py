@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.plugins.kubernetes.api import Api
+    from pipeline.plugins.kubernetes.api_client import Api
 
 LAUNCH = """\
 Takes the overrides of nightjar run. Nothing is submitted, and no cluster is contacted.
@@ -165,7 +165,7 @@ def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
-    from pipeline.plugins.kubernetes.api import connect
+    from pipeline.plugins.kubernetes.api_client import connect
 
     config = _schedule_config(options)
     return connect(config.launch.context), _schedule_objects(config, options)

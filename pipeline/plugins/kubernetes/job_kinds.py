@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.config import Config
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app
 from pipeline.launch.runner import rendered_for_volcano
-from pipeline.plugins.kubernetes.api import Api, RefusedError
+from pipeline.plugins.kubernetes.api_client import Api, RefusedError
 from pipeline.plugins.kubernetes.job_manifest import indexed_job, job_set, pod_service, volcano_job
 from pipeline.plugins.kubernetes.jobs import ClusterRunner
 from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, Object

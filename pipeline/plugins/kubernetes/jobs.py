@@ -16,7 +16,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
 from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, fewest_hosts
 from pipeline.launch.protocol import GivenUpError
-from pipeline.plugins.kubernetes.api import Api, Object, RefusedError
+from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.plugins.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
 from pipeline.plugins.kubernetes.diagnosis import PodProblem, death, is_alive, is_lost, job_problem, pending_problem
 from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, stage_selector

@@ -15,7 +15,7 @@ class KubernetesLauncher(Launcher):
 
     def runner(self, config: Config) -> StageRunner:
         """See ``Launcher.runner``; LaunchError where there are no credentials for the cluster."""
-        from pipeline.plugins.kubernetes.api import connect
+        from pipeline.plugins.kubernetes.api_client import connect
         from pipeline.plugins.kubernetes.job_kinds import cluster_runner
 
         return cluster_runner(config, connect(config.launch.context).patient(60 * config.launch.outage_minutes))
@@ -27,7 +27,7 @@ class KubernetesLauncher(Launcher):
         LaunchError, before anything is written, where another launcher holds the lease, the API server does not answer,
         its clock differs or a right is missing.
         """
-        from pipeline.plugins.kubernetes.api import check_clock, connect
+        from pipeline.plugins.kubernetes.api_client import check_clock, connect
         from pipeline.plugins.kubernetes.job_kinds import cluster_runner
         from pipeline.plugins.kubernetes.lease_object import held
         from pipeline.plugins.kubernetes.network import closed

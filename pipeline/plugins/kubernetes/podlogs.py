@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from pipeline.errors import LaunchError
-from pipeline.plugins.kubernetes.api import Api, Object
+from pipeline.plugins.kubernetes.api_client import Api, Object
 from pipeline.plugins.kubernetes.patch import CONTAINER
 
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.launch import LaunchConfig
 from pipeline.errors import LaunchError
-from pipeline.plugins.kubernetes.api import ROLE_HINT, WARM_UP_SECONDS, Api, Object
+from pipeline.plugins.kubernetes.api_client import ROLE_HINT, WARM_UP_SECONDS, Api, Object
 
 PAUSE_SECONDS = 2.0  # between two questions to a server that warms up
 Right = tuple[str, str, tuple[str, ...]]  # API group, resource, verbs

@@ -15,9 +15,9 @@ from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.models.layers.mlp import initialise
 from pipeline.plugins.search.architecture import Choices, Costs, Gates
 from pipeline.plugins.search.rows import SearchBatch
-from pipeline.plugins.search.state import SearchState
+from pipeline.plugins.search.search_store import SearchState
+from pipeline.plugins.search.super_tables import SearchTables
 from pipeline.plugins.search.supernet import SuperNet
-from pipeline.plugins.search.tables import SearchTables
 from pipeline.records.dataset import DatasetSchema
 from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.lr_schedule import lr_factor

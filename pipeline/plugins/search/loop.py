@@ -14,10 +14,10 @@ from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import PlanError
 from pipeline.machine import usable_memory
 from pipeline.plugins.search.architecture import Choices, Costs, LossWeights, tabulate
+from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.plugins.search.learning import Learner
 from pipeline.plugins.search.rows import SearchBatch, SplitBatches, start_logit
-from pipeline.plugins.search.space import ArchitectureSpace
-from pipeline.plugins.search.state import SearchState, SearchStore
+from pipeline.plugins.search.search_store import SearchState, SearchStore
 from pipeline.records.search import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact

@@ -9,7 +9,7 @@ import torch
 from pipeline.errors import ConfigError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.plugins.search.architecture import Choices, LossWeights, tabulate
-from pipeline.plugins.search.space import ArchitectureSpace
+from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.records import Price
 from pipeline.specs import Decision
 from tests.planning.plan_cases import configure, cpu, dataset, preset

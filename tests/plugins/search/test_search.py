@@ -16,11 +16,11 @@ import torch
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import PlanError
+from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.plugins.search.loop import decided, require_memory, search, table_bytes, warning
 from pipeline.plugins.search.report import search_page, search_text
 from pipeline.plugins.search.rows import PartReader
-from pipeline.plugins.search.space import ArchitectureSpace
-from pipeline.plugins.search.state import SearchState, SearchStore
+from pipeline.plugins.search.search_store import SearchState, SearchStore
 from pipeline.records import SearchRecord, read
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
 from pipeline.stages.execution import with_resolved_batch

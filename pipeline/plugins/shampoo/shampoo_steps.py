@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.plugins.shampoo import native
-from pipeline.plugins.shampoo.blocks import STEP, Formula, ParameterBlock, Stack, State, blocks_of, deal
+from pipeline.plugins.shampoo.shampoo_blocks import STEP, Formula, ParameterBlock, Stack, State, blocks_of, deal
 
 Directions = dict[int, Tensor]
 

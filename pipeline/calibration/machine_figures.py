@@ -11,16 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.calibration.fit import (
-    KernelTime,
-    LinkTime,
-    StepTime,
-    fit_kernels,
-    fit_links,
-    fit_steps,
-    slower_kernels,
-)
-from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.fit import KernelTime, LinkTime, StepTime, fit_kernels, fit_links, fit_steps, slower_kernels
+from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.calibration.timing import time_copies, time_disk, time_kernels, time_links
 from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
 from pipeline.config import Config

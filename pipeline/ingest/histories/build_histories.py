@@ -16,8 +16,8 @@ from pipeline.ingest.days import day_number
 from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.find_repeats import of_named_days
 from pipeline.ingest.histories.event_store import Keeper, events_before
-from pipeline.ingest.histories.events import ReadEvents, event_schema, narrow, value_columns
-from pipeline.ingest.histories.plan import DAY_US, MINUTE_US, HistoryPlan
+from pipeline.ingest.histories.history_plan import DAY_US, MINUTE_US, HistoryPlan
+from pipeline.ingest.histories.user_events import ReadEvents, event_schema, narrow, value_columns
 from pipeline.ingest.ids import as_lists
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import LINE_BITS, RawBlock, Source, wrap_sources

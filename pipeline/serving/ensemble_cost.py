@@ -21,7 +21,7 @@ def serving_cost(
     split: SplitReader, models: Mapping[str, tuple[Any, Any]], layouts: Mapping[str, TableLayout], members: int
 ) -> ServingCost:
     """What scoring by the candidate of ``models`` takes, and by an incumbent that needs no translation."""
-    from pipeline.serving.importance import sampled
+    from pipeline.serving.permutation_importance import sampled
     from pipeline.serving.scores import score_columns
 
     columns = sampled(split, _COST_ROWS)

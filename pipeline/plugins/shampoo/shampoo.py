@@ -38,8 +38,8 @@ class Shampoo(DenseOptimizer):
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
-        from pipeline.plugins.shampoo.blocks import Formula
-        from pipeline.plugins.shampoo.steps import ShampooSteps
+        from pipeline.plugins.shampoo.shampoo_blocks import Formula
+        from pipeline.plugins.shampoo.shampoo_steps import ShampooSteps
 
         formula = Formula(
             beta1=self.beta1,

@@ -11,7 +11,7 @@ import polars as pl
 from pipeline.errors import DataError
 from pipeline.ingest import events
 from pipeline.ingest.hashing import hash_event_keys
-from pipeline.ingest.histories.plan import HistoryPlan
+from pipeline.ingest.histories.history_plan import HistoryPlan
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DAY, DataSpec
