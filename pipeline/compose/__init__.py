@@ -224,7 +224,10 @@ def _choices(override: Override) -> list[str]:
 
 def to_yaml(config: Config) -> str:
     """``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
-    return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
+    try:
+        return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
+    except complaints.config_errors() as error:  # a text with an interpolation that does not end
+        raise complaints.translate(error) from None
 
 
 def from_yaml(text: str) -> Config:

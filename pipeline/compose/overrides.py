@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config.paths import children, describe, entry_type, field_type, find_place, nearest, strip_none
 from pipeline.config.plan import TIERS, TablePin
@@ -155,6 +155,10 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
     while cause is not None:
         if isinstance(cause, MissingMandatoryValue) and cause.full_key:
             return ConfigError(f"{cause.full_key} is not set", hint=f"{cause.full_key}=<value>")
+        if isinstance(cause, GrammarParseError) and cause.full_key:
+            return ConfigError(
+                f"{cause.full_key} has a text with ${{ that no }} ends", hint=f"{cause.full_key} without ${{"
+            )
         if isinstance(cause, OmegaConfBaseException) and getattr(cause, "full_key", None):
             return _about_key(str(cause.full_key), cause, overrides)
         cause = cause.__cause__

@@ -266,3 +266,9 @@ def test_settings_of_validation_are_refused_without_rows_to_look_at(override: st
     assert raised.value.hint == f"data.split.validation_share=0.1, or train.validate.{hint}"
     assert compose([override, "data.split.validation_share=0.1"]).train.validate != compose([]).train.validate
     assert from_yaml(to_yaml(compose([])).replace("monitor: ne", "monitor: auc")).train.validate.monitor == "auc"
+
+
+def test_a_text_with_an_interpolation_that_does_not_end_is_named() -> None:
+    config = compose(["data.missing=['', '\\${x']"])
+    with pytest.raises(ConfigError, match=r"data.missing\[1\] has a text with \$\{ that no \} ends"):
+        to_yaml(config)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,8 @@ def test_a_tree_from_before_a_choice_was_added_is_kept(monkeypatch: pytest.Monke
 
 
 def test_choices_that_go_in_the_order_in_which_they_came_are_gone() -> None:
-    part, model = copy.copy(SEARCH_PARTS.get("mlps")), copy.copy(MODELS.get("dlrm"))
-    part.name, model.name = "own_part", "own_model"
+    part, model = copy.copy(SEARCH_PARTS.get("mlps")), replace(MODELS.get("dlrm"), name="own_model")
+    part.name = "own_part"
     first, second = SEARCH_PARTS.added(part), MODELS.added(model)
     for begun in (first, second):
         begun.__enter__()

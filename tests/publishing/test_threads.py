@@ -108,7 +108,7 @@ def test_no_two_tables_are_written_from_one_reader(tmp_path, monkeypatch) -> Non
 
     monkeypatch.setattr("pipeline.stages.sharing.write_table", write)
     write_tables(Draft(store, "v", "model", "k", {}, {}), readers, [*built.ROWS], "fp32")
-    every = [id(each._open) for own in [readers, *given] for each in own]
+    every = [id(each._blocks) for own in [readers, *given] for each in own]
     assert len(given) == len(built.ROWS) and len(set(every)) == len(every)
 
 

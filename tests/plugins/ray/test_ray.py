@@ -21,9 +21,8 @@ from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import answering
 from pipeline.plugins.ray.engine import RayEngine
-
-from .conftest import csv_config
-from .test_days import Nights
+from tests.ingest.conftest import csv_config
+from tests.ingest.test_days import Nights
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ray = pytest.importorskip("ray")
