@@ -43,15 +43,12 @@ class WrittenModel:
 def judge_version(
     config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: WrittenModel
 ) -> GateRecord | None:
-    """Score the version in ``draft`` beside the others, and let the gate decide. Collective: all ranks score.
+    """Score the version in ``draft`` beside the others; returns the gate's record on rank 0. Collective.
 
     Args:
         inputs: The artifacts of the earlier stages, by name.
         draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
             of the held-out rows and written, and the other rows are judged with it.
-
-    Returns:
-        The gate's record, on rank 0; None on other ranks.
     """
     from pipeline.evaluation.gate.gate import judge
     from pipeline.evaluation.gate.measure import measure
