@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import polars as pl
 import pytest
 
 from pipeline import specs
 from pipeline.config.synthetic import SyntheticConfig
+from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
+from pipeline.specs.registry import find_plugins
 from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +97,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert (folder / path).exists() == (kind == "diff"), path
             (folder / path).write_text(changed((folder / path).read_text(), text) if kind == "diff" else text)
     write_tsv(SyntheticConfig(rows=300, ids_per_feature=50), 1, str(folder / "clicks.tsv"))
+    write_tsv(SyntheticConfig(rows=4000, ids_per_feature=50), 2, str(folder / "more.tsv"))
+    rows = pl.read_csv(folder / "more.tsv", separator="\t", has_header=False, new_columns=CRITEO_COLUMNS)
+    rows.write_ipc(folder / "clicks.feather")
     return folder
 
 
@@ -134,11 +140,15 @@ def check_resumed_and_published(package: Path, name: str, ranks: int) -> Path:
 
 
 def test_a_walk_is_a_file_and_its_line_in_a_registry() -> None:
-    homes = {registry.home for registry in vars(specs).values() if isinstance(registry, specs.Registry)}
+    homes = set()
+    for registry in vars(specs).values():
+        if isinstance(registry, specs.Registry):
+            homes |= {registry.home, *(point.module for point in find_plugins(registry.group or ""))}
     assert list(WALKS) == [
         "Add a model",
         "Add a table optimizer",
         "Add an id mapping",
+        "Add a connector",
         "Add a gate check",
         "Add a stage",
     ]
@@ -160,8 +170,9 @@ def test_the_code_of_the_page_is_clean(package: Path) -> None:
 def test_the_added_choices_are_imported_and_their_commands_compose(package: Path) -> None:
     lines = [line for walk in WALKS.values() for line in walk.commands if line[0] == "run"]
     shown = drive(package, [[*line, "--cfg", "job"] for line in lines])
-    assert len(lines) == 8
+    assert len(lines) == 9
     chosen = ["name: concat_mlp", "hidden: 32", "sparse_optimizer: rmsprop", "mapping: frequency_hash", "- density"]
+    chosen += ["format: feather"]
     chosen += ["lift:", "least: 1.2", "least: 99"]
     assert [text for text in chosen if text not in shown] == []
 
@@ -190,6 +201,18 @@ def test_the_added_mapping_ingests_and_trains(package: Path) -> None:
     assert {each["mapping"] for each in transforms["sparse"].values()} == {"frequency_hash"}
     assert all(each["spread"] for each in transforms["sparse"].values())
     assert result(package, "ids")["train"]["steps"] > 5
+
+
+@pytest.mark.slow
+def test_the_added_connector_reads_the_rows_of_a_file(package: Path) -> None:
+    run(package, "Add a connector")
+    found = result(package, "arrow")
+    assert found["ingest"]["rows"] == 4000 and found["ingest"]["snapshot"] == "clicks.feather as it is"
+    again = [*WALKS["Add a connector"].commands[0], *smaller(["run"]), "run=again"]
+    drive(package, [again])
+    assert result(package, "again")["stages"]["ingest"]["artifact"] == found["stages"]["ingest"]["artifact"]
+    drive(package, [[*again, "+data.sparse.C27={}"]], code=3)
+    assert "has no column 'C27'" in result(package, "again")["error"]["message"]
 
 
 @pytest.mark.slow
