@@ -28,7 +28,7 @@ from pipeline.commands import (
 from pipeline.commands.command import Command, complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
-from pipeline.specs.registry import load_hooks
+from pipeline.specs.registry import find_package_at_fault, load_hooks
 from pipeline.versions import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
@@ -155,8 +155,11 @@ def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
 
 def _unexpected(error: Exception) -> int:
     logs.show_fault(error)
-    text = f"unexpected {type(error).__name__}: {error}. This is a bug in Nightjar; please report it."
-    return complain(text, exit_code_of(error))
+    package = find_package_at_fault(error)
+    where = "This is a bug in Nightjar; please report it."
+    if package:
+        where = f"It was raised in {package}; please report it there."
+    return complain(f"unexpected {type(error).__name__}: {error}. {where}", exit_code_of(error))
 
 
 def _version() -> str:

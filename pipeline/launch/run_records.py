@@ -12,6 +12,7 @@ from pipeline.errors import ArtifactError, NightjarError, exit_code_of
 from pipeline.records.result import ErrorPart, Grown, Result, Shrunk, StageAttempt, StageOutcome
 from pipeline.records.runs import Step, run_directory, steps_of, steps_record
 from pipeline.specs import STAGES
+from pipeline.specs.registry import find_package_at_fault
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
@@ -62,6 +63,9 @@ class Report:
                 rank=rank,
             )
         text = f"{type(error).__name__}: {error}"
+        package = find_package_at_fault(error)
+        if package:
+            text = f"{text}; raised in {package}"
         return Report(status="failed", exit_code=code, error=UNEXPECTED, message=text, rank=rank)
 
     def exception(self) -> NightjarError | None:

@@ -31,6 +31,7 @@ from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.dates import ANY_DAY, night_zone
 from pipeline.schedule.night_summary import finished_record, line_of, write_summary
 from pipeline.schedule.webhook import deliver
+from pipeline.specs.registry import find_package_at_fault
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
@@ -178,9 +179,13 @@ def of_family(problem: Exception) -> NightjarError:
     if known is not None:
         return known
     logs.show_fault(problem)
+    package = find_package_at_fault(problem)
+    whose = "this is a bug in Nightjar; please report it"
+    if package:
+        whose = f"it was raised in {package}; please report it there"
     return NightjarError(
         f"unexpected {type(problem).__name__}: {problem}",
-        hint="this is a bug in Nightjar; please report it with the log of this night, which has its traceback",
+        hint=f"{whose} with the log of this night, which has its traceback",
     )
 
 

@@ -14,6 +14,7 @@ import importlib
 import itertools
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -74,6 +75,26 @@ def load_hooks(group: str) -> dict[str, Any]:
 
 def _package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+def find_package_at_fault(error: BaseException) -> str:
+    """Return the installed package whose code raised ``error``, with file and line; "" where it was Nightjar's own.
+
+    The innermost frame that is of Nightjar or of a package that extends it decides: what a library raises is the fault
+    of its caller.
+    """
+    packages: dict[str, str] = {}
+    for point in _installed(tuple(sys.path)):
+        if not _is_own(point):
+            packages[point.module.partition(".")[0]] = _package_of(point)
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if root in packages:
+            found = f"package {packages[root]} ({frame.f_code.co_filename}, line {line})"
+        elif root == "pipeline":
+            found = ""
+    return found
 
 
 def _import(point: EntryPoint, added: str) -> Any:

@@ -79,6 +79,20 @@ def test_a_connector_and_a_tracker_of_a_package_do_what_ours_do(site: Path, data
     assert "data.options.table is 'a b'" in wrong.stderr and "hint: data.options.table=clicks" in wrong.stderr
 
 
+@pytest.mark.parametrize("inline", ["[ingest]", "[]"], ids=["in the launcher", "in a rank"])
+def test_an_unexpected_error_of_a_package_names_the_package(site: Path, database: Path, inline: str) -> None:
+    folder = database.parent
+    broken = shutil.copytree(site, folder / "site")
+    drafted = nightjar(broken, folder, "init", "sqlite:clicks.db", "--option", "table=clicks", "--name", "clicks")
+    assert drafted.returncode == 0, drafted.stderr
+    rows = broken / "own_plugin" / "sqlite_rows.py"
+    rows.write_text(rows.read_text().replace("        first = 1\n", "        first = 1 // 0\n"))
+    done = nightjar(broken, folder, "ingest", "data=clicks", "run=own", f"launch.inline={inline}")
+    assert done.returncode == 1
+    assert f"raised in package own-plugin 0.1.0 ({rows}, line 44)" in done.stderr, done.stderr
+    assert "ZeroDivisionError" in done.stderr and "bug in Nightjar" not in done.stderr
+
+
 def test_doctor_lists_them_with_their_package(site: Path, tmp_path: Path) -> None:
     listed = json.loads(nightjar(site, tmp_path, "doctor", "--json").stdout)
     found = {each["name"]: each["found"] for each in listed}
