@@ -169,7 +169,7 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
 
     A table: rows changed (any weight differs), largest and mean absolute difference over all its weights.
     """
-    from pipeline.checkpoint.reader import ChainReader
+    from pipeline.checkpoint.reader import ChainReader, read_dense
 
     one, two = find_checkpoint(store, first), find_checkpoint(store, second)
     a, b = ChainReader(store, one), ChainReader(store, two)
@@ -194,7 +194,7 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
         if a.tables.get(table) != b.tables.get(table):
             tables_differ[table] = (a.tables.get(table), b.tables.get(table))
 
-    then, now = _read_dense(store, one), _read_dense(store, two)
+    then, now = read_dense(store, one), read_dense(store, two)
     dense: dict[str, DenseDiff] = {}
     for name in {**then, **now}:
         shapes = [list(side[name].shape) if name in side else None for side in (then, now)]
@@ -212,14 +212,6 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
         dense=dense,
         config=config_changes(one.config, two.config),
     )
-
-
-def _read_dense(store: Store, artifact: Artifact) -> dict[str, Any]:
-    from pipeline.checkpoint.container import read_tensors
-    from pipeline.checkpoint.integrity import read_verified
-
-    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{artifact.path}/{DENSE}")
-    return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
 
 
 def compact(store: Store, name: str, progress: Progress) -> Compacted:

@@ -75,6 +75,12 @@ def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) ->
         for source in sequence.sources:
             if source.column != column:
                 continue
+            if not types:
+                raise DataError(
+                    f"{label}: column {column!r} (data.sequences.{sequence.name}) holds structs without fields, "
+                    f"expected a field {source.field!r}",
+                    hint=f"~data.sequences.{sequence.name}",
+                )
             if source.field not in types:
                 first = next(iter(types))
                 expected = f"a field {source.field!r}" if source.field else f"one of them named: {column}.{first}"

@@ -5,14 +5,17 @@ import json
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from pipeline.config import DataConfig, LabelConfig, SparseFeature
 from pipeline.config.data import DataConfig as Data
 from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.arrow import check_types
 from pipeline.ingest.event_columns import Lengths
 from pipeline.ingest.record_transform import RecordTransform
+from pipeline.ingest.schema import data_spec
 from tests.ingest.conftest import csv_config
 
 DAY = 1_767_225_600  # 2026-01-01, in seconds
@@ -174,6 +177,13 @@ def test_an_event_has_one_id_of_a_column(run_ingest, tmp_path, item, columns, wo
     rows = [{**row, "history": [{**each, "item": item(each["item"])} for each in row["history"]]} for row in rows_of()]
     with pytest.raises(DataError, match=words):
         run_ingest(config_of(written(tmp_path, rows), features={"item": EventColumn(table="item", **columns)}))
+
+
+def test_events_without_fields_are_refused(tmp_path):
+    spec = data_spec(config_of(written(tmp_path, rows_of())).data)
+    kinds = {name: pa.string() for name in spec.columns} | {"history": pa.list_(pa.struct([]))}
+    with pytest.raises(DataError, match="f.orc: column 'history' .* structs without fields, expected a field 'item'"):
+        check_types(spec, pa.schema(list(kinds.items())), "f.orc")
 
 
 def test_a_record_whose_event_holds_a_list_is_rejected_alone(run_ingest, tmp_path):
