@@ -70,13 +70,19 @@ class Spill:
 class KeyPartitions:
     """Frames of the same columns, one of them ``key`` (UInt64): all rows of a key meet in one partition.
 
-    Keys are hashes, so partitions are alike in size. What stays in memory is a few million rows that wait, and what a
+    Keys are hashes, so partitions are alike in size. What stays in memory is ``waiting`` rows at most, and what a
     caller holds of one partition.
+
+    Args:
+        key: the column with the hashes.
+        waiting: rows that are gathered before they are written; 0 writes each frame by itself.
+        bits: of a hash that tell its partition.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "key", waiting: int = _WAITING_ROWS, bits: int = _PARTITION_BITS) -> None:
+        self._key, self._most_waiting, self._bits = key, waiting, bits
         self._spill = Spill()
-        self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
+        self._blocks: list[list[int]] = [[] for _ in range(1 << bits)]
         self._waiting: list[pl.DataFrame] = []
         self._rows = 0
 
@@ -84,20 +90,25 @@ class KeyPartitions:
         """Take in ``rows``."""
         self._waiting.append(rows)
         self._rows += rows.height
-        if self._rows >= _WAITING_ROWS:
+        if self._rows >= self._most_waiting:
             self._flush()
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        ordered, self._waiting, self._rows = pl.concat(self._waiting).sort("key"), [], 0
-        bounds = np.arange(1, 1 << _PARTITION_BITS, dtype=np.uint64) << np.uint64(64 - _PARTITION_BITS)
-        cuts = [0, *np.searchsorted(ordered["key"].to_numpy(), bounds).tolist(), ordered.height]
+        ordered, self._waiting, self._rows = pl.concat(self._waiting).sort(self._key), [], 0
+        bounds = np.arange(1, 1 << self._bits, dtype=np.uint64) << np.uint64(64 - self._bits)
+        cuts = [0, *np.searchsorted(ordered[self._key].to_numpy(), bounds).tolist(), ordered.height]
         for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
             if stop > start:
                 part = ordered.slice(start, stop - start).rechunk()
                 block = self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
                 self._blocks[number].append(block)
+
+    def blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all rows in the order in which they were written."""
+        self._flush()
+        return (pl.read_ipc(io.BytesIO(block)) for block in self._spill.read())
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """The rows of one partition after the other, in any order; partitions without rows are left out."""

@@ -6,15 +6,14 @@ enough to be added up by itself.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.spill import Spill
+from pipeline.ingest.spill import KeyPartitions
 from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, IdCounts
 
@@ -40,7 +39,7 @@ class VocabCounts(IdCounts):
         self.kept, self.limit = kept, limit
         self.pieces: list[pl.DataFrame] = []
         self.merged_rows = 0
-        self._disk: _Partitions | None = None
+        self._disk: KeyPartitions | None = None
         self._settled: _Settled | None = None
 
     @staticmethod
@@ -56,7 +55,7 @@ class VocabCounts(IdCounts):
     def merge(self, other: VocabCounts) -> None:
         """Take in what ``other`` counted."""
         if other._disk is not None:
-            for part in other._disk.all():
+            for part in other._disk.blocks():
                 self._append([part])
         self._append([_copied(piece) for piece in other.pieces])
 
@@ -66,7 +65,7 @@ class VocabCounts(IdCounts):
             self._merged()
             return [self]
         parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
-        for table in [self._merged()] if self._disk is None else [*self._disk.all(), self._merged()]:
+        for table in [self._merged()] if self._disk is None else [*self._disk.blocks(), self._merged()]:
             hashes = table["hash"].to_numpy()
             order = np.argsort(hashes)
             bounds = [(number << 64) // count for number in range(1, count)]
@@ -106,7 +105,7 @@ class VocabCounts(IdCounts):
         if rows - self.merged_rows > self.merged_rows // 2 + _MERGE_ROWS or rows > 2 * self.limit:
             self._merged()
             if self.merged_rows > self.limit:
-                self._disk = self._disk or _Partitions()
+                self._disk = self._disk or KeyPartitions("hash", waiting=0, bits=_PARTITION_BITS)
                 self._disk.add(self.pieces[0])
                 self.pieces, self.merged_rows = [], 0
 
@@ -196,10 +195,11 @@ class _Settled:
     total: int
 
 
-def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
+def _settled(disk: KeyPartitions, kept: int, wanted: pl.Series) -> _Settled:
     best, named = pl.DataFrame(schema=COUNTS), []
     distinct = total = 0
-    for part in disk.summed():
+    for counted in disk:
+        part = _added_up([counted])
         distinct += part.height
         total += int(part["count"].sum())
         named.append(part.filter(pl.col("hash").is_in(wanted.implode())))
@@ -216,33 +216,6 @@ def _best(tables: Sequence[pl.DataFrame], kept: int, wanted: pl.Series) -> pl.Da
     ranked = table.sort(["count", "hash"], descending=[True, False])
     rest = ranked.slice(kept)
     return pl.concat([ranked.head(kept), rest.filter(pl.col("hash").is_in(wanted.implode()))]).rechunk()
-
-
-class _Partitions:
-    """Counts in a temporary file, by the first bits of their hashes."""
-
-    def __init__(self) -> None:
-        self._spill = Spill()
-        self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
-
-    def add(self, table: pl.DataFrame) -> None:
-        ordered = table.sort("hash")
-        bounds = np.arange(1, 1 << _PARTITION_BITS, dtype=np.uint64) << np.uint64(64 - _PARTITION_BITS)
-        cuts = [0, *np.searchsorted(ordered["hash"].to_numpy(), bounds).tolist(), ordered.height]
-        for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
-            if stop > start:
-                self._blocks[number].append(len(self._spill))
-                part = ordered.slice(start, stop - start).rechunk()
-                self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
-
-    def all(self) -> Iterator[pl.DataFrame]:
-        return (pl.read_ipc(io.BytesIO(block)) for block in self._spill.read())
-
-    def summed(self) -> Iterator[pl.DataFrame]:
-        for blocks in self._blocks:
-            pieces = [pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in blocks]
-            if pieces:
-                yield _added_up(pieces)
 
 
 def _copied(piece: pl.DataFrame) -> pl.DataFrame:
