@@ -160,11 +160,17 @@ class Cell:
         return sum(len(proxy.requests("DELETE", "/jobs/")) for proxy in self.proxies)
 
     def pod(self) -> dict[str, Any]:
-        """The pod of the training that runs."""
-        items = self.world.admin.get(f"/api/v1/namespaces/{self.name}/pods")["items"]
-        return next(
-            pod for pod in items if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-        )
+        """The pod of the training that runs: its process may be at work before its status says so."""
+        running: list[dict[str, Any]] = []
+
+        def is_running() -> bool:
+            for pod in self.world.admin.get(f"/api/v1/namespaces/{self.name}/pods")["items"]:
+                if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
+                    running.append(pod)
+            return bool(running)
+
+        wait_for(is_running)
+        return running[0]
 
     def check(self, starts: int = 1, deleted: int = 0) -> str:
         """That the training was started ``starts`` times and done, and ``deleted`` jobs were deleted; in words."""
