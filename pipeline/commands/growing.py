@@ -60,7 +60,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     from pipeline.records.record import read
     from pipeline.schedule.base import night_config
     from pipeline.schedule.dates import ANY_DAY
-    from pipeline.stages.warm_start import with_batch, with_former_batch
+    from pipeline.stages.inputs import with_batch, with_former_batch
     from pipeline.store.artifacts import Store
 
     config = compose([*job, f"data.day={ANY_DAY}"], options.config_dir, night=True)
