@@ -33,9 +33,8 @@ from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import LABEL
 from pipeline.specs import CALIBRATORS
 from pipeline.specs.stage import StageIO
-from pipeline.stages.calibrating import chosen_rows
 from pipeline.stages.execution import run_stage
-from pipeline.stages.judging import LOGITS
+from pipeline.stages.release_gate import LOGITS, chosen_rows
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.common import finish
 from pipeline.cli import main as nightjar
 from pipeline.evaluation.metrics import sigmoid
-from pipeline.stages.judging import LOGITS
+from pipeline.stages.release_gate import LOGITS
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 

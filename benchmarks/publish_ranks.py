@@ -64,8 +64,8 @@ def _rank(rank: int, world: int, place: Path, config: Config) -> None:
     import torch.distributed as dist
     import torch.export._trace  # noqa: F401 (what reading a program imports)
 
-    from pipeline.stages import judging, promoting
-    from pipeline.stages.sharing import join_ranks
+    from pipeline.stages import release, release_gate
+    from pipeline.stages.release_ranks import join_ranks
 
     silent()
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}  # as torchrun says it
@@ -76,17 +76,17 @@ def _rank(rank: int, world: int, place: Path, config: Config) -> None:
     config.hardware = dataclasses.replace(config.hardware, ranks_per_host=world)
     config.publish = dataclasses.replace(config.publish, model=f"ranks{world}")
     join_ranks(config)
-    shared, importance = [0.0], judging._measure_importance
+    shared, importance = [0.0], release_gate._measure_importance
 
     def noted(*given: Any) -> dict[str, Any]:  # the last thing that ranks share
         worth = importance(*given)
         shared[0] = time.process_time()
         return worth
 
-    judging._measure_importance = noted
+    release_gate._measure_importance = noted
     dist.barrier()
     began = time.process_time()
-    version, digest = promoting.version_of(config, store, last, inputs), ""
+    version, digest = release.version_of(config, store, last, inputs), ""
     if version is not None:
         gate = store.read_json(f"{version.path}/gate.json") | {"model": ""}
         files = {name: entry.checksum for name, entry in version.files.items() if name.startswith("tables/")}

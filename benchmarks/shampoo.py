@@ -31,7 +31,7 @@ from pipeline.cli import main as nightjar
 from pipeline.compose import compose
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
-from pipeline.stages.read import read_plan
+from pipeline.stages.inputs import read_plan
 from pipeline.stages.steps import steps as steps_of
 from pipeline.store import Store
 from pipeline.training.data import BatchReader

@@ -29,8 +29,7 @@ from pipeline.compose import compose
 from pipeline.cpus import available_cpus
 from pipeline.planning import PlanInputs
 from pipeline.planning.widths import widths
-from pipeline.stages.read import read_dataset
-from pipeline.stages.warm_start import with_batch
+from pipeline.stages.inputs import read_dataset, with_batch
 from pipeline.store import Store
 
 FEATURES, FEWEST, MOST = 12, 30, 30_000  # ids of the smallest and of the largest feature

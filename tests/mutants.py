@@ -118,7 +118,7 @@ MODULES = {
         ),
     ),
     "promotion": Module(
-        ("publishing/promotion.py", "publishing/versions.py", "stages/promoting.py"),
+        ("publishing/promotion.py", "publishing/versions.py", "stages/release.py"),
         (
             ("publishing/test_line.py", "publishing/test_versions.py", "publishing/test_promoting.py"),
             ("publishing/test_swapping.py", "schedule/test_base.py", "cli/test_nights_ahead.py"),

@@ -58,9 +58,8 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     from pipeline.planning.outlook import outlook
     from pipeline.records.dataset import Profile
     from pipeline.records.record import read
-    from pipeline.schedule.base import night_config
-    from pipeline.schedule.dates import ANY_DAY
-    from pipeline.stages.warm_start import with_batch, with_former_batch
+    from pipeline.schedule.night_config import ANY_DAY, night_config
+    from pipeline.stages.inputs import with_batch, with_former_batch
     from pipeline.store.artifacts import Store
 
     config = compose([*job, f"data.day={ANY_DAY}"], options.config_dir, night=True)
@@ -78,7 +77,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
 
 def _base(config: Config, store: Store) -> Base:
     """What the next night starts from; ArtifactError where nothing serves."""
-    from pipeline.schedule.base import find_base
+    from pipeline.schedule.night_config import find_base
 
     base = find_base(store, config.model_name, date.max)
     if base is None:

@@ -54,7 +54,7 @@ def _fill(
 
 
 def _nightly(options: argparse.Namespace) -> int:
-    from pipeline.schedule.dates import parse_date, split_arguments
+    from pipeline.schedule.night_config import parse_date, split_arguments
 
     given, overrides = split_arguments(options.overrides, ("date", "job"))
 
@@ -65,7 +65,7 @@ def _nightly(options: argparse.Namespace) -> int:
 
 
 def _backfill(options: argparse.Namespace) -> int:
-    from pipeline.schedule.dates import parse_date, span, split_arguments
+    from pipeline.schedule.night_config import parse_date, span, split_arguments
 
     given, overrides = split_arguments(options.overrides, ("from", "to"))
     for name in ("from", "to"):
@@ -93,7 +93,7 @@ def _locked(
     """
     from pipeline.compose import compose
     from pipeline.launch.signals import Interrupted, handled
-    from pipeline.schedule.dates import ANY_DAY
+    from pipeline.schedule.night_config import ANY_DAY
     from pipeline.schedule.nightly import post_refusal
 
     def composed(day: date) -> Config:
@@ -122,9 +122,8 @@ def _nights(
     """As ``_locked``, for a configuration that composes."""
     from pipeline.launch.locks import night_lock
     from pipeline.launch.schedulers import launcher_of
-    from pipeline.schedule.backfill import missed_nights, run_nights
-    from pipeline.schedule.dates import night_zone
-    from pipeline.schedule.nightly import refusals_posted
+    from pipeline.schedule.night_config import night_zone
+    from pipeline.schedule.nightly import missed_nights, refusals_posted, run_nights
     from pipeline.store.artifacts import Store
 
     settings, model, store = config.nightly, config.model_name, Store(config.store)

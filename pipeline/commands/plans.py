@@ -140,8 +140,8 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
     from pipeline.planning.inputs import PlanInputs
-    from pipeline.stages.read import planning_inputs
-    from pipeline.stages.warm_start import with_batch, with_former_batch
+    from pipeline.stages.inputs import with_batch, with_former_batch
+    from pipeline.stages.steps import planning_inputs
     from pipeline.store.artifacts import Store
 
     config = compose(job, config_dir)

@@ -177,9 +177,8 @@ def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Resul
     from pipeline.launch.signals import Interrupted
     from pipeline.report.html import write_report
     from pipeline.report.tracking import followed
-    from pipeline.stages.cleanup import discard
     from pipeline.stages.execution import run_stage
-    from pipeline.stages.steps import prepare, with_possible_stages
+    from pipeline.stages.steps import discard, prepare, with_possible_stages
 
     console = Console(write=TERMINAL.pass_on, columns=0 if logs.is_json() else columns())
     log.info("run %s: %s (store %s)", config.run, ", ".join(config.stages), config.store)

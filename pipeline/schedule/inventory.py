@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 
 from pipeline.errors import ArtifactError
 from pipeline.publishing.versions import VERSION_RECORDS
@@ -20,12 +20,13 @@ from pipeline.records.night import NIGHT, NightRecord
 from pipeline.records.runs import run_directory
 from pipeline.records.study import TRYING, TrialRecord
 from pipeline.specs import STAGES
-from pipeline.specs.stage import Stage
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import reachable
 from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, read_record, run_of, unknown
 from pipeline.store.removal import written
+
+R = TypeVar("R", NightRecord, TrialRecord)
 
 
 def _of_steps(record: Record) -> References:
@@ -44,7 +45,6 @@ def _of_night(record: Record) -> References:
 
 
 def _of_config(record: Record) -> References:
-    """What the settings of a run name."""
     part = {name: record.get(name) or {} for name in ("data", "plan", "checkpoint", "partition")}
     return References(
         keys=key_of(part["data"].get("mapping_from")) | key_of(part["plan"].get("former")),
@@ -52,16 +52,20 @@ def _of_config(record: Record) -> References:
     )
 
 
-def _made_by(stage: Stage) -> RecordKind:
-    """The artifacts of a stage that are inside the run's folder."""
-    pattern = f"runs/*/{stage.name}/*/{MANIFEST}"
-    return RecordKind(name=f"{stage.name} artifact", pattern=pattern, refers=of_manifest, pins=stage.trains)
-
-
 # Every kind of record that names something else in the store: records of models, runs and nights.
 SPECS = (
     *VERSION_RECORDS,
-    *(_made_by(stage) for stage in STAGES if not stage.shared),
+    *(
+        # The artifacts of a stage that are inside the run's folder.
+        RecordKind(
+            name=f"{stage.name} artifact",
+            pattern=f"runs/*/{stage.name}/*/{MANIFEST}",
+            refers=of_manifest,
+            pins=stage.trains,
+        )
+        for stage in STAGES
+        if not stage.shared
+    ),
     RecordKind(name="run's steps", pattern="runs/*/steps.json", refers=_of_steps),
     RecordKind(name="run's result", pattern="runs/*/result.json", refers=_of_result),
     RecordKind(name="night", pattern=f"runs/*/{NIGHT}", refers=_of_night, starts=True),
@@ -164,28 +168,44 @@ class Inventory:
 
 
 def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
-    """List everything that ``store gc`` decides on. ``locked``: runs that a launcher works on.
+    """List everything that ``store gc`` decides on.
 
-    Raises ArtifactError if the record of a night cannot be read, because the newest night is then unknown.
+    Args:
+        locked: Runs that a launcher works on.
+
+    Raises:
+        ArtifactError: The record of a night cannot be read, so the newest night is unknown.
     """
     by_folder: dict[str, list[File]] = defaultdict(list)
     leftovers = []
-    for file in (each for room in _ROOMS for each in _listed(store, room)):
-        if file.is_leftover:
-            leftovers.append(file)
-        match = _FOLDER.fullmatch(file.path)
-        if match is not None and file.is_folder == (match[2] is None):  # an empty folder has only its own time
-            by_folder[match[1]].append(file)
-    folders = tuple(_folder(store, path, files) for path, files in sorted(by_folder.items()))
-    trials = (trial for each in folders if each.kind == STUDY for trial in _trials(store, each))
-    nights = tuple(night for each in folders if each.kind == RUN and (night := _night(store, each.name)) is not None)
+    for room in _ROOMS:
+        for file in _list_files(store, room):
+            if file.is_leftover:
+                leftovers.append(file)
+            match = _FOLDER.fullmatch(file.path)
+            if match is not None and file.is_folder == (match[2] is None):  # an empty folder has only its own time
+                by_folder[match[1]].append(file)
+    folders = [_folder(store, path, files) for path, files in sorted(by_folder.items())]
+    nights, trials = [], set[str]()
+    for folder in folders:
+        if folder.kind == RUN:
+            night = _read(NightRecord, store, f"{run_directory(folder.name)}/{NIGHT}")
+            if night is not None:
+                nights.append(night)
+    for folder in folders:
+        if folder.kind == STUDY:
+            trials |= _find_trials(store, folder)
     return Inventory(
-        folders=folders, leftovers=tuple(leftovers), nights=nights, locked=frozenset(locked), trials=frozenset(trials)
+        folders=tuple(folders),
+        leftovers=tuple(leftovers),
+        nights=tuple(nights),
+        locked=frozenset(locked),
+        trials=frozenset(trials),
     )
 
 
-def _listed(store: Store, room: str) -> Iterator[File]:
-    """Every file below ``room``; of a local store also the folders, because they may be empty."""
+def _list_files(store: Store, room: str) -> Iterator[File]:
+    # Every file below ``room``; of a local store also the folders, because they may be empty.
     if not store.exists(room):
         return
     store.fs.invalidate_cache()
@@ -193,31 +213,29 @@ def _listed(store: Store, room: str) -> Iterator[File]:
         entries = store.fs.find(store.full(room), withdirs=store.is_local, detail=True)
     for full, info in entries.items():
         is_folder = info["type"] == "directory"
+        # A disk and S3 list the time of a file, seconds since 1970; others are asked.
+        time = info.get("mtime" if store.is_local else "LastModified")
+        if isinstance(time, datetime):
+            time = time.timestamp()
+        elif not isinstance(time, float):
+            time = written(store, full)
         yield File(
             path=full[len(store.root) + 1 :].rstrip("/"),
             bytes=0 if is_folder else int(info["size"]),
-            written=_written(store, full, info),
+            written=time,
             is_folder=is_folder,
         )
 
 
-def _written(store: Store, full: str, info: Mapping[str, Any]) -> float:
-    """Modification time of a file, seconds since 1970: from its listing (a disk, S3), else from a request."""
-    known = info.get("mtime" if store.is_local else "LastModified")
-    if isinstance(known, datetime):
-        return known.timestamp()
-    return known if isinstance(known, float) else written(store, full)
-
-
-def _folder(store: Store, path: str, files: list[File]) -> Folder:
-    own = [file for file in files if not file.is_folder]
+def _folder(store: Store, path: str, entries: list[File]) -> Folder:
+    files = [file for file in entries if not file.is_folder]
     folder = Folder(
         path=path,
         kind=_KINDS[path.partition("/")[0]],
-        bytes=sum(file.bytes for file in own),
-        written=max(file.written for file in own or files),
+        bytes=sum(file.bytes for file in files),
+        written=max(file.written for file in files or entries),
     )
-    manifest = next((file for file in own if file.path == f"{path}/{MANIFEST}"), None)
+    manifest = next((file for file in files if file.path == f"{path}/{MANIFEST}"), None)
     if folder.kind in _BARE or manifest is None:
         return folder
     try:
@@ -226,13 +244,17 @@ def _folder(store: Store, path: str, files: list[File]) -> Folder:
         return replace(folder, problem=error.message)
     if artifact is None:  # removed since it was listed
         return folder
-    late = tuple(match[1] for name in artifact.files if (match := _LATE.fullmatch(name)))
+    late = []
+    for name in artifact.files:
+        match = _LATE.fullmatch(name)
+        if match is not None:
+            late.append(match[1])
     created = artifact.created if store.is_local else manifest.written
-    return replace(folder, created=created, late=late, reach=_reach(artifact))
+    return replace(folder, created=created, late=tuple(late), reach=_reach(artifact))
 
 
 def _reach(artifact: Artifact) -> int:
-    """As ``Folder.reach``: 0 for a dataset without events, and for any other artifact."""
+    # As ``Folder.reach``: 0 for a dataset without events, and for any other artifact.
     data, folders = artifact.config.get("data", {}), {name.rpartition("/")[0] for name in artifact.files}
     days = [0]
     if EVENTS in folders:
@@ -243,25 +265,21 @@ def _reach(artifact: Artifact) -> int:
     return max(days)
 
 
-def _trials(store: Store, study: Folder) -> Iterator[str]:
-    """The runs of the trials with which ``study`` goes on. ArtifactError if a record of one cannot be read."""
-    folder = f"{study.path}/trials"
+def _find_trials(store: Store, study: Folder) -> set[str]:
+    # The runs of the trials with which ``study`` goes on.
+    folder, runs = f"{study.path}/trials", set()
     for name in store.names(folder):
-        if not name.endswith(".json") or name.startswith("."):
-            continue
-        data = read_record(store, f"{folder}/{name}")
-        try:
-            trial = None if data is None else TrialRecord.from_json(data)
-        except ArtifactError as error:
-            raise unknown(store, f"{folder}/{name}", f"cannot be read: {error.message}") from None
-        if trial is not None and trial.state == TRYING:
-            yield trial.run
+        if name.endswith(".json") and not name.startswith("."):
+            trial = _read(TrialRecord, store, f"{folder}/{name}")
+            if trial is not None and trial.state == TRYING:
+                runs.add(trial.run)
+    return runs
 
 
-def _night(store: Store, run: str) -> NightRecord | None:
-    path = f"{run_directory(run)}/{NIGHT}"
+def _read(kind: type[R], store: Store, path: str) -> R | None:
+    # ArtifactError where it is unknown what the record says.
     data = read_record(store, path)
     try:
-        return None if data is None else NightRecord.from_json(data)
+        return None if data is None else kind.from_json(data)
     except ArtifactError as error:
         raise unknown(store, path, f"cannot be read: {error.message}") from None

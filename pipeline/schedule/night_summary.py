@@ -1,9 +1,17 @@
-"""The outcome of a night: its record, completed from the run's artifacts, and its page."""
+"""The outcome of a night: its record, completed from the run's artifacts, its page, and the post to the webhook."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.config.renamed import config_changes
 from pipeline.errors import ArtifactError, NightjarError
@@ -19,27 +27,20 @@ from pipeline.store.artifacts import Store
 from pipeline.units import decimal, plural
 
 # Settings that differ from night to night anyway, or only say where and how things run.
-_EXPECTED = (
-    "run",
-    "store",
-    "stages",
-    "force",
-    "launch",
-    "schedule",
-    "nightly",
-    "data.day",
-    "data.mapping_from",
-    "checkpoint.init_from",
-    "plan.former",
-    "gate.force",
-)
-MOST_SETTINGS = 12
+_EXPECTED: tuple[str, ...] = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate.force")
+_EXPECTED += ("data.day", "data.mapping_from", "checkpoint.init_from", "plan.former")
+MAX_SETTINGS = 12
+TRIES = 3  # to post a verdict
+TIMEOUT_SECONDS = 10.0
+PAUSE_SECONDS = 2.0
+log = logging.getLogger(__name__)
 
 
 def finished_record(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
-    """``record`` with the verdict, figures, rows, seconds and changes from the run's result and artifacts.
+    """Complete ``record`` with verdict, figures, rows, seconds and changes from the run's result and artifacts.
 
-    ``error``: what ended the night before its run began; None if there was a run.
+    Args:
+        error: What ended the night before its run began; None if there was a run.
     """
     run = run_directory(record.run)
     record = replace(record, summary=f"{run}/{NIGHT_PAGE}")
@@ -52,12 +53,8 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
         record,
         message=problem.message if problem else "",
         hint=(problem.hint if problem else None) or "",
-        verdict=gate.verdict if gate else None,
-        reasons=gate.reasons if gate else (),
-        warnings=(gate.warnings if gate else None) or (),
-        version=gate.version if gate else None,
-        incumbent=gate.incumbent if gate else None,
-        forced=gate.forced if gate else None,
+        reasons=(),
+        warnings=(),
         rows=rows.rows,
         rows_quarantined=rows.rows_quarantined,
         stages=result.stages,
@@ -65,37 +62,50 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
         grown=result.grown,
         seconds={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
     )
+    if gate is not None:
+        record = replace(
+            record,
+            verdict=gate.verdict,
+            reasons=gate.reasons,
+            warnings=gate.warnings or (),
+            version=gate.version,
+            incumbent=gate.incumbent,
+            forced=gate.forced,
+        )
     record = _with_figures(store, record, result.artifact("publish"))
-    return replace(record, changed=tuple(_changes(store, record, result)))
+    return replace(record, changed=tuple(_describe_changes(store, record, result)))
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:
-    """``record`` with the gate's NE of candidate and incumbent on the same rows, with their intervals."""
+    # The gate's NE of candidate and incumbent on the same rows, with their intervals.
     path = f"{published}/{GATE}"
     if not published or not store.exists(path):
         return record
     gate, record = read(GateRecord, store, path), replace(record, gate_page=f"{published}/gate.html")
     if gate.candidate is None:
         return record
-    ours = gate.candidate.ne
-    record = replace(record, ne=ours.point, ne_interval=(ours.low, ours.high), rows_scored=gate.rows)
+    ne = gate.candidate.ne
+    record = replace(record, ne=ne.point, ne_interval=(ne.low, ne.high), rows_scored=gate.rows)
     if gate.incumbent is None or gate.change is None:
         return record
     return replace(record, incumbent_ne=gate.incumbent.ne.point, ne_change=gate.change.ne)
 
 
-def _changes(store: Store, record: NightRecord, result: Result) -> list[str]:
-    """What changed since the base of this night was trained, in sentences."""
-    base, smaller = record.base, hosts_lines(result.shrunk, result.grown)
+def _describe_changes(store: Store, record: NightRecord, result: Result) -> list[str]:
+    # What changed since the base of this night was trained, in sentences.
+    base, hosts = record.base, hosts_lines(result.shrunk, result.grown)
     if base is None:
-        return ["the first version, trained from scratch with new id mappings", *smaller]
-    lines = [f"started from {base.version}, which was trained on {base.day or base.run}"]
-    lines += _rows(store, base.dataset, result.artifact("ingest"))
-    lines += _plan(store, base.plan, result.artifact("plan"))
-    return lines + smaller + _settings(store, base, record.run)
+        return ["the first version, trained from scratch with new id mappings", *hosts]
+    return [
+        f"started from {base.version}, which was trained on {base.day or base.run}",
+        *_describe_rows(store, base.dataset, result.artifact("ingest")),
+        *_describe_plan(store, base.plan, result.artifact("plan")),
+        *hosts,
+        *_describe_settings(store, base, record.run),
+    ]
 
 
-def _rows(store: Store, before: str, now: str | None) -> list[str]:
+def _describe_rows(store: Store, before: str, now: str | None) -> list[str]:
     then = store.find(before)
     new = store.find(now) if now else None
     if then is None or new is None:
@@ -107,14 +117,16 @@ def _rows(store: Store, before: str, now: str | None) -> list[str]:
         ("rows_freed", "table rows were freed"),
         ("rows_replaced", "of them went to ids that are looked up more often"),
     ):
-        if count := sum(new.summary.get(name, {}).values()):
+        count = sum(new.summary.get(name, {}).values())
+        if count:
             lines.append(f"{count:,} {what}")
-    if quarantined := new.summary["rows_quarantined"]:
+    quarantined = new.summary["rows_quarantined"]
+    if quarantined:
         lines.append(f"{plural(quarantined, 'row')} in quarantine ({then.summary['rows_quarantined']:,} before)")
     return lines
 
 
-def _plan(store: Store, before: str, now: str | None) -> list[str]:
+def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
     plan = store.find(now) if now else None
     if plan is None:
         return []
@@ -123,77 +135,67 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
         again = "was reused from the previous night" if plan.summary["reused"] else "was rebuilt"
         lines.append(f"the plan {again}: {plan.summary['why']}")
     try:
-        then, new = (read(Plan, store, f"{path}/plan.json").tables for path in (before, plan.path))
+        then = read(Plan, store, f"{before}/plan.json").tables
+        new = read(Plan, store, f"{plan.path}/plan.json").tables
     except ArtifactError:
         return lines
-    grown = {name: new[name].rows - then[name].rows for name in new if name in then}
-    grown = {name: rows for name, rows in grown.items() if rows}
+    grown = []
+    for name in new:
+        if name in then and new[name].rows != then[name].rows:
+            grown.append(new[name].rows - then[name].rows)
     if grown:
-        lines.append(f"{plural(len(grown), 'table')} grew by {plural(sum(grown.values()), 'row')} for new ids")
-    places = ("tier", "sharding", "ranks")
-    before_places = store.get(before, "plan").summary["tables"]
-    moved = [
-        name
-        for name, table in plan.summary["tables"].items()
-        if name in before_places and any(table[p] != before_places[name][p] for p in places)
-    ]
+        lines.append(f"{plural(len(grown), 'table')} grew by {plural(sum(grown), 'row')} for new ids")
+    moved = []
+    former_tables = store.get(before, "plan").summary["tables"]
+    for name, table in plan.summary["tables"].items():
+        former = former_tables.get(name)
+        if former is not None and any(table[place] != former[place] for place in ("tier", "sharding", "ranks")):
+            moved.append(name)
     if moved:
         lines.append(f"{plural(len(moved), 'table')} moved: {', '.join(moved[:5])}{', ...' if len(moved) > 5 else ''}")
     return lines
 
 
-def _settings(store: Store, base: Base, run: str) -> list[str]:
-    """Settings that differ from those of the base."""
-    sides = []
-    for each in (base.run, run):
-        path = f"{run_directory(each)}/config.yaml"
-        if not store.exists(path):
-            return []
-        sides.append(_read_yaml(store, path))
-    if sides[0].get("train", {}).get("global_batch") == "auto":
-        sides[0]["train"]["global_batch"] = _batch_of(store, base.checkpoint)
-    changes = {
-        path: pair
-        for path, pair in config_changes(*sides).items()
-        if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
-    }
-    lines = [f"{path} was {_shown(then)}, is {_shown(now)}" for path, (then, now) in sorted(changes.items())]
-    more = len(lines) - MOST_SETTINGS
-    return lines if more <= 0 else [*lines[:MOST_SETTINGS], f"and {plural(more, 'other setting')}"]
-
-
-def _shown(value: Any) -> str:
-    """A setting's value as an override has it."""
-    return "null" if value is None else str(value)
-
-
-def _batch_of(store: Store, checkpoint: str) -> int | str:
-    """The batch size that auto meant in the training of ``checkpoint``, which nights keep; auto if unknown."""
-    try:
-        artifact = store.find(checkpoint)
-    except ArtifactError:
-        artifact = None
-    batch = artifact.config.get("train", {}).get("global_batch") if artifact is not None else None
-    return batch if isinstance(batch, int) else "auto"
-
-
-def _read_yaml(store: Store, path: str) -> dict[str, Any]:
+def _describe_settings(store: Store, base: Base, run: str) -> list[str]:
+    # Settings that differ from those of the base.
     import yaml
 
-    with store.open(path) as source:
-        settings: dict[str, Any] = yaml.safe_load(source.read().decode())
-    return settings
+    configs: list[dict[str, Any]] = []
+    for name in (base.run, run):
+        path = f"{run_directory(name)}/config.yaml"
+        if not store.exists(path):
+            return []
+        with store.open(path) as source:
+            configs.append(yaml.safe_load(source.read().decode()))
+    if configs[0].get("train", {}).get("global_batch") == "auto":
+        # Nights keep the batch size that auto meant in the training of the base's checkpoint.
+        try:
+            checkpoint = store.find(base.checkpoint)
+        except ArtifactError:
+            checkpoint = None
+        batch = checkpoint.config.get("train", {}).get("global_batch") if checkpoint is not None else None
+        if isinstance(batch, int):
+            configs[0]["train"]["global_batch"] = batch
+    lines = []
+    for path, values in sorted(config_changes(*configs).items()):
+        if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED):
+            then, now = ("null" if value is None else str(value) for value in values)
+            lines.append(f"{path} was {then}, is {now}")
+    more = len(lines) - MAX_SETTINGS
+    if more <= 0:
+        return lines
+    return [*lines[:MAX_SETTINGS], f"and {plural(more, 'other setting')}"]
 
 
 def write_summary(store: Store, record: NightRecord) -> None:
-    """Write ``nightly.html`` and ``nightly.md`` beside the record."""
+    """Write ``nightly.html`` and ``nightly.md`` to the run's folder."""
     run = run_directory(record.run)
     store.write_bytes(f"{run}/{NIGHT_PAGE}", night_page(record).encode())
     store.write_bytes(f"{run}/{NIGHT_TEXT}", night_markdown(record).encode())
 
 
 def line_of(record: NightRecord) -> str:
-    """The outcome in one line."""
+    """Return the outcome in one line."""
     line = f"{record.date} of model {record.model}: {record.outcome.upper()}"
     if record.version:
         line += f" {record.version}"
@@ -201,5 +203,56 @@ def line_of(record: NightRecord) -> str:
         line += f", NE {decimal(record.ne)}"
     if record.incumbent_ne is not None:
         line += f" (incumbent {decimal(record.incumbent_ne)})"
-    why = record.reasons if record.outcome == HELD else (record.message,)
-    return line + "".join(f"; {reason}" for reason in (why or ())[:1] if reason)
+    reasons = record.reasons if record.outcome == HELD else (record.message,)
+    if reasons and reasons[0]:
+        line += f"; {reasons[0]}"
+    return line
+
+
+def deliver(
+    url: str, verdict: Mapping[str, Any], *, timeout: float = TIMEOUT_SECONDS, pause: float = PAUSE_SECONDS
+) -> bool:
+    """POST ``verdict`` to ``url`` with three tries. It never changes the outcome of a night.
+
+    Logs a failure, without the secret part of the URL. A redirection is a failure, because the verdict would not be
+    sent along.
+
+    Args:
+        timeout: Seconds.
+        pause: Seconds, doubled after each try.
+
+    Returns:
+        Whether it was accepted.
+    """
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None
+    at = f" at {host}" if host else ""
+    opener, problem = urllib.request.build_opener(_NoRedirection), ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(pause * 2 ** (attempt - 1))
+        try:
+            request = urllib.request.Request(
+                url,
+                data=json.dumps(verdict).encode(),
+                method="POST",
+                headers={"Content-Type": "application/json", "User-Agent": "nightjar"},
+            )
+            with opener.open(request, timeout=timeout):
+                return True
+        except urllib.error.HTTPError as error:
+            problem = f"it answered {error.code} {error.reason}"
+        except (ValueError, http.client.InvalidURL):  # their messages quote the URL
+            log.warning("the verdict was not delivered to nightly.webhook%s: its URL is not valid", at)
+            return False
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(getattr(error, "reason", error)) or type(error).__name__
+    log.warning("the verdict was not delivered to nightly.webhook%s in %d tries: %s", at, TRIES, problem)
+    return False
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Treat a redirection as an error."""

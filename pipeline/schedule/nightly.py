@@ -1,7 +1,7 @@
-"""One night: from the day's logs to a verdict, once per date.
+"""One night, from the day's logs to a verdict, once per date; several nights in the order of their dates.
 
-Its record, ``runs/<model>-<date>/nightly.json``, is written before anything runs and names the base. A night that was
-killed continues from that base when it is called again, whatever version serves by then.
+A night's record, ``runs/<model>-<date>/nightly.json``, is written before anything runs and names the base. A night that
+was killed continues from that base when it is called again, whatever version serves by then.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import date, datetime
-from typing import Any
+from datetime import date, datetime, timedelta
 
 from pipeline import logs
 from pipeline.clock import CLOCK, Clock
@@ -23,14 +22,12 @@ from pipeline.config.data import DataConfig
 from pipeline.errors import SIGNALLED, DataError, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.launch.signals import Interrupted
-from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
+from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, NightRecord
 from pipeline.records.record import read
 from pipeline.records.runs import run_directory
 from pipeline.report.tracking import tell_night
-from pipeline.schedule.base import find_base, night_config, run_name
-from pipeline.schedule.dates import ANY_DAY, night_zone
-from pipeline.schedule.night_summary import finished_record, line_of, write_summary
-from pipeline.schedule.webhook import deliver
+from pipeline.schedule.night_config import ANY_DAY, find_base, night_config, night_zone, run_name
+from pipeline.schedule.night_summary import deliver, finished_record, line_of, write_summary
 from pipeline.specs.registry import find_package_at_fault
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
@@ -43,25 +40,24 @@ DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 TRACK = "track."
 # Overrides that say where records and posts go; the others may be the mistake.
-TELLING = (
-    "nightly.webhook=",
-    "nightly.time_zone=",
-    "data.time_zone=",
-    "store=",
-    "publish.model=",
-    "data=",
-    "data.name=",
-    "schedule.",
-    TRACK,
-)
+TELLING: tuple[str, ...] = ("store=", "publish.model=", "data=", "data.name=", "data.time_zone=", "schedule.", TRACK)
+TELLING += ("nightly.webhook=", "nightly.time_zone=")
+# The fields of a record that are posted to the webhook.
+POSTED: tuple[str, ...] = ("model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint")
+POSTED += ("version", "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary", "skipped")
 log = logging.getLogger(__name__)
 
 
 def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, clock: Clock = CLOCK) -> float:
-    """Wait until the logs of ``day`` are complete (``data.watermark``); returns the seconds that it took.
+    """Wait until the logs of ``day`` are complete (``data.watermark``).
 
-    Checks every ``poll_seconds``, and logs what is missing when that changes. Raises DataError, with what is
-    missing, after ``minutes``.
+    Checks every ``poll_seconds``, and logs what is missing when that changes.
+
+    Returns:
+        The seconds that it took.
+
+    Raises:
+        DataError: They are not complete after ``minutes``; it says what is missing.
     """
     started, logged = clock.monotonic(), ""
     while True:
@@ -80,26 +76,20 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
                 hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
             )
         if missing != logged:
-            log.info(
-                "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes (nightly.wait_minutes)",
-                day,
-                missing,
-                poll_seconds,
-                left / 60,
-            )
+            every = f"checking every {poll_seconds:g} s for up to {left / 60:.1f} minutes (nightly.wait_minutes)"
+            log.info("watermark  %s is not complete: %s; %s", day, missing, every)
             logged = missing
         clock.sleep(min(poll_seconds, left))
 
 
-def record_path(model: str, day: date) -> str:
-    """The path of a night's record, relative to the store."""
-    return f"{run_directory(run_name(model, day))}/{NIGHT}"
-
-
 def read_record(store: Store, model: str, day: date) -> NightRecord | None:
-    """The record of a night; None if it never began. ArtifactError if another release wrote it."""
-    path = record_path(model, day)
+    """Read the record of a night; None if it never began. ArtifactError if another release wrote it."""
+    path = f"{run_directory(run_name(model, day))}/{NIGHT}"
     return read(NightRecord, store, path) if store.exists(path) else None
+
+
+def _save(store: Store, record: NightRecord) -> None:
+    store.write_json(f"{run_directory(record.run)}/{NIGHT}", record.to_json())
 
 
 def run_night(
@@ -111,31 +101,40 @@ def run_night(
     skipped: Sequence[str] = (),
     deadline: datetime | None = None,
 ) -> NightRecord:
-    """Run the night of ``day``, unless it has a verdict; returns its record.
+    """Run the night of ``day``, unless it has a verdict. A failure becomes an outcome, and is logged like a verdict.
 
-    ``config``: composed for that day. ``skipped``: missed days that it does not learn from, and why. A failure becomes
-    an outcome, and is logged like a verdict. An exit code above 128 is a signal's: the next call continues the night,
-    unless the signal came at the ``deadline`` of the cluster's job.
+    Args:
+        config: Composed for that day.
+        skipped: Missed days that it does not learn from, and why.
+        deadline: When the cluster ends the job of this night.
+
+    Returns:
+        Its record. An exit code above 128 is a signal's: the next call continues the night, unless the signal came at
+        the deadline.
     """
     try:
         record = read_record(store, config.model_name, day)
-        if record is not None and not config.force and _decided(record, config, day):
+        if record is not None and not config.force and _has_verdict(record, config, day):
             again = "its logs have changed: " if record.logs != delivered_mark(config.data, day) else "nothing to do: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
-        record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
+        record = replace(_begin(config, store, day, record), skipped=tuple(skipped))
     except Exception as problem:
-        refusal = of_family(problem)
+        refusal = _as_known_error(problem)
         _complain(str(refusal))
-        return refused(config, store, day, refusal)
-    log.info("night      %s of model %s: run %s, %s", day, config.model_name, record.run, _from(record.base))
+        return _record_refusal(config, store, day, refusal)
+
+    base, start = record.base, "nothing published yet"
+    if base is not None:
+        start = f"warm start from {base.version} ({base.day or base.run})"
+    log.info("night      %s of model %s: run %s, %s", day, config.model_name, record.run, start)
     error: NightjarError | None = None
     try:
         waited = wait_for(config.data, day, wait_minutes, config.nightly.poll_seconds)
         record = replace(record, seconds_waited=round(waited, 1), logs=delivered_mark(config.data, day))
-        code = run(night_config(config, day, record.base))
+        code = run(night_config(config, day, base))
     except Exception as problem:
-        error = of_family(problem)
+        error = _as_known_error(problem)
         code = exit_code_of(error)
         _complain(str(error))
     except Interrupted as stop:
@@ -144,11 +143,21 @@ def run_night(
     if code > INTERRUPTED:
         if deadline is None or time.time() < deadline.timestamp() - DEADLINE_SLACK:
             return replace(record, exit_code=code)
-        error = _too_late(config, day)
+        hours = config.schedule.deadline_hours
+        error = LaunchError(
+            f"the night was ended at its deadline, schedule.deadline_hours={hours:g}",
+            hint=f"schedule.deadline_hours={2 * hours:g}; nightjar nightly date={day} with the same overrides "
+            "continues it",
+        )
         code = error.exit_code
-    outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
+
+    outcome = FAILED
+    if code == 0:
+        outcome = PUBLISHED
+    elif code == GateHeldError.exit_code:
+        outcome = HELD
     record = replace(record, outcome=outcome, exit_code=code, finished=time.time())
-    record = _written(store, record, error)
+    record = _complete_record(store, record, error)
     log.info("night      %s", line_of(record))
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
@@ -156,25 +165,47 @@ def run_night(
     return record
 
 
-def _too_late(config: Config, day: date) -> LaunchError:
-    hours = config.schedule.deadline_hours
-    return LaunchError(
-        f"the night was ended at its deadline, schedule.deadline_hours={hours:g}",
-        hint=f"schedule.deadline_hours={2 * hours:g}; nightjar nightly date={day} with the same overrides continues it",
+def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:
+    if record.outcome != HELD:
+        return record.outcome == PUBLISHED
+    # Other settings or logs void the verdict of a held night.
+    return record.settings == _hash_settings(config) and record.logs == delivered_mark(config.data, day)
+
+
+def _hash_settings(config: Config) -> str:
+    # Of everything but the logs that decides the verdict.
+    return artifact_key(
+        "nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {"run": config_hash(config)}
     )
+
+
+def _begin(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
+    # Write the record of a night that begins, or that was killed and continues from the same base.
+    model = config.model_name
+    base = find_base(store, model, day, None if former is None else former.base)
+    if former is not None and former.outcome == RUNNING and not config.force:
+        base = former.base
+    record = NightRecord(
+        model=model,
+        date=str(day),
+        run=run_name(model, day),
+        outcome=RUNNING,
+        settings=_hash_settings(config),
+        base=base,
+        started=time.time(),
+    )
+    _save(store, record)
+    return record
 
 
 def _complain(text: str) -> None:
     sys.stderr.write(f"nightjar: {text}\n")
 
 
-def of_family(problem: Exception) -> NightjarError:
-    """``problem`` as an error that can be recorded; prints the traceback of an unexpected one.
-
-    BrokenPipeError is raised again, because nobody reads this launcher's output any more.
-    """
+def _as_known_error(problem: Exception) -> NightjarError:
+    # As an error that can be recorded; prints the traceback of an unexpected one.
     if isinstance(problem, BrokenPipeError):
-        raise problem
+        raise problem  # nobody reads this launcher's output any more
     known = problem if isinstance(problem, NightjarError) else explained(problem)
     if known is not None:
         return known
@@ -189,8 +220,8 @@ def of_family(problem: Exception) -> NightjarError:
     )
 
 
-def _written(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
-    """Complete ``record``, and write it and its page. If that fails, its message says so and the outcome stays."""
+def _complete_record(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
+    # Complete the record, and write it and its page. If that fails, its message says so and the outcome stays.
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
@@ -199,24 +230,23 @@ def _written(store: Store, record: NightRecord, error: NightjarError | None) -> 
         _save(store, record)
         write_summary(store, record)
     except Exception as problem:
-        fault = of_family(problem)
+        fault = _as_known_error(problem)
         message = f"the night's record or page cannot be written: {fault.message}"
         _complain(message)
         record = replace(record, message="; ".join(filter(None, (record.message, message))), hint=fault.hint)
     return record
 
 
-def refused(config: Config, store: Store, day: date, problem: NightjarError, *, write: bool = True) -> NightRecord:
-    """The record of a night that could not begin, posted; written where the date has no verdict, and ``write``."""
-    former = None
+def _record_refusal(
+    config: Config, store: Store, day: date, problem: NightjarError, *, write: bool = True
+) -> NightRecord:
+    # Post a night that could not begin; its record is written where the date has no verdict, and ``write``.
+    former, model = None, config.model_name
     with suppress(Exception):  # a record that cannot be read is not replaced, nor one in a store that is away
-        former = read_record(store, config.model_name, day)
+        former = read_record(store, model, day)
         write = write and (former is None or not former.decided)
-    record = former or NightRecord(
-        model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED
-    )
     record = replace(
-        record,
+        former or NightRecord(model=model, date=str(day), run=run_name(model, day), outcome=FAILED),
         outcome=FAILED,
         exit_code=problem.exit_code,
         finished=time.time(),
@@ -224,86 +254,20 @@ def refused(config: Config, store: Store, day: date, problem: NightjarError, *, 
         hint=problem.hint,
     )
     if write and not isinstance(problem, PassingError):
-        record = _written(store, record, problem)
+        record = _complete_record(store, record, problem)
     _post(config, store, record)
     return record
 
 
 def _post(config: Config, store: Store, record: NightRecord) -> None:
-    """Tell those who asked for it: the webhook and the trackers."""
+    # To the webhook and the trackers.
     if config.nightly.webhook:
-        deliver(config.nightly.webhook, _posted(record))
+        skipped = "".join(f"; skipped {missed}" for missed in record.skipped or ())
+        fields = record.to_json()
+        verdict = {"text": for_chat(f"Nightjar: {line_of(record)}{skipped}")}
+        verdict |= {name: fields[name] for name in POSTED if name in fields}
+        deliver(config.nightly.webhook, verdict)
     tell_night(config.track, store, record)
-
-
-def _settings(config: Config) -> str:
-    """Hash of everything but the logs that decides the verdict."""
-    return artifact_key(
-        "nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {"run": config_hash(config)}
-    )
-
-
-def _decided(record: NightRecord, config: Config, day: date) -> bool:
-    """Whether the night has a verdict. Other settings or logs void the verdict of a held night."""
-    if record.outcome != HELD:
-        return record.outcome == PUBLISHED
-    return record.settings == _settings(config) and record.logs == delivered_mark(config.data, day)
-
-
-def _begun(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
-    """The record of a night that begins, or that was killed and continues from the same base."""
-    model = config.model_name
-    base = find_base(store, model, day, None if former is None else former.base)
-    if former is not None and former.outcome == RUNNING and not config.force:
-        base = former.base
-    record = NightRecord(
-        model=model,
-        date=str(day),
-        run=run_name(model, day),
-        outcome=RUNNING,
-        settings=_settings(config),
-        base=base,
-        started=time.time(),
-    )
-    _save(store, record)
-    return record
-
-
-def _save(store: Store, record: NightRecord) -> None:
-    store.write_json(f"{run_directory(record.run)}/{NIGHT}", record.to_json())
-
-
-def _from(base: Base | None) -> str:
-    return f"warm start from {base.version} ({base.day or base.run})" if base else "nothing published yet"
-
-
-def _posted(record: NightRecord) -> dict[str, Any]:
-    """What is posted to the webhook."""
-    names = (
-        "model",
-        "date",
-        "run",
-        "outcome",
-        "exit_code",
-        "verdict",
-        "reasons",
-        "message",
-        "hint",
-        "version",
-        "incumbent",
-        "ne",
-        "incumbent_ne",
-        "rows",
-        "seconds",
-        "summary",
-        "skipped",
-    )
-    without = "".join(f"; skipped {missed}" for missed in record.skipped or ())
-    known = record.to_json()
-    return {
-        "text": for_chat(f"Nightjar: {line_of(record)}{without}"),
-        **{name: known[name] for name in names if name in known},
-    }
 
 
 @dataclass
@@ -315,7 +279,7 @@ class Posted:
 
 @contextmanager
 def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> Iterator[Posted]:
-    """Within: an error before ``begun`` is posted and recorded as the outcome of the night of ``day``, and raised.
+    """Within: post and record an error before ``begun`` as the outcome of the night of ``day``, and raise it.
 
     Such nights end before they begin: by another launcher, a cluster or a store that is away. Each is recorded where it
     can be: a date that has a verdict keeps it, and what another launcher works on is that launcher's to record.
@@ -325,8 +289,8 @@ def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> It
         yield posted
     except Exception as problem:
         if not posted.begun:
-            error = of_family(problem)
-            refused(config, store, day(), error, write=not isinstance(problem, TakenError))
+            error = _as_known_error(problem)
+            _record_refusal(config, store, day(), error, write=not isinstance(problem, TakenError))
             raise error from problem
         raise
 
@@ -337,17 +301,107 @@ def post_refusal(
     """Post and record ``error``, which is that ``overrides`` do not compose, if those of ``TELLING`` do."""
     with suppress(Exception):  # the error is printed in any case
         telling = [text for text in overrides if text.startswith(TELLING)]
-        config = _composed(telling)
+        any_day = f"data.day={ANY_DAY}"
+        try:
+            config = compose([*telling, any_day], night=True)
+        except NightjarError:
+            # The trackers may be the mistake.
+            untracked = [text for text in telling if not text.startswith(TRACK)]
+            config = compose([*untracked, any_day], night=True)
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
             day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
-            refused(config, store, day, error, write=store.answers())  # a mistake makes no store
+            _record_refusal(config, store, day, error, write=store.answers())  # a mistake makes no store
 
 
-def _composed(telling: Sequence[str]) -> Config:
-    """The configuration of ``telling``, without the trackers where they are the mistake."""
-    day = f"data.day={ANY_DAY}"
-    try:
-        return compose([*telling, day], night=True)
-    except NightjarError:
-        return compose([*(text for text in telling if not text.startswith(TRACK)), day], night=True)
+LOOK_BACK_DAYS = 366
+
+
+def run_nights(
+    days: Sequence[date],
+    config_of: Callable[[date], Config],
+    store: Store,
+    run: Run,
+    *,
+    keep_going: bool,
+    wait_last: float = 0.0,
+    catching_up: bool = False,
+    deadline: datetime | None = None,
+) -> int:
+    """Run the nights of ``days`` in order.
+
+    A failed night stops the later ones unless ``keep_going``. A held night does not stop them: they start from the
+    version that keeps serving. A signal always stops.
+
+    Args:
+        wait_last: Minutes that the last night waits for its logs; the others do not wait.
+        catching_up: The last night is tonight's. An earlier one whose logs are missing or wrong is then skipped and
+            named in tonight's record, because its logs may never come.
+        deadline: When the cluster ends this process; no night begins after it.
+
+    Returns:
+        The exit code of the first that failed, else 6 if one was held.
+    """
+    failed = held = 0
+    skipped: list[str] = []
+    for place, day in enumerate(days, 1):
+        if len(days) > 1:
+            log.info("\nnight %d of %d: %s", place, len(days), day)
+        last = place == len(days)
+        if last:
+            record = run_night(config_of(day), store, day, run, wait_last, skipped, deadline)
+        else:
+            record = run_night(config_of(day), store, day, run, 0.0, [], deadline)
+        code = record.exit_code or 0
+        if code > INTERRUPTED:
+            return code
+        if catching_up and not last and code == DataError.exit_code:
+            why = record.message or "its logs are missing or wrong"
+            skipped.append(why if str(day) in why else f"{day}: {why}")
+            log.warning("catch-up   %s is skipped; the later nights run without it", day)
+            continue
+        if deadline is not None and datetime.now(deadline.tzinfo) >= deadline:
+            return code
+        if record.outcome == HELD:
+            held = held or code
+        if record.outcome == FAILED:
+            failed = failed or code
+            if not last and not keep_going:
+                rest = f"the {len(days) - place} later nights, {days[place]} to {days[-1]}, are skipped"
+                log.warning("%s; nightly.keep_going=true runs them anyway", rest)
+                break
+    return failed or held
+
+
+def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
+    """List the newest ``most`` days between the last night with a verdict and ``day``, oldest first.
+
+    Empty if there was no night yet, or if the night of ``day`` is published, because nights run forward in time. Logs
+    which days are skipped.
+    """
+    tonight = read_record(store, model, day)
+    if tonight is not None and tonight.outcome == PUBLISHED:
+        return []
+    last = last_night(store, model, day)
+    if last is None or most < 1:
+        return []
+    missed = [last + timedelta(days=i) for i in range(1, (day - last).days)]
+    if len(missed) > most:
+        first, until = missed[0], missed[-most - 1]
+        log.warning(
+            f"catch-up   {len(missed)} nights were missed, but nightly.catch_up={most}: {first} to {until} are "
+            f"skipped; to include them, run nightjar backfill from={first} to={until} before this night"
+        )
+    return missed[-most:]
+
+
+def last_night(store: Store, model: str, day: date) -> date | None:
+    """Find the newest day before ``day`` whose night has a verdict; None if there is none within a year."""
+    runs = set(store.names("runs"))
+    for back in range(1, LOOK_BACK_DAYS + 1):
+        other = day - timedelta(days=back)
+        if run_name(model, other) in runs:
+            record = read_record(store, model, other)
+            if record is not None and record.decided:
+                return other
+    return None

@@ -18,7 +18,6 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.errors import LaunchError
 from pipeline.launch.locks import night_lock, run_lock
 from pipeline.publishing import promotion, versions
-from pipeline.records.night import NightRecord
 from pipeline.records.runs import Removed, RemovedFromStore, run_directory
 from pipeline.schedule.inventory import DATASET, RUN, SEARCH, STUDY, Folder, Inventory, take_stock
 from pipeline.store import removal
@@ -42,7 +41,7 @@ LATE = "keeps rows of days that are not ingested yet"
 AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
 YOUNG, GRACE = "young", "may still be in the making"
 LEASE_SECONDS = 30.0
-LOOK_SECONDS = 5.0  # between two checks of an object store for new runs
+CHECK_SECONDS = 5.0  # between two checks of an object store for new runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ class Needs:
 
 
 def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
-    """Runs that stay by themselves: {run: why}.
+    """Return the runs that stay by themselves: {run: why}.
 
     These are locked runs, the newest nights of every model, trials that have not ended, young runs, and runs that
     versions refer to (``named``).
@@ -79,25 +78,25 @@ def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -
     stay = {name: NAMED_BY_VERSION for names in named.values() for name in names.runs}
     stay |= {run.name: YOUNG for run in stock.runs if rules.is_young(run.since)}
     stay |= dict.fromkeys(stock.trials, TRIAL)
-    stay |= dict.fromkeys(_newest_nights(stock.nights), NEWEST_NIGHT)
+    # Of every model the newest night, and the newest with a verdict, from which ``nightly.catch_up`` counts.
+    newest: dict[tuple[str, bool], str] = {}
+    for night in sorted(stock.nights, key=lambda night: night.date):
+        newest[night.model, False] = night.run
+        if night.decided:
+            newest[night.model, True] = night.run
+    stay |= dict.fromkeys(newest.values(), NEWEST_NIGHT)
     stay |= dict.fromkeys(stock.locked, LOCKED_RUN)
     return {run.name: stay[run.name] for run in stock.runs if run.name in stay}
 
 
-def _newest_nights(nights: tuple[NightRecord, ...]) -> set[str]:
-    """For every model, the newest night and the newest with a verdict, from which ``nightly.catch_up`` counts."""
-    newest: dict[tuple[str, bool], str] = {}
-    for night in sorted(nights, key=lambda night: night.date):
-        for decided in {False, night.decided}:  # False: with or without a verdict
-            newest[night.model, decided] = night.run
-    return set(newest.values())
-
-
 def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], rules: Rules) -> Needs:
-    """What stays because something refers to it. Raises ArtifactError if a record of a kept run cannot be read.
+    """Find what stays because something refers to it.
 
     A run that may be called again also keeps its base. The base's own base is not kept, nor is that of a run that only
     a version keeps.
+
+    Raises:
+        ArtifactError: A record of a kept run cannot be read.
     """
     runs, known = kept_runs(stock, named, rules), {run.name for run in stock.runs}
     keys = {key: NAMED_BY_VERSION for names in named.values() for key in names.keys}
@@ -120,18 +119,26 @@ def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], ru
 
 
 def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
-    """What may go, runs first, and what stays, each with its reason. Reads no store."""
-    newest = _newest_days(stock)
-    awaited = _awaited(stock, newest)
+    """Decide what may go, runs first, and what stays, each with its reason. Reads no store."""
+    # The newest ingested day of each dataset name. Days after it are still to come.
+    newest: dict[str, str] = {}
+    for folder in stock.folders:
+        name, days = _dataset_days(folder)
+        if days and folder.whole:
+            newest[name] = max(newest.get(name, ""), _last_day(days))
+    awaited = _awaited_datasets(stock, newest)
     going, staying = [], []
     for folder in sorted(stock.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
         entry = Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason="never finished")
-        if why := _why_it_stays(folder, needs, newest, rules) or (AWAITED if folder.path in awaited else ""):
-            noticed = why == LOCKED_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
+        why = _why_it_stays(folder, needs, newest, rules)
+        if not why and folder.path in awaited:
+            why = AWAITED
+        if why:
+            noticed = why == LOCKED_RUN or bool(folder.problem) or (not folder.whole and folder.name in needs.keys)
             staying.append(replace(entry, reason=why, noticed=noticed))
         elif folder.whole:
-            days = (rules.now - folder.since) / DAY
-            going.append(replace(entry, reason=f"nothing kept refers to it, {days:,.0f} days old"))
+            days_old = (rules.now - folder.since) / DAY
+            going.append(replace(entry, reason=f"nothing kept refers to it, {days_old:,.0f} days old"))
         else:
             going.append(replace(entry, kind=LEFTOVER))
     gone = tuple(f"{each.path}/" for each in going)
@@ -142,7 +149,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
 
 
 def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules: Rules) -> str:
-    """Why ``folder`` stays; "" if it may go."""
+    # "" if it may go.
     if folder.kind == RUN:
         return needs.runs.get(folder.name, "")
     if folder.kind == STUDY:
@@ -156,7 +163,8 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
         return f"its {MANIFEST} is damaged"
     if folder.kind == SEARCH:
         return FOUND
-    if named := named or needs.meant.get(folder.name, ""):
+    named = named or needs.meant.get(folder.name, "")
+    if named:
         return named
     if rules.is_young(folder.since):
         return YOUNG
@@ -164,43 +172,41 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
     return LATE if last and any(day > last for day in folder.late) else ""
 
 
-def _newest_days(stock: Inventory) -> dict[str, str]:
-    """The newest ingested day of each dataset name. Days after it are still to come."""
-    newest: dict[str, str] = {}
-    for folder in stock.folders:
-        parts = folder.path.split("/")
-        if folder.kind == DATASET and folder.whole and len(parts) == 4:
-            newest[parts[1]] = max(newest.get(parts[1], ""), parts[2].rpartition("..")[2])
-    return newest
+def _dataset_days(folder: Folder) -> tuple[str, str]:
+    # The name of a dataset and its day or days; "" for both where the folder is no dataset of a day.
+    parts = folder.path.split("/")
+    if folder.kind != DATASET or len(parts) != 4:
+        return "", ""
+    return parts[1], parts[2]
 
 
-def _awaited(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
-    """Of each day near enough to the newest one, the dataset whose events later days are compared with."""
+def _last_day(days: str) -> str:
+    return days.rpartition("..")[2]
+
+
+def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
+    # Of each day near enough to the newest one, the dataset whose events later days are compared with.
     chosen: dict[tuple[str, str], Folder] = {}
     for folder in stock.folders:
-        parts = folder.path.split("/")
-        if folder.kind != DATASET or len(parts) != 4 or folder.created is None:
-            continue
-        place = parts[1], parts[2]
-        if place not in chosen or folder.since > chosen[place].since:
-            chosen[place] = folder
-    return {
-        folder.path
-        for (name, days), folder in chosen.items()
-        if _day(days) + timedelta(days=folder.reach) > _day(newest[name])
-    }
-
-
-def _day(days: str) -> date:
-    """The last of ``days``, one or a range."""
-    return date.fromisoformat(days.rpartition("..")[2])
+        name, days = _dataset_days(folder)
+        if days and folder.created is not None:
+            former = chosen.get((name, days))
+            if former is None or folder.since > former.since:
+                chosen[name, days] = folder
+    awaited = set()
+    for (name, days), folder in chosen.items():
+        until = date.fromisoformat(_last_day(days)) + timedelta(days=folder.reach)
+        if until > date.fromisoformat(newest[name]):
+            awaited.add(folder.path)
+    return awaited
 
 
 def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> RemovedFromStore:
     """Do ``nightjar store gc``.
 
-    Raises LaunchError while a night works on the store, unless ``dry_run``. Raises ArtifactError, with nothing removed,
-    if a record of something kept cannot be read.
+    Raises:
+        LaunchError: A night works on the store, and it is no ``dry_run``.
+        ArtifactError: A record of something kept cannot be read; nothing is removed.
     """
     with ExitStack() as stack:
         if not dry_run:
@@ -223,44 +229,53 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
         grace_hours=grace_hours,
         bytes=sum(each.bytes or 0 for each in going),
         versions=len(named),
-        removed=tuple(map(_shown, going)),
-        kept=tuple(map(_shown, staying)),
+        removed=tuple(map(_entry, going)),
+        kept=tuple(map(_entry, staying)),
         noticed=tuple(each.path for each in staying if each.noticed),
     )
 
 
-def _shown(each: Removal) -> Removed:
+def _entry(each: Removal) -> Removed:
     return Removed(path=each.path, kind=each.kind, bytes=each.bytes, reason=each.reason)
 
 
 def locked_runs(store: Store) -> set[str]:
-    """Runs that a launcher on this file system works on. On an object store, a run in progress counts as young."""
-    return {run for run in store.names("runs") if _is_locked(store, run)} if store.is_local else set()
-
-
-def _is_locked(store: Store, run: str) -> bool:
-    if not store.fs.isdir(store.full(run_directory(run))):
-        return False
-    try:
-        with run_lock(store, run, LEASE_SECONDS):
-            return False
-    except LaunchError:
-        return True
+    """Find the runs that a launcher on this file system works on. On an object store, a run in progress is young."""
+    locked: set[str] = set()
+    if not store.is_local:
+        return locked
+    for run in store.names("runs"):
+        if not store.fs.isdir(store.full(run_directory(run))):
+            continue
+        try:
+            with run_lock(store, run, LEASE_SECONDS):
+                pass
+        except LaunchError:
+            locked.add(run)
+    return locked
 
 
 def remove(
     store: Store, going: list[Removal], since: float, on_point: OnPoint = ignore
 ) -> tuple[list[Removal], list[Removal]]:
-    """Remove what ``may_go`` allows; returns what was removed, and what stays because it is in use by now.
+    """Remove what ``may_go`` allows.
 
-    ``since``: when the store was listed, seconds since 1970 by its own clock. Of each artifact the manifest goes first,
-    then ``on_point`` is called, then its folder goes, so half of one never looks whole. Raises ArtifactError if the
-    store refuses.
+    Of each artifact the manifest goes first, then ``on_point`` is called, then its folder goes, so half of one never
+    looks whole.
+
+    Args:
+        since: When the store was listed, seconds since 1970 by its own clock.
+
+    Returns:
+        What was removed, and what stays because it is in use by now.
+
+    Raises:
+        ArtifactError: The store refuses.
     """
-    gone, left, used, looked = [], [], set[str](), -math.inf
+    gone, left, used, checked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
-        if store.is_local or time.monotonic() - looked > LOOK_SECONDS:
-            used, looked = _used(store, since), time.monotonic()
+        if store.is_local or time.monotonic() - checked > CHECK_SECONDS:
+            used, checked = _find_used(store, since), time.monotonic()
         try:
             _remove(store, entry, used, on_point)
         except LaunchError:
@@ -270,20 +285,24 @@ def remove(
     return gone, left
 
 
-def _used(store: Store, since: float) -> set[str]:
-    """Runs that began at ``since`` or later, and the keys that they name.
-
-    A launcher writes the steps of its run before it checks which of them are committed, and then reads what it found.
-    """
+def _find_used(store: Store, since: float) -> set[str]:
+    # Runs that began at ``since`` or later, and the keys that they name. A launcher writes the steps of its run before
+    # it checks which of them are committed, and then reads what it found.
     store.fs.invalidate_cache()
-    steps = {run: f"{run_directory(run)}/steps.json" for run in store.names("runs")}
-    runs = {run for run, path in steps.items() if store.exists(path) and written(store, store.full(path)) >= since}
-    named = [of_run(store, run, starts=True) for run in runs]
-    return runs.union(*(each.keys | each.meant for each in named))
+    runs = set()
+    for run in store.names("runs"):
+        steps = f"{run_directory(run)}/steps.json"
+        if store.exists(steps) and written(store, store.full(steps)) >= since:
+            runs.add(run)
+    used = set(runs)
+    for run in runs:
+        named = of_run(store, run, starts=True)
+        used |= named.keys | named.meant
+    return used
 
 
 def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> None:
-    """Remove ``entry``; LaunchError if it is in ``used`` or another process holds it."""
+    # LaunchError if it is in ``used`` or another process holds it.
     busy = LaunchError(f"{entry.path} is in use", hint="run the same command again")
     if entry.path.rpartition("/")[2] in used:
         raise busy

@@ -7,22 +7,21 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.train import DenseOptions, SparseOptions
 from pipeline.specs import REGISTRIES, STAGES
 from pipeline.specs.stage import Use, always, use, values_at
 
 
 def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...]:
-    """The options of optimizers, as far as some are given, ``when`` the optimizers have a part in the artifact.
+    """Return the options of optimizers, as far as some are given, ``when`` the optimizers have a part in the artifact.
 
     A configuration without any has the key that it had before there were options.
     """
 
     def sparse(config: Config) -> bool:
-        return when(config) and _given(config.train.sparse_options)
+        return when(config) and any(value is not None for value in asdict(config.train.sparse_options).values())
 
     def dense(config: Config) -> bool:
-        return when(config) and _given(config.train.dense_options)
+        return when(config) and any(value is not None for value in asdict(config.train.dense_options).values())
 
     def groups(config: Config) -> bool:
         return when(config) and bool(config.train.dense_groups)
@@ -36,7 +35,7 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
 
 
 def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
-    """What a key with the settings ``uses`` covers of code.
+    """Return what a key with the settings ``uses`` covers of code.
 
     Returns:
         {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
@@ -44,27 +43,27 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
         that all apply at once, each that a package adds has an entry of its own, under its kind and name.
     """
     packages: dict[str, set[str]] = {}
-    code: dict[str, Any] = {"revision": revision} if revision else {}
     for registry in REGISTRIES:
         for path in registry.paths if registry.group else ():
-            if not any(u.covers(path) and u.when(config) for u in uses):
+            if not any(use.covers(path) and use.when(config) for use in uses):
                 continue
             if registry.all_apply:
-                for name in registry.names():
-                    if package := registry.package(name):
-                        packages[f"{registry.kind} {name}"] = {package}
-                continue
-            for _, chosen in values_at(config, path.split(".")):
-                for name in chosen if isinstance(chosen, list) else [chosen]:
-                    if package := registry.package(name):
-                        packages.setdefault(registry.kind, set()).add(package)
+                chosen = [(f"{registry.kind} {name}", name) for name in registry.names()]
+            else:
+                chosen = []
+                for _, value in values_at(config, path.split(".")):
+                    for name in value if isinstance(value, list) else [value]:
+                        chosen.append((registry.kind, name))
+            for kind, name in chosen:
+                package = registry.package(name)
+                if package:
+                    packages.setdefault(kind, set()).add(package)
+    code: dict[str, Any] = {}
+    if revision:
+        code["revision"] = revision
     if packages:
-        code["packages"] = {kind: ", ".join(sorted(named)) for kind, named in packages.items()}
+        code["packages"] = {kind: ", ".join(sorted(names)) for kind, names in packages.items()}
     return {"code": code} if code else {}
-
-
-def _given(options: SparseOptions | DenseOptions) -> bool:
-    return any(value is not None for value in asdict(options).values())
 
 
 # The settings that can change no artifact; each stage lists those that can change its own. A setting that is in no list
@@ -103,6 +102,10 @@ NO_KEY = (
 
 
 def keys_of(path: str) -> tuple[str, ...]:
-    """The keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
-    lists = [item for stage in STAGES for item in stage.keys().items()]
-    return tuple(key for key, uses in lists if any(use.covers(path) for use in uses))
+    """Return the keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
+    keys = []
+    for stage in STAGES:
+        for key, uses in stage.keys().items():
+            if any(use.covers(path) for use in uses):
+                keys.append(key)
+    return tuple(keys)

@@ -1,8 +1,7 @@
-"""Runs beside each other: their figures, the settings that differ, and paired differences on the same held-out rows."""
+"""Runs compared: their figures, the settings that differ, and paired differences on the same held-out rows."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +13,11 @@ from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import LABEL
 from pipeline.records.gate import PASS
 from pipeline.records.record import read
-from pipeline.records.result import Result
+from pipeline.records.result import CheckpointPart, Evaluation, Result, TrainPart
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice, run_directory
 from pipeline.specs.gate_check import ScoredRows, SliceColumn
-from pipeline.stages.judging import LOGITS
+from pipeline.stages.release_gate import LOGITS, read_logits, slice_names
 from pipeline.store.artifacts import Store
-from pipeline.store.manifest import Artifact
 
 # What a run is called and where it lies is no setting of it.
 NO_SETTING = ("run", "store", "launch.run_id")
@@ -27,18 +25,19 @@ Settings = dict[str, Any]
 
 
 def run_names(store: Store) -> list[str]:
-    """The runs of ``store`` that have a result, in the order of their names."""
+    """Return the runs of ``store`` that have a result, in the order of their names."""
     return [name for name in store.names("runs") if store.exists(f"{run_directory(name)}/{Result.FILE}")]
 
 
 def run_line(store: Store, run: str) -> RunLine:
-    """The figures of ``run``; ArtifactError, with the runs there are, where it has no result."""
+    """Return the figures of ``run``; ArtifactError, with the runs there are, where it has no result."""
     path = f"{run_directory(run)}/{Result.FILE}"
     if not store.exists(path):
         known = ", ".join(run_names(store)) or "none"
         raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
     result = read(Result, store, path)
-    scores, gate, train, checkpoint = result.eval, result.gate, result.train, result.checkpoint
+    scores, train = result.eval or Evaluation(), result.train or TrainPart()
+    checkpoint, gate = result.checkpoint or CheckpointPart(), result.gate
     artifacts = [store.find(stage.artifact) for stage in result.stages.values() if stage.artifact]
     tiers = (result.plan.tiers if result.plan is not None else None) or {}
     return RunLine(
@@ -47,17 +46,17 @@ def run_line(store: Store, run: str) -> RunLine:
         model=result.model.name if result.model else None,
         dataset="/".join((result.artifact("ingest") or "").split("/")[1:]) or None,
         finished=max((each.created for each in artifacts if each is not None), default=None),
-        ne=scores.ne if scores else None,
-        auc=scores.auc if scores else None,
-        logloss=scores.logloss if scores else None,
-        calibration=scores.calibration if scores else None,
+        ne=scores.ne,
+        auc=scores.auc,
+        logloss=scores.logloss,
+        calibration=scores.calibration,
         verdict=gate.verdict if gate else None,
         version=gate.version if gate and gate.verdict == PASS else None,
-        samples_per_s=train.samples_per_s if train else None,
+        samples_per_s=train.samples_per_s,
         seconds=result.seconds,
         stages={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
         table_bytes=sum(size for name, size in tiers.items() if name.endswith("_bytes")) or None,
-        checkpoint_bytes=checkpoint.bytes_written if checkpoint else None,
+        checkpoint_bytes=checkpoint.bytes_written,
     )
 
 
@@ -70,10 +69,15 @@ def compare_runs(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RunsComparison:
-    """Compare ``runs`` with the first of them. ``slices``: sparse features whose values the rows are judged by too.
+    """Compare ``runs`` with the first of them.
 
-    ``gate``: confidence, replicates, blocks and sizes of slices. Raises ConfigError for fewer than two runs or a
-    feature that the dataset lacks, ArtifactError for a run without a result.
+    Args:
+        slices: Sparse features whose values the rows are judged by too.
+        gate: Confidence, replicates, blocks and sizes of slices.
+
+    Raises:
+        ConfigError: There are fewer than two runs, or the dataset lacks a feature.
+        ArtifactError: A run has no result.
     """
     names = list(dict.fromkeys(runs))
     if len(names) < 2:
@@ -82,11 +86,11 @@ def compare_runs(
         )
     gate = gate or GateConfig()
     lines = tuple(run_line(store, name) for name in names)
-    pairing = _Pairing(store, names[0], slices, gate, seed)
+    reference = _ReferenceRun(store, names[0], slices, gate, seed)
     changes = []
-    for place, name in enumerate(names[1:], start=1):
-        progress(place - 1, len(names) - 1)
-        changes.append(pairing.change(name))
+    for done, name in enumerate(names[1:]):
+        progress(done, len(names) - 1)
+        changes.append(reference.compare(name))
     progress(1, 1)
     return RunsComparison(
         runs=lines,
@@ -97,7 +101,7 @@ def compare_runs(
 
 
 def settings_of(store: Store, run: str) -> Settings:
-    """The settings of ``run`` by dotted name, from its ``config.yaml``; none where it has no such file."""
+    """Return the settings of ``run`` by dotted name, from its ``config.yaml``; none where it has no such file."""
     from omegaconf import OmegaConf
 
     path = f"{run_directory(run)}/config.yaml"
@@ -106,19 +110,6 @@ def settings_of(store: Store, run: str) -> Settings:
     with store.open(path) as source:
         tree = OmegaConf.to_container(OmegaConf.create(source.read().decode()))
     return {name: value for name, value in _flat(tree).items() if name not in NO_SETTING}
-
-
-def differing(each: Sequence[Settings]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all of ``each``, with a value for each; None where it is not set."""
-    names = dict.fromkeys(name for settings in each for name in settings)
-    values = {name: [settings.get(name) for settings in each] for name in names}
-    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
-
-
-def _dataset(result: Result) -> str:
-    """Name and first digits of the key."""
-    _, name, key = ("/" + (result.artifact("ingest") or "")).rsplit("/", 2)
-    return f"{name}/{key[:8]}"
 
 
 def _flat(tree: Any, prefix: str = "") -> Settings:
@@ -130,37 +121,54 @@ def _flat(tree: Any, prefix: str = "") -> Settings:
     return flat
 
 
-class _Pairing:
+def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
+    """Return the settings that are not the same in all of ``runs``, with a value for each; None where it is not set."""
+    different = {}
+    for name in dict.fromkeys(name for settings in runs for name in settings):
+        values = [settings.get(name) for settings in runs]
+        if any(value != values[0] for value in values):
+            different[name] = values
+    return different
+
+
+class _ReferenceRun:
     """The held-out rows of the first run, and what its model gave them."""
 
-    def __init__(self, store: Store, first: str, slices: Sequence[str], gate: GateConfig, seed: int) -> None:
-        self.store, self.gate, self.seed = store, gate, seed
-        self.first = read(Result, store, f"{run_directory(first)}/{Result.FILE}")
-        self.problem = self._problem(self.first)
-        if self.problem is None:
-            self._read_rows(slices)
-
-    def _read_rows(self, slices: Sequence[str]) -> None:
+    def __init__(self, store: Store, run: str, slices: Sequence[str], gate: GateConfig, seed: int) -> None:
+        from pipeline.serving.scores import feature_codes
         from pipeline.training.parquet import SplitReader
 
-        dataset = self.store.get(self.first.artifact("ingest") or "", "ingest")
-        split = SplitReader(self.store, dataset, "test")
+        self.store, self.gate, self.seed = store, gate, seed
+        self.result = read(Result, store, f"{run_directory(run)}/{Result.FILE}")
+        self.problem = self._problem(self.result)
+        if self.problem is not None:
+            return
+        dataset = store.get(self.result.artifact("ingest") or "", "ingest")
+        split = SplitReader(store, dataset, "test")
         known = [column.name for column in split.schema.sparse] + [each.name for each in split.schema.sequences]
-        if unknown := sorted(set(slices) - set(known)):
+        unknown = sorted(set(slices) - set(known))
+        if unknown:
             raise ConfigError(
                 f"no sparse feature {unknown[0]!r} in {dataset.path}; it has {', '.join(known)}",
                 hint=f"--slices {known[0]}" if known else "",
             )
         self.labels, self.weights = split.column(LABEL), split.row_weights()
-        self.slices = slice_columns(self.store, dataset, split, slices)
-        self.logits = self._logits(self.first)
+        # Of a feature of several ids the first; of a sequence the number of its events.
+        codes = feature_codes(split, list(slices))
+        self.slices = {}
+        for name in slices:
+            names = slice_names(store, dataset, split.schema, name)
+            self.slices[name] = SliceColumn(codes=np.concatenate(codes[name]), names=names)
+        self.logits = self._logits(self.result)
 
-    def change(self, run: str) -> RunChange:
-        """From the first run to ``run``."""
+    def compare(self, run: str) -> RunChange:
+        """Compare ``run`` with this one, row by row."""
         from pipeline.evaluation.gate.measure import measure
 
         result = read(Result, self.store, f"{run_directory(run)}/{Result.FILE}")
-        problem = self.problem or self._problem(result) or self._other_rows(result)
+        problem = self.problem or self._problem(result)
+        if problem is None and result.artifact("ingest") != self.result.artifact("ingest"):
+            problem = f"other held-out rows: dataset {_dataset(result)}, not {_dataset(self.result)}"
         if problem is not None:
             return RunChange(run=run, problem=problem)
         scored = ScoredRows(
@@ -181,7 +189,7 @@ class _Pairing:
         return RunChange(run=run, rows=record.rows, change=record.change, slices=slices or None)
 
     def _problem(self, result: Result) -> str | None:
-        """Why the predictions of ``result`` are not at hand; None: they are."""
+        # Why the predictions of ``result`` cannot be read; None where they can.
         for stage in ("ingest", "evaluate"):
             path = result.artifact(stage)
             artifact = self.store.find(path) if path else None
@@ -191,30 +199,13 @@ class _Pairing:
                 return f"the evaluation of run {result.run} kept no predictions: an earlier release made it"
         return None
 
-    def _other_rows(self, result: Result) -> str | None:
-        if result.artifact("ingest") == self.first.artifact("ingest"):
-            return None
-        return f"other held-out rows: dataset {_dataset(result)}, not {_dataset(self.first)}"
-
     def _logits(self, result: Result) -> NDArray[np.float32]:
-        """The main task's logits of the held-out rows."""
-        artifact = self.store.get(result.artifact("evaluate") or "", "evaluate")
-        self.store.verify(artifact, LOGITS)
-        with self.store.open(f"{artifact.path}/{LOGITS}") as source:
-            logits = np.load(io.BytesIO(source.read()), allow_pickle=False)
+        # The main task's logits of the held-out rows.
+        logits = read_logits(self.store, self.store.get(result.artifact("evaluate") or "", "evaluate"))
         return np.ascontiguousarray(logits if logits.ndim == 1 else logits[:, 0])
 
 
-def slice_columns(store: Store, dataset: Artifact, split: Any, features: Sequence[str]) -> dict[str, Any]:
-    """Of each of ``features`` the rows' ids (of several the first), with the names that the dataset keeps.
-
-    Of a sequence the number of its events.
-    """
-    from pipeline.serving.scores import feature_codes
-    from pipeline.stages.judging import slice_names
-
-    codes = feature_codes(split, list(features))
-    return {
-        name: SliceColumn(codes=np.concatenate(codes[name]), names=slice_names(store, dataset, split.schema, name))
-        for name in features
-    }
+def _dataset(result: Result) -> str:
+    # The name, and the first digits of the key.
+    _, name, key = ("/" + (result.artifact("ingest") or "")).rsplit("/", 2)
+    return f"{name}/{key[:8]}"

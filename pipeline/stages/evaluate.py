@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import units
 from pipeline.config import Config
+from pipeline.config.sequences import AGE, event_feature
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.records.dataset import MISSING_ROW, TRANSFORMS, UNSEEN_ROW
 from pipeline.records.ensemble import members_of
-from pipeline.records.result import Evaluation, Result, TaskFigures
+from pipeline.records.result import Evaluation, Result
 from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
+
+if TYPE_CHECKING:
+    from pipeline.training.attention import EventAttention
+    from pipeline.training.parquet import SplitReader
+
+ATTENTION = "attention.json"
 
 
 class Evaluate(Stage):
@@ -27,7 +36,6 @@ class Evaluate(Stage):
     settings = (use("evaluate", "global_batch"),)
 
     def check(self, config: Config) -> None:
-        """There must be held-out rows."""
         if config.data.split.by == "hash" and config.data.split.test_share == 0:
             raise ConfigError(
                 "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
@@ -35,7 +43,6 @@ class Evaluate(Stage):
             )
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """Prediction on ranks."""
         return ("pipeline.training.predict",)
 
     def run(
@@ -44,104 +51,128 @@ class Evaluate(Stage):
         """Score the test rows with the final checkpoint on this rank; metrics, reliability and logits."""
         import numpy as np
 
+        from pipeline.checkpoint.index import committed
         from pipeline.evaluation.bootstrap import evaluation_intervals
         from pipeline.evaluation.metrics import evaluate, evaluate_tasks, reliability
-        from pipeline.stages.attention_record import ATTENTION, attention_json
-        from pipeline.stages.judging import LOGITS
-        from pipeline.stages.read import read_dataset, read_towers
+        from pipeline.stages.inputs import read_dataset, read_towers
+        from pipeline.stages.release_gate import LOGITS
         from pipeline.training.predict import predict
         from pipeline.training.settings import PredictionSettings
 
-        final = inputs["train"].summary.get("final")
+        dataset, trained = inputs["ingest"], inputs["train"]
+        final = trained.summary.get("final")
         if not final:
-            raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
-        plan, towers = read_towers(config, store, inputs, _readable(store, final))
-        members = members_of(inputs["train"].summary)
+            raise ArtifactError(f"{trained.path} names no final checkpoint", hint="nightjar train force=true")
+        checkpoints = [each for each in committed(store, final.rpartition("/")[0]) if each.path == final]
+        plan, towers = read_towers(config, store, inputs, checkpoints)
+        members = members_of(trained.summary)
         try:
-            predictions = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, final, towers, members)
+            predictions = predict(PredictionSettings.of(config), store, dataset, plan, final, towers, members)
         except DamagedError as error:
-            hint = (
-                f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
-            )
-            raise ArtifactError(error.message, hint=hint) from error
+            raise ArtifactError(
+                error.message,
+                hint=f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole "
+                "checkpoint",
+            ) from error
         if predictions is None:
             return None
-        main = predictions.logits if predictions.logits.ndim == 1 else np.ascontiguousarray(predictions.logits[:, 0])
-        figures: dict[str, Any] = evaluate(predictions.labels, main, predictions.true_probability, predictions.weights)
-        clicked = predictions.labels == 1
-        if predictions.weights is not None:
-            clicked = clicked & (predictions.weights > 0)  # rows of no weight count as none in the intervals, too
+
+        labels, weights, logits = predictions.labels, predictions.weights, predictions.logits
+        main = logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
+        figures: dict[str, Any] = evaluate(labels, main, predictions.true_probability, weights)
+        clicked = labels == 1
+        if weights is not None:
+            clicked = clicked & (weights > 0)  # rows of no weight count as none in the intervals, too
         figures["clicks"] = int(clicked.sum())
-        figures |= evaluation_intervals(predictions.labels, main, predictions.weights)
+        figures |= evaluation_intervals(labels, main, weights)
         if predictions.tasks:
-            tasks = read_dataset(store, inputs["ingest"])[0].tasks
-            others = evaluate_tasks(tasks, predictions.tasks, predictions.logits, predictions.weights)
-            figures["tasks"] = {name: each.to_json() for name, each in others.items()}
-        curve = reliability(predictions.labels, main, weights=predictions.weights)
+            schema, _ = read_dataset(store, dataset)
+            tasks = evaluate_tasks(schema.tasks, predictions.tasks, logits, weights)
+            figures["tasks"] = {name: task.to_json() for name, task in tasks.items()}
+
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
-            draft.write_json("reliability.json", curve.to_json())
+            draft.write_json("reliability.json", reliability(labels, main, weights=weights).to_json())
             if predictions.attention:
-                draft.write_json(ATTENTION, attention_json(config, store, inputs["ingest"], predictions.attention))
+                draft.write_json(ATTENTION, _attention_json(config, store, dataset, predictions.attention))
             with draft.open(LOGITS) as sink:
-                np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
+                np.lib.format.write_array(sink, logits, allow_pickle=False)
             return draft.commit(figures)
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics, as ``eval``."""
         return {"eval": Evaluation.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """The metrics, and how near they are to the best that can be reached."""
-        from pipeline.report.summary import doubts, reachable_gain
+        from pipeline.report.stage_figures import evaluation_lines
 
-        part = result.eval
-        if part is None:
-            return {}
-        lines = [
-            f"NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)}   "
-            f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}",
-            *_interval_lines(part),
-            f"on {units.plural(part.samples, 'test row')}",
-            *(f"warning: {line}" for line in doubts(part)),
-        ]
-        lines += [_task_line(name, each) for name, each in (part.tasks or {}).items()]
-        if units.known(part.ne) and part.ne > 1:
-            lines.append("NE above 1 is worse than predicting the click rate for every row: the model learned nothing")
-            lines.append("that holds, or overfits. Try data.split.validation_share=0.1, fewer train.epochs, or")
-            lines.append("model.dropout.")
-        if units.known(part.bayes_ne):
-            best = f"best reachable NE {units.decimal(part.bayes_ne, 5)}"
-            gain = reachable_gain(part)
-            lines.append(best if gain is None else f"{best}: {units.percent(gain)} of the reachable gain")
-        return {"eval": lines}
+        return {} if result.eval is None else {"eval": evaluation_lines(result.eval)}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        """How many rows were scored."""
         return [("Test rows", units.count(result.eval.samples if result.eval else None))]
 
 
-def _interval_lines(part: Evaluation) -> list[str]:
-    """The 95 % intervals, where there are some."""
-    if part.ne_interval is None or part.auc_interval is None:
-        return []
-    ne, auc = (" to ".join(units.decimal(end, 5) for end in each) for each in (part.ne_interval, part.auc_interval))
-    return [f"95% intervals: NE {ne}, AUC {auc}"]
+def _attention_json(
+    config: Config, store: Store, dataset: Artifact, attention: dict[str, EventAttention]
+) -> dict[str, Any]:
+    # By sequence: an example row, its target, and for each event its names, its age in seconds and its weight.
+    from pipeline.ingest.event_columns import OLDEST
+    from pipeline.training.parquet import SplitReader
+
+    split = SplitReader(store, dataset, "test")
+    fitted = store.read_json(f"{dataset.path}/{TRANSFORMS}").get("sequences", {}).get("groups", {})
+    sequences = {sequence.name: sequence for sequence in split.schema.sequences}
+    record: dict[str, Any] = {}
+    for name, seen in attention.items():
+        ids = _read_ids(split, seen.row)
+        age = event_feature(name, AGE)
+        names = {}
+        for column in sequences[name].columns:
+            if column.name != age:
+                names[column.name.removeprefix(f"{name}__")] = _id_names(split, column.owner, ids[column.name])
+
+        ages: list[float | None] = [None] * len(seen.weights)
+        age_bins = fitted.get(name, {}).get("age_bins", 0)
+        if age in ids and age_bins:
+            # The ids of ages are numbers of bins of equal width in log(1 + seconds); an age is the middle of its bin.
+            width = math.log1p(OLDEST) / age_bins
+            numbers = _id_names(split, age, ids[age])
+            ages = [math.expm1((int(number) + 0.5) * width) if number.isdecimal() else None for number in numbers]
+
+        target = config.data.sequences[name].target
+        target_names = None
+        if target is not None:
+            owner = next(column.owner for column in split.schema.sparse if column.name == target)
+            target_names = {target: ", ".join(_id_names(split, owner, ids[target]))}
+        events = []
+        for place, weight in enumerate(seen.weights.tolist()):
+            named = {column: values[place] for column, values in names.items()}
+            events.append({"names": named, "age": ages[place], "weight": weight})
+        record[name] = {"row": seen.row, "target": target_names, "target_weight": seen.target, "events": events}
+    return record
 
 
-def _task_line(name: str, part: TaskFigures) -> str:
-    """The figures of a further task that its kind has, each with its name."""
-    named = {"NE": part.ne, "AUC": part.auc, "RMSE": part.rmse, "unexplained": part.unexplained}
-    figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
-    figures += [f"calibration {units.decimal(part.calibration)}"] if units.known(part.calibration) else []
-    return f"{name}: {'   '.join(figures) or 'no figures'} on {units.count(part.samples)} rows with a label"
+def _read_ids(split: SplitReader, row: int) -> dict[str, list[int]]:
+    # The table rows of every id column of one row of the split.
+    group = next(each for each in split.groups if each.first <= row < each.first + each.rows)
+    buffer, offset = split.allocate(group.rows), row - group.first
+    ragged = split.read(group, buffer, 0)
+    ids = {name: [int(buffer.single[place, offset])] for place, name in enumerate(split.single)}
+    for name, column in ragged.items():
+        ids[name] = column.values[column.offsets[offset] : column.offsets[offset + 1]].tolist()
+    return ids
 
 
-def _readable(store: Store, checkpoint: str) -> list[Artifact]:
-    """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
-    from pipeline.checkpoint.index import committed
+def _id_names(split: SplitReader, table: str, rows: list[int]) -> list[str]:
+    # The raw ids that have these rows of the table; without a vocabulary the numbers of the rows.
+    import pyarrow.parquet as pq
 
-    return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
+    names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(rare or new)"}
+    path = f"vocab/{table}.parquet"
+    if path in split.dataset.files:
+        with split.store.open(f"{split.dataset.path}/{path}") as source:
+            known = pq.read_table(source, columns=["row", "id"], filters=[("row", "in", rows)]).to_pydict()
+        names |= dict(zip(known["row"], known["id"], strict=True))
+    return [str(names.get(row, f"row {row}")) for row in rows]
 
 
 SPEC = Evaluate()

@@ -27,21 +27,24 @@ from pipeline.launch.run_records import Report, read_steps, write_report
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
-from pipeline.stages.read import read_dataset
-from pipeline.stages.warm_start import with_batch, with_former_batch
+from pipeline.stages.inputs import read_dataset, with_batch, with_former_batch
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.store.retrying import explained
 from pipeline.units import GIB
 
-CHECK_SECONDS = 1.0  # between two looks whether the launcher lives, where the system has no pidfd
+CHECK_SECONDS = 1.0  # between two checks of the launcher, where the system has no pidfd
 log = logging.getLogger(__name__)
 
 
 def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
-    """Do ``step`` on this rank; every rank of the stage calls it. Returns the artifact on rank 0, None elsewhere.
+    """Run ``step`` on this rank; every rank of the stage calls it.
 
-    Raises ArtifactError where an input is not committed, and what the stage's room raises.
+    Returns:
+        The artifact on rank 0, None elsewhere.
+
+    Raises:
+        ArtifactError: An input is not committed; also what the stage's room raises.
     """
     store = store.caching(config.hardware.cache_path, int(config.hardware.cache_gib * GIB))
     inputs = {name: store.get(path, name) for name, path in step.inputs.items()}
@@ -54,23 +57,15 @@ def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact
 
 
 def with_resolved_batch(config: Config, store: Store, dataset: Artifact) -> Config:
-    """``config`` with the number that ``train.global_batch=auto`` stands for. Raises ConfigError as ``with_batch``."""
+    """Return ``config`` with the number that ``train.global_batch=auto`` stands for; ConfigError as ``with_batch``."""
     if isinstance(config.train.global_batch, int):
         return config
-    return with_batch(with_former_batch(config, store), read_dataset(store, dataset)[0].rows.get("train", 0))
-
-
-def locate(config_url: str) -> tuple[Store, str]:
-    """Store and run name of ``<store>/runs/<run>/config.yaml``."""
-    root, separator, tail = config_url.rpartition("/runs/")
-    run, _, file = tail.partition("/")
-    if not separator or file != "config.yaml":
-        raise ConfigError(f"{config_url!r} is not <store>/runs/<run>/config.yaml", hint="nightjar run starts workers")
-    return Store(root), run
+    schema, _ = read_dataset(store, dataset)
+    return with_batch(with_former_batch(config, store), schema.rows.get("train", 0))
 
 
 def load(store: Store, run: str) -> Config:
-    """The resolved configuration of ``run``; ArtifactError where it is missing, ConfigError where it does not fit."""
+    """Read the resolved configuration of ``run``; ArtifactError where it is missing, ConfigError where it is wrong."""
     from pipeline.compose import from_yaml
 
     path = f"{run_directory(run)}/config.yaml"
@@ -82,15 +77,23 @@ def load(store: Store, run: str) -> Config:
 
 
 def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store, int], StageIO]) -> int:
-    """Do ``stage`` on this rank; returns the exit code. Ends the process at once on CPUs, and where the stage failed.
+    """Run ``stage`` on this rank; ends the process at once on CPUs, and where the stage failed.
 
-    On GPUs the process group goes first: NCCL may still be sending what its peers wait for.
+    Args:
+        config_url: ``<store>/runs/<run>/config.yaml``.
+        launcher: The process to end with; 0 for none.
+        make_io: Gives who hears of the stage on this rank; it sets up where the rank logs.
 
-    ``make_io``: who hears of the stage on this rank; it sets up where the rank logs.
+    Returns:
+        The exit code.
     """
     end_with_parents(launcher)
     rank = int(os.environ.get("RANK", "0"))  # torchrun's contract
-    store, run = locate(config_url)
+    root, separator, tail = config_url.rpartition("/runs/")
+    run, _, file = tail.partition("/")
+    if not separator or file != "config.yaml":
+        raise ConfigError(f"{config_url!r} is not <store>/runs/<run>/config.yaml", hint="nightjar run starts workers")
+    store = Store(root)
     try:
         config = load(store, run)
         rank = place_of_role(config.hardware, rank)
@@ -100,30 +103,41 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         if store.find(step.path) is None:
             trains = STAGES.get(stage).trains
             if launcher and is_held(config, plan_of(step, store)):
-                how = hold(config, launcher)
+                limit = hold(config, launcher)
                 if trains:
-                    log.info("%s", how)
-            minutes = config.launch.first_step_minutes if trains and config.launch.name != "local" else None
-            with first_step_in_time(
-                minutes, lambda error: _fail(store, run, stage, Report.of(error, rank))
-            ) as on_point:
+                    log.info("%s", limit)
+            minutes = None
+            if trains and config.launch.name != "local":
+                minutes = config.launch.first_step_minutes
+
+            def fail(error: LaunchError) -> None:
+                _fail(store, run, stage, Report.of(error, rank))
+
+            with first_step_in_time(minutes, fail) as on_point:
                 run_stage(step, config, store, dataclasses.replace(io, on_point=on_point))
     except Exception as error:
-        _fail(store, run, stage, Report.of(_plain(error, stage), rank))
+        reported: Exception = explained(error) or error
+        # A full disk met outside the store's own writes, by a log line or a spill file.
+        if isinstance(error, OSError) and is_full(error):
+            message = f"no space left on the disk while running the {stage} stage"
+            reported = FullDiskError(message, hint="free space there")
+        _fail(store, run, stage, Report.of(reported, rank))
     if rank == 0:
         write_report(store, run, stage, Report(status="done"))
     if config.hardware.device == "cpu":
-        end(0)  # however ranks are started: a teardown of gloo, or of what has threads, could only wait
+        # However ranks are started: a teardown of gloo, or of what has threads, could only wait. On GPUs the process
+        # group goes first: NCCL may still be sending what its peers wait for.
+        end(0)
     return 0
 
 
 @contextlib.contextmanager
 def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None]) -> Iterator[Callable[[str], None]]:
-    """Within: ``fail`` is called where training has taken no step after ``minutes`` (None: it may take for ever).
+    """Within: call ``fail`` where training has taken no step after ``minutes`` (None: it may take for ever).
 
-    Gives the hook that learns of named points (``checkpoint.FaultPoint``): with the second batch one step is done.
-    Until then ranks may hang in a collective without an error, where the network lets only some of them connect.
+    Gives the hook that learns of named points (``checkpoint.FaultPoint``).
     """
+    # Ranks may hang in a collective without an error, where the network lets only some of them connect.
     batches = 0
     error = LaunchError(
         f"training took no step within launch.first_step_minutes={minutes or 0:g}: its ranks met, but an exchange of "
@@ -137,7 +151,7 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
     def on_point(point: str) -> None:
         nonlocal batches
         batches += point == "batch"
-        if batches == 2:
+        if batches == 2:  # one step is done
             timer.cancel()
 
     if minutes is not None:
@@ -148,27 +162,17 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
         timer.cancel()
 
 
-def _plain(error: Exception, stage: str) -> Exception:
-    """A full disk met outside the store's own writes (a log line, a spill file) is one of the family too.
-
-    So is an error that may pass.
-    """
-    if isinstance(error, OSError) and is_full(error):
-        return FullDiskError(f"no space left on the disk while running the {stage} stage", hint="free space there")
-    return explained(error) or error
-
-
 def _fail(store: Store, run: str, stage: str, report: Report) -> None:
-    """Report, and end without the teardown that would wait for the other ranks."""
     line = write_report(store, run, stage, report)
     with contextlib.suppress(OSError):
-        if report.exit_code == 1 and (fault := sys.exception()) is not None:
+        fault = sys.exception()
+        if report.exit_code == 1 and fault is not None:
             logs.show_fault(fault)
         hint = f"\n  hint: {report.hint}" if report.hint else ""
         sys.stderr.write(f"nightjar: {report.message}{hint}\n{line}\n")
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(report.exit_code)
+    os._exit(report.exit_code)  # without the teardown, which would wait for the other ranks
 
 
 def end_with_parents(launcher: int) -> None:
@@ -179,7 +183,6 @@ def end_with_parents(launcher: int) -> None:
 
 
 def _end_with(launcher: int) -> None:
-    """Wait for the end of process ``launcher``, then kill this process; torchrun ends with its ranks."""
     with contextlib.suppress(ProcessLookupError):
         if hasattr(os, "pidfd_open"):
             handle = os.pidfd_open(launcher)
@@ -190,4 +193,4 @@ def _end_with(launcher: int) -> None:
             while True:
                 os.kill(launcher, 0)
                 time.sleep(CHECK_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)  # torchrun ends with its ranks

@@ -7,15 +7,13 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records.dataset import SequenceProfile, dataset_path
+from pipeline.records.dataset import dataset_path
 from pipeline.records.result import IngestPart, Result
 from pipeline.records.runs import Step
 from pipeline.specs.id_mapping import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-
-MOST_WARNINGS = 5  # in the table at the end of a run
 
 
 def _logs(config: Config) -> bool:
@@ -32,10 +30,6 @@ def _synthetic(config: Config) -> bool:
 
 def _sampled(config: Config) -> bool:
     return _logs(config) and config.data.sampling.active
-
-
-def _deduped(config: Config) -> bool:
-    return _logs(config) and config.data.dedupe.key is not None
 
 
 def _seeded(config: Config) -> bool:
@@ -66,10 +60,14 @@ class Ingest(Stage):
         use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
         use("data.label", "column positive negative window_days", when=_logs),
         use("data.label", "late_path", named=True),
-        use("data.dedupe", "key days", when=_deduped),
+        use("data.dedupe", "key days", when=lambda config: _logs(config) and config.data.dedupe.key is not None),
         use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
         use("data", "weight time_zone time_format messages decimal", when=_logs),
-        use("data.sampling", "negatives column rate correct", when=_sampled),
+        use(
+            "data.sampling",
+            "negatives column rate correct",
+            when=_sampled,
+        ),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
         use("data.checks.warn", "label_rate missing_share distinct psi", when=_logs),
@@ -98,7 +96,6 @@ class Ingest(Stage):
     )
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """The fingerprint of the raw logs; DataError where there are none."""
         from pipeline.ingest.delivered import told_apart
         from pipeline.ingest.sources import answering
         from pipeline.ingest.stage import raw_fingerprint
@@ -117,11 +114,9 @@ class Ingest(Stage):
                 require_same_log(config.data, store, str(raw))
 
     def path(self, config: Config, key: str) -> str:
-        """``datasets/<data>/[<day>/]<key>``."""
         return dataset_path(config.data.name, key, config.data.day)
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-        """The dataset: Parquet files, schema, profile, id mappings, transforms."""
         from pipeline.ingest.sources import answering
         from pipeline.ingest.stage import ingest
 
@@ -129,62 +124,16 @@ class Ingest(Stage):
             return draft.commit(ingest(config.data, config.ingest, config.seed, draft))
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Rows, bytes and warnings."""
         return {"ingest": IngestPart.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """Rows, the rate, and what is worth a warning."""
-        from pipeline.report.summary import short_path
+        from pipeline.report.stage_figures import ingest_lines
 
-        part = result.ingest
-        if part is None:
-            return {}
-        kinds = dict(part.reasons or {})  # the most frequent ones
-        if (others := (part.rows_quarantined or 0) - sum(kinds.values())) > 0 and kinds:
-            kinds["others"] = others
-        reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in kinds.items())
-        warnings = part.warnings or ()
-        days = {**(part.rows_relabelled or {}), **(part.rows_corrected or {})}
-        corrected = ", ".join(f"{units.count(count)} of {day}" for day, count in days.items())
-        lines = [
-            f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
-            f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
-            f"of {part.snapshot}" if part.snapshot else "",
-            _by_time(part),
-            f"quarantined: {reasons}" if reasons else "",
-            f"{units.count(part.rows_left_out)} rows without a click left out of training"
-            if part.rows_left_out
-            else "",
-            f"{units.count(part.rows_repeated)} repeated rows dropped" if part.rows_repeated else "",
-            *(_sequence(name, each) for name, each in (part.sequences or {}).items()),
-            f"labels corrected by later clicks: {corrected}" if corrected else "",
-            f"labels are final with the clicks of {part.labels_final}" if part.labels_young else "",
-            f"replaces {short_path(part.replaces, 16)}" if part.replaces else "",
-            *(f"warning: {line}" for line in warnings[:MOST_WARNINGS]),
-            f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",
-        ]
-        return {"ingest": [line for line in lines if line]}
+        return {} if result.ingest is None else {"ingest": ingest_lines(result.ingest)}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        """Bytes read, and the rate."""
         part = result.ingest or IngestPart()
         return [("Raw bytes read", units.size(part.bytes_in)), ("Ingestion, rows/s", units.count(part.rows_per_s))]
-
-
-def _by_time(part: IngestPart) -> str:
-    """Where a split by time cuts the log."""
-    if part.split_time is None:
-        return ""
-    until, since = part.split_time["train_until"], part.split_time["test_from"]
-    between = f"{units.count(part.rows_gap)} rows in between"
-    gap = "" if until == since else f", trained on rows before {until} UTC ({between})"
-    return f"tested on rows from {since} UTC on{gap}"
-
-
-def _sequence(name: str, profile: SequenceProfile) -> str:
-    left = f", {units.count(profile.left_out)} left out that are not before their row" if profile.left_out else ""
-    lengths = f"mean {profile.mean:.1f}, 99th percentile {profile.p99}, longest {profile.longest}"
-    return f"events of {name}: {lengths}; {profile.empty_share:.1%} of the train rows have none{left}"
 
 
 SPEC = Ingest()

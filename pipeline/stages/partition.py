@@ -7,16 +7,21 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import units
 from pipeline.config import Config
+from pipeline.errors import ArtifactError, ConfigError
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import Plan
 from pipeline.records.result import PlanPart, Result, TowersPart
 from pipeline.records.runs import Step
-from pipeline.records.towers import Towers
+from pipeline.records.towers import TowerEvidence, Towers
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.artifact_keys import optimizer_options
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
+from pipeline.units import GIB
 
+STRIDED = "strided"
+TABLE_SHARE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +37,7 @@ def low_rank(config: Config) -> bool:
 
 def compares(config: Config) -> bool:
     """Whether towers are made by what their features are like."""
-    return has_towers(config) and config.partition.strategy != "strided"
+    return has_towers(config) and config.partition.strategy != STRIDED
 
 
 def probes(config: Config) -> bool:
@@ -74,25 +79,25 @@ class Partition(Stage):
     )
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """The settings, the number of towers, and the version of the record."""
         settings = super().key_settings(config)
         settings["partition"] |= tower_settings(config)
         return settings | {"towers_version": Towers.VERSION}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """The checkpoint whose embeddings are compared; ArtifactError where it is missing."""
-        from pipeline.stages.assigning import covered_probe
-
-        probe = covered_probe(config, store) if compares(config) else None
-        return {} if probe is None else {"probe": probe}
+        if not compares(config) or config.partition.probe is None:
+            return {}
+        checkpoint = _find_probe(config, store, config.partition.probe)
+        # By its key and step: the run it is of may have newer ones tomorrow.
+        return {"probe": {"key": checkpoint.key, "step": checkpoint.summary["step"]}}
 
     def path(self, config: Config, key: str) -> str:
-        """``towers/<key>``."""
         return f"towers/{key}"
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """Towers are planned, and a probe is trained; without them nothing is to be done."""
-        return ("pipeline.planning.torchrec_planner", "pipeline.training.trainer") if has_towers(config) else ()
+        if not has_towers(config):
+            return ()
+        return ("pipeline.planning.torchrec_planner", "pipeline.training.trainer")
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
@@ -100,51 +105,113 @@ class Partition(Stage):
         from pipeline.planning.report import plan_summary
         from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
-        from pipeline.stages.assigning import assign, refine_plan
-        from pipeline.stages.read import read_dataset, read_plan
+        from pipeline.stages.inputs import read_dataset, read_plan, refine_plan
         from pipeline.towers.assignment import flat_towers, towers_of
 
-        schema, profile = read_dataset(store, inputs["ingest"])
-        features, hosts = [column.name for column in schema.sparse], config.hardware.hosts
+        dataset, hosts = inputs["ingest"], config.hardware.hosts
+        schema, profile = read_dataset(store, dataset)
+        plan = None
         if has_towers(config):
             features = [*schema.vectors]
-        if has_towers(config):
             flat = read_plan(store, inputs["plan"])
-            assigned, evidence = assign(config, store, inputs["ingest"], schema, flat)
+            assigned, evidence = assign_features(config, store, dataset, schema, flat)
             towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, features)
             towers = dataclasses.replace(towers, evidence=evidence)
-            plan = refine_plan(with_figures(config), schema, profile, towers, inputs["ingest"].key)
-            text = f"{towers_text(towers)}\n{refined_text(plan, flat)}"
+            plan = refine_plan(with_figures(config), schema, profile, towers, dataset.key)
         else:
-            towers, plan, text = flat_towers(hosts, features), None, ""
+            features = [column.name for column in schema.sparse]
+            towers = flat_towers(hosts, features)
+
+        summary = {"partition": config.partition.name, "towers": len(towers.towers), "features": len(features)}
         with self.draft(store, step) as draft:
             draft.write_json("towers.json", towers.to_json())
-            if plan is not None:
-                draft.write_json("plan.json", plan.to_json())
-                for page, html in ((TOWERS_PAGE, towers_page(towers)), (PLAN_PAGE, plan_page(plan))):
-                    with draft.open(page) as sink:
-                        sink.write(html.encode())
-            placed = {} if plan is None else {"shape": towers_summary(towers), **plan_summary(plan)}
-            summary = {"partition": config.partition.name, "towers": len(towers.towers), "features": len(features)}
-            artifact = draft.commit({**summary, **placed})
-        if text:
-            log.info("%s", text)
+            if plan is None:
+                return draft.commit(summary)
+            draft.write_json("plan.json", plan.to_json())
+            for page, html in ((TOWERS_PAGE, towers_page(towers)), (PLAN_PAGE, plan_page(plan))):
+                with draft.open(page) as sink:
+                    sink.write(html.encode())
+            artifact = draft.commit({**summary, "shape": towers_summary(towers), **plan_summary(plan)})
+        log.info("%s\n%s", towers_text(towers), refined_text(plan, flat))
         return artifact
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The towers, and in the place of the flat plan the one that keeps to their hosts: training goes by it."""
         shape = summary.get("shape")
-        return {"plan": PlanPart.from_json(summary), "towers": TowersPart.from_json(shape)} if shape else {}
+        if not shape:
+            return {}
+        # In the place of the flat plan the one that keeps to the towers' hosts: training goes by it.
+        return {"plan": PlanPart.from_json(summary), "towers": TowersPart.from_json(shape)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """How many towers there are, where, and of how many features."""
-        part = result.towers
-        if part is None:
-            return {}
-        sizes = part.features
-        span = f"{min(sizes)} to {max(sizes)}" if len(set(sizes)) > 1 else f"{max(sizes, default=0)}"
-        where = f"{units.plural(part.towers, 'tower')} on {units.plural(part.hosts, 'host')}"
-        return {"towers": [f"{where}, {span} features each; {part.strategy}, module {part.module}"]}
+        from pipeline.report.stage_figures import towers_lines
+
+        return {} if result.towers is None else {"towers": towers_lines(result.towers)}
+
+
+def _find_probe(config: Config, store: Store, name: str) -> Artifact:
+    from pipeline.checkpoint.reference import find_checkpoint
+
+    return find_checkpoint(store, name, option="partition.probe=")
+
+
+def assign_features(
+    config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan
+) -> tuple[list[list[str]], TowerEvidence]:
+    """Assign the features to towers by ``partition.strategy``.
+
+    Args:
+        plan: The flat plan, whose predicted times and bytes of tables the towers are to balance.
+
+    Returns:
+        The features of every tower, and what that rests on.
+
+    Raises:
+        ConfigError: The features are compared by rows that the dataset lacks.
+    """
+    from pipeline.towers.assignment import check_partition, kept_together, strided, tower_count
+
+    features, hosts = schema.vectors, config.hardware.hosts
+    options = kept_together(config.partition, schema.sharing.values())
+    # A dataset that names the features itself could not be checked before.
+    check_partition(options, config.plan, hosts, features, schema.tables_of_sequences)
+    count = tower_count(options, hosts)
+    if options.strategy == STRIDED:
+        towers = strided(features, count, options.pins, options.groups)
+        return towers, TowerEvidence(strategy=STRIDED, features=features, loads=_feature_loads(schema, plan))
+    if not schema.rows.get("train"):
+        raise ConfigError(
+            f"partition.strategy={options.strategy} compares features by their rows, and dataset {dataset.path} has "
+            "none",
+            hint="partition.strategy=strided",
+        )
+    from pipeline.towers.partitioner import partition
+    from pipeline.training.probe import probe
+    from pipeline.training.settings import TrainingSettings
+
+    checkpoint = None
+    if options.probe is not None:
+        checkpoint = _find_probe(config, store, options.probe)
+    similarity, source = probe(TrainingSettings.of(config), store, dataset, checkpoint)
+    loads = _feature_loads(schema, plan)
+    # A tower may hold more than an even share of the tables' bytes where the memory allows it.
+    hardware = config.hardware
+    fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
+    capacity = TABLE_SHARE * fastest * GIB * config.world_size / count
+    room = {"bytes": capacity / max(sum(loads["bytes"]), 1.0)}
+    return partition(features, count, options, similarity, loads, source=source, room=room, seed=config.seed)
+
+
+def _feature_loads(schema: DatasetSchema, plan: Plan) -> dict[str, list[float]]:
+    # Predicted ms and bytes of the tables of every feature and sequence; those that share a table have equal parts.
+    missing = [table.name for table in schema.tables if table.name not in plan.tables]
+    if missing:
+        raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
+    ms, sizes = dict.fromkeys(schema.vectors, 0.0), dict.fromkeys(schema.vectors, 0.0)
+    for table, names in schema.sharing.items():
+        for name in names:
+            ms[name] += plan.tables[table].cost_ms / len(names)
+            sizes[name] += plan.tables[table].bytes / len(names)
+    return {"ms": [*ms.values()], "bytes": [*sizes.values()]}
 
 
 SPEC = Partition()

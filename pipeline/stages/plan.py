@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import units
 from pipeline.config import Config
 from pipeline.records.result import PlanPart, Result
 from pipeline.records.runs import Step
@@ -16,7 +15,6 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 log = logging.getLogger(__name__)
-TIERS = ("hbm", "ddr", "ssd")
 
 
 def _heavy(config: Config) -> bool:
@@ -58,11 +56,9 @@ class PlanStage(Stage):
         return {"calibration": revision} if revision else {}
 
     def path(self, config: Config, key: str) -> str:
-        """``plans/<key>``."""
         return f"plans/{key}"
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """The planner."""
         return ("pipeline.planning.torchrec_planner",)
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
@@ -73,53 +69,39 @@ class PlanStage(Stage):
         from pipeline.planning.planner import make_plan
         from pipeline.planning.report import plan_summary, render_plan
         from pipeline.report.plans import PLAN_PAGE, plan_page
-        from pipeline.stages.read import read_dataset
+        from pipeline.stages.inputs import read_dataset
 
-        dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
-        if config.plan.former is not None:
+        dataset, dataset_key = read_dataset(store, inputs["ingest"]), inputs["ingest"].key
+        former, plan, reuse = config.plan.former, None, {}
+        if former is not None:
+            # A plan made with the automatic batch is compared by its number.
             covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
-            plan, why = reused_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
-            about = {"former": config.plan.former, "reused": plan is not None, "why": why}
-            log.info("plan       %s %s: %s", config.plan.former, "is used again" if plan else "is not used again", why)
-        plan = plan or make_plan(PlanInputs.of(with_figures(config), *dataset), inputs["ingest"].key)
+            plan, why = reused_plan(store, former, covered, *dataset, dataset_key)
+            reuse = {"former": former, "reused": plan is not None, "why": why}
+            log.info("plan       %s %s: %s", former, "is used again" if plan else "is not used again", why)
+        if plan is None:
+            plan = make_plan(PlanInputs.of(with_figures(config), *dataset), dataset_key)
         with self.draft(store, step) as draft:
             draft.write_json("plan.json", plan.to_json())
             with draft.open(PLAN_PAGE) as sink:
                 sink.write(plan_page(plan).encode())
-            artifact = draft.commit({**plan_summary(plan), **about})
+            artifact = draft.commit({**plan_summary(plan), **reuse})
         log.info("%s", render_plan(plan))
         return artifact
 
     def shown(self, store: Store, path: str) -> str:
-        """The table of the plan."""
         from pipeline.planning.report import render_plan
-        from pipeline.stages.read import read_plan
+        from pipeline.stages.inputs import read_plan
 
         return render_plan(read_plan(store, store.get(path, self.name)))
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Tiers, the predicted step and the tables' places."""
         return {"plan": PlanPart.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """How many tables lie where, and what they take."""
-        part = result.plan
-        if part is None:
-            return {}
-        tables, tiers = part.tables or {}, part.tiers or {}
-        sizes = [f"{tier.upper()} {units.size(tiers[key])}" for tier in TIERS if tiers.get(key := f"{tier}_bytes")]
-        kinds: dict[str, int] = {}
-        for table in tables.values():
-            kind = f"{table.sharding} in {table.tier}"
-            kinds[kind] = kinds.get(kind, 0) + 1
-        shares = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items(), key=lambda item: -item[1]))
-        step = units.decimal(part.predicted_step_ms, 3)
-        return {
-            "plan": [
-                f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",
-                f"{', '.join(sizes) or 'no memory'}; step {step} ms (predicted)",
-            ]
-        }
+        from pipeline.report.stage_figures import plan_lines
+
+        return {} if result.plan is None else {"plan": plan_lines(result.plan)}
 
 
 SPEC = PlanStage()

@@ -9,7 +9,6 @@ from pipeline.config import Config
 from pipeline.config.checkpoint import DATA, is_allowed
 from pipeline.errors import GateHeldError
 from pipeline.records.gate import HOLD
-from pipeline.records.record import Record
 from pipeline.records.result import GatePart, ModelPart, Result
 from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
@@ -43,13 +42,12 @@ class Publish(Stage):
         return settings | ({"checkpoint": {"allow": renamed}} if renamed else {})
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """The version that the candidate is compared with."""
-        from pipeline.stages.promoting import covered_incumbent
+        from pipeline.stages.release import covered_incumbent
 
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """What exports a version; not what scores it, for that imports Polars, which has threads."""
+        # Not what scores a version, for that imports Polars, which has threads.
         return ("pipeline.publishing.program", "pipeline.publishing.served", "pipeline.training.distributed")
 
     def run(
@@ -57,8 +55,8 @@ class Publish(Stage):
     ) -> Artifact | None:
         """Write, judge and promote a version, with all ranks; its gate report is the stage's artifact."""
         from pipeline.checkpoint.collectives import this_rank
-        from pipeline.stages.promoting import publish, version_of
-        from pipeline.stages.sharing import join_ranks
+        from pipeline.stages.release import publish, version_of
+        from pipeline.stages.release_ranks import join_ranks
         from pipeline.training.distributed import shared_failure
 
         join_ranks(config)
@@ -70,40 +68,40 @@ class Publish(Stage):
                 return draft.commit(publish(config, store, step, inputs, draft))
 
     def accept(self, artifact: Artifact) -> None:
-        """GateHeldError where the gate held the model."""
         gate = GatePart.from_json(artifact.summary["gate"])
         if gate.verdict != HOLD:
             return
-        reasons, incumbent = gate.reasons, gate.incumbent
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        model = artifact.config.get("model")
-        raise GateHeldError(
-            f"the gate held {gate.version} of model {model}: {reasons[0]}{more}; "
-            + (f"{incumbent} keeps serving" if incumbent else "nothing is published"),
-            hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
-            f"--reason '...' publishes it anyway{_offered(gate)}",
+        model, message = artifact.config.get("model"), gate.reasons[0]
+        if len(gate.reasons) > 1:
+            message += f" (and {len(gate.reasons) - 1} more)"
+        serving = f"{gate.incumbent} keeps serving" if gate.incumbent else "nothing is published"
+        hint = (
+            f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
+            "--reason '...' publishes it anyway"
         )
+        # Where too few rows held the model.
+        if gate.max_ne_increase is not None:
+            limit = f"gate.max_ne_increase={gate.max_ne_increase:g}"
+            hint += f"; {limit} is the smallest limit that this many rows can test"
+        raise GateHeldError(f"the gate held {gate.version} of model {model}: {message}; {serving}", hint=hint)
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The verdict, and the version where one is published."""
-        kinds: dict[str, type[Record]] = {"gate": GatePart, "model": ModelPart}
-        return {name: kind.from_json(summary[name]) for name, kind in kinds.items() if summary.get(name)}
+        parts: dict[str, Any] = {}
+        if summary.get("gate"):
+            parts["gate"] = GatePart.from_json(summary["gate"])
+        if summary.get("model"):
+            parts["model"] = ModelPart.from_json(summary["model"])
+        return parts
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """The verdict with its reasons, and the version."""
-        gate, model, lines = result.gate, result.model, dict[str, list[str]]()
-        if gate is not None:
-            lines["gate"] = [gate.verdict, *gate.reasons, *(f"warning: {words}" for words in gate.warnings or ())]
-        if model is not None:
-            lines["model"] = [f"version {model.version} at {model.uri}"]
+        from pipeline.report.stage_figures import gate_lines
+
+        lines = {}
+        if result.gate is not None:
+            lines["gate"] = gate_lines(result.gate)
+        if result.model is not None:
+            lines["model"] = [f"version {result.model.version} at {result.model.uri}"]
         return lines
-
-
-def _offered(gate: GatePart) -> str:
-    """What settles it where too few rows held the model."""
-    if gate.max_ne_increase is None:
-        return ""
-    return f"; gate.max_ne_increase={gate.max_ne_increase:g} is the smallest limit that this many rows can test"
 
 
 SPEC = Publish()

@@ -1,41 +1,58 @@
-"""The steps of a run: the key and path of every stage's artifact.
-
-``steps`` works out every key and path of a run at once: a key is made of keys, not of content.
-"""
+"""The steps of a run: the key and path of every stage's artifact, and what ``force=true`` removes."""
 
 from __future__ import annotations
 
-import dataclasses
+import re
+import time
+from dataclasses import replace
 
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
-from pipeline.errors import DataError
+from pipeline.errors import ArtifactError, DataError
 from pipeline.launch.run_records import write_steps
+from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
-from pipeline.specs.stage import Stage
 from pipeline.stages.artifact_keys import code_of
-from pipeline.stages.warm_start import with_former_batch
+from pipeline.stages.inputs import read_dataset, with_former_batch
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import artifact_key
+from pipeline.store.references import pins
+from pipeline.store.removal import remove
+
+MARKER = "forced.json"  # reserves the directory of a forced training before its first checkpoint
 
 
 def steps(config: Config, store: Store, last: str | None = None, *, forced: bool = True) -> list[Step]:
-    """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
+    """Work out the steps of the run that ``config`` describes, in order.
 
-    ``last``: the stage to end with; None: all. ``forced``: False does not ask the store whether a forced training has a
-    checkpoint directory of its own, so that steps can be shown where the store cannot be reached.
+    Args:
+        last: The stage to end with; None for all.
+        forced: False does not ask the store whether a forced training has a checkpoint directory of its own, so that
+            steps can be shown where the store cannot be reached.
+
+    Raises:
+        DataError: The raw data is missing.
     """
     from pipeline.towers.assignment import check_partition, kept_together
 
     config = with_former_batch(config, store)
-    if config.data.sparse:
-        partition = kept_together(config.partition, config.data.shared_tables)
-        check_partition(
-            partition, config.plan, config.hardware.hosts, config.data.vectors, config.data.tables_of_sequences
-        )
+    data = config.data
+    if data.sparse:
+        partition = kept_together(config.partition, data.shared_tables)
+        check_partition(partition, config.plan, config.hardware.hosts, data.vectors, data.tables_of_sequences)
+
+    # The stages that run by default, those that the configuration names, and what these read.
+    wanted = {stage.name for stage in STAGES if stage.by_default} | set(config.stages)
+    for stage in reversed(list(STAGES)):
+        if stage.name in wanted:
+            wanted |= set(stage.inputs)
+
+    # A key is made of keys, not of content, so all of them are known before the first stage has run.
     made: dict[str, Step] = {}
-    for stage in _stages_of(config):
+    for stage in STAGES:
+        if stage.name not in wanted:
+            continue
         named = stage.named_settings(config, store, made)
         code = code_of(stage.settings, stage.revision, config)
         settings = with_first_names({**stage.key_settings(config), **named, **code})
@@ -49,38 +66,10 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
             input_keys=input_keys,
             inputs={name: made[name].path for name in stage.inputs},
         )
-        made[stage.name] = dataclasses.replace(step, scratch=stage.scratch(config, store, step, forced=forced))
+        made[stage.name] = replace(step, scratch=stage.scratch(config, store, step, forced=forced))
         if stage.name == last:
             break
     return list(made.values())
-
-
-def _stages_of(config: Config) -> list[Stage]:
-    """The stages that run by default, those that ``config`` names, and what these read."""
-    wanted = {stage.name for stage in STAGES if stage.by_default} | set(config.stages)
-    for stage in reversed(list(STAGES)):
-        wanted |= set(stage.inputs) if stage.name in wanted else set()
-    return [stage for stage in STAGES if stage.name in wanted]
-
-
-def with_possible_stages(config: Config) -> Config:
-    """``config`` with the stages that are to run: a dataset of ``data.format=tables`` is made wherever it is read.
-
-    It is the configuration in another form, so nobody should have to ingest it first. Raises DataError for stages
-    that need its rows: it has none.
-    """
-    if config.data.format != "tables":
-        return config
-    named = [STAGES.get(name) for name in config.stages]
-    idle = [stage.name for stage in named if stage.needs_rows]
-    if idle:
-        raise DataError(
-            f"data={config.data.name} has data.format=tables, a list of tables without rows: it can be planned for, "
-            f"but {idle[0]} needs click logs",
-            hint="stages=[ingest,plan], or data=synthetic, data=criteo or data=parquet with logs of your own",
-        )
-    first = {name for stage in named for name in stage.inputs if not STAGES.get(name).inputs}
-    return dataclasses.replace(config, stages=[name for name in STAGES.names() if name in {*config.stages, *first}])
 
 
 def prepare(config: Config, store: Store) -> list[Step]:
@@ -92,3 +81,88 @@ def prepare(config: Config, store: Store) -> list[Step]:
     store.write_bytes(f"{run_directory(str(config.run))}/config.yaml", to_yaml(config).encode())
     write_steps(store, str(config.run), made)
     return made
+
+
+def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profile]:
+    """Read schema and profile of the dataset that ``config`` describes; ArtifactError where the store lacks it."""
+    artifact = store.find(steps(config, store, last="ingest")[0].path)
+    if artifact is None:
+        raise ArtifactError(
+            f"no dataset of {config.data.name!r} with these settings in store {config.store}: planning needs its "
+            f"schema and profile",
+            hint="nightjar ingest with the same data settings makes it",
+        )
+    return read_dataset(store, artifact)
+
+
+def with_possible_stages(config: Config) -> Config:
+    """Return ``config`` with the stages that are to run: a dataset of ``data.format=tables`` is made where it is read.
+
+    It is the configuration in another form, so nobody should have to ingest it first.
+
+    Raises:
+        DataError: A stage needs its rows; it has none.
+    """
+    if config.data.format != "tables":
+        return config
+    named = [STAGES.get(name) for name in config.stages]
+    for stage in named:
+        if stage.needs_rows:
+            raise DataError(
+                f"data={config.data.name} has data.format=tables, a list of tables without rows: it can be planned "
+                f"for, but {stage.name} needs click logs",
+                hint="stages=[ingest,plan], or data=synthetic, data=criteo or data=parquet with logs of your own",
+            )
+    wanted = set(config.stages)
+    for stage in named:
+        wanted |= {name for name in stage.inputs if not STAGES.get(name).inputs}
+    return replace(config, stages=[name for name in STAGES.names() if name in wanted])
+
+
+def discard(store: Store, step: Step) -> Step:
+    """Remove what ``step`` made before, manifests first, for ``force=true``; checkpoints that a version names stay.
+
+    Returns:
+        The step as it is to run now: a training whose former checkpoints stay begins in a directory beside them.
+
+    Raises:
+        DamagedError: It cannot be read what versions name; nothing is removed.
+    """
+    from pipeline.checkpoint.retention import clear
+
+    named = pins(store, run="") if step.scratch else {}
+    remove(store, step.path)
+    scratch = []
+    for directory in step.scratch:
+        parent, _, name = directory.rpartition("/")
+        base = name.partition(".")[0]
+        stays = False
+        for each in store.names(parent):
+            # ``<key>``, those of forced trainings (``<key>.2``), and of last checkpoints in another coding (``-int8``).
+            if each == base or each.startswith((f"{base}.", f"{base}-")):
+                stays |= bool(clear(store, f"{parent}/{each}", named)) and each == name
+        if stays:
+            directory = f"{parent}/{base}.{1 + _last_number(store, f'{parent}/{base}')}"
+            store.write_json(f"{directory}/{MARKER}", {"created": time.time()})
+        scratch.append(directory)
+    return replace(step, scratch=tuple(scratch))
+
+
+def current_directory(store: Store, directory: str) -> str:
+    """Return where the training continues whose checkpoints are in ``directory``, or beside it once it was forced.
+
+    That is the highest number, so later attempts and later commands resume from its own checkpoints alone.
+    """
+    number = _last_number(store, directory)
+    return directory if number == 1 else f"{directory}.{number}"
+
+
+def _last_number(store: Store, directory: str) -> int:
+    # The highest number that a forced training with checkpoints beside ``directory`` was given; 1 for none.
+    parent, _, base = directory.rpartition("/")
+    last = 1
+    for name in store.names(parent):
+        match = re.fullmatch(rf"{re.escape(base)}\.(\d+)", name)
+        if match is not None:
+            last = max(last, int(match[1]))
+    return last

@@ -24,7 +24,7 @@ multiprocessing.set_forkserver_preload(
         "pipeline.compose",
         "pipeline.report",
         "pipeline.launch.chain",
-        "pipeline.stages.promoting",
+        "pipeline.stages.release",
         "torch.export._trace",
         "pytest",
         "psutil",

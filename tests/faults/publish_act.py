@@ -9,8 +9,8 @@ from pipeline.publishing import commands, promotion
 from pipeline.publishing.served import SERVING, Description, local_version
 from pipeline.publishing.table_writer import WrittenTable, write_table
 from pipeline.records import TableLayout
-from pipeline.stages import promoting as stage
-from pipeline.stages.judging import WrittenModel
+from pipeline.stages import release as stage
+from pipeline.stages.release_gate import WrittenModel
 from pipeline.store import Store, artifact_key
 from tests.checkpoint import built
 from tests.faults.acts import WENT_ON, removed, require, whole

@@ -10,7 +10,7 @@ from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import clear
 from pipeline.errors import DamagedError
 from pipeline.records.runs import Step
-from pipeline.stages.cleanup import current_directory, discard
+from pipeline.stages.steps import current_directory, discard
 from pipeline.store import Store
 from pipeline.store.references import pins
 from tests.checkpoint.single import write as put

@@ -15,7 +15,7 @@ from pipeline.ingest.record_transform import RecordTransform
 from pipeline.publishing.served import ServedModel
 from pipeline.records import CalibratorRecord, GateRecord, read, weight_column
 from pipeline.serving.scorer import _Lists
-from pipeline.stages.calibrating import chosen_rows
+from pipeline.stages.release_gate import chosen_rows
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 from tests.commands import nightjar

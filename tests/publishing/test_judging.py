@@ -12,7 +12,7 @@ from pipeline.ingest.stage import ingest
 from pipeline.publishing.versions import version_path
 from pipeline.records import Best
 from pipeline.serving.incumbent_features import NotComparableError
-from pipeline.stages.judging import _open_best, _score_baseline
+from pipeline.stages.release_gate import _open_best, _score_baseline
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 from tests.publishing.made import config

@@ -18,7 +18,7 @@ from pipeline.publishing.program import PROGRAM
 from pipeline.publishing.served import SERVING, ServedModel
 from pipeline.records import DENSE, WEIGHTS
 from pipeline.specs import MODELS
-from pipeline.stages import judging
+from pipeline.stages import release_gate
 from pipeline.store import Store
 from tests.publishing import made
 from tests.publishing.test_line import V
@@ -107,12 +107,12 @@ def test_an_incumbent_of_other_code_holds_the_night(tmp_path: Path, monkeypatch:
         yield path
 
     for name, other in (("open_version", opened), ("translated", lambda *_: None), ("require_sound", lambda *_: None)):
-        monkeypatch.setattr(f"pipeline.stages.sharing.{name}", other)
+        monkeypatch.setattr(f"pipeline.stages.release_ranks.{name}", other)
     store = Store(str(tmp_path))
     settings = made.config(model="m")
     settings.gate.best_of_last = 1
     with store.draft("datasets/d", kind="dataset", key="d", config={}, inputs={}) as draft:
         dataset = draft.commit({})
-    with judging._open_models(settings, store, "candidate", dataset, V[4]) as found:
+    with release_gate._open_models(settings, store, "candidate", dataset, V[4]) as found:
         assert [*found.models] == ["candidate"]
         assert found.problem.endswith("was made by own 0.1.0")

@@ -12,7 +12,7 @@ from pipeline.publishing.versions import version_path
 from pipeline.records import GATE, ModelFigures, TableLayout
 from pipeline.records.gate import TaskComparison
 from pipeline.records.runs import Step
-from pipeline.stages.promoting import _card_figures, _description, _mappings, publish
+from pipeline.stages.release import _card_figures, _description, _mappings, publish
 from pipeline.store import Store
 from tests.publishing.made import SCHEMA, config
 from tests.records.made import figures, gate_record, interval

@@ -20,8 +20,8 @@ from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, gather_p
 from pipeline.compose import compose
 from pipeline.errors import NightjarError
 from pipeline.records import GateRecord
-from pipeline.stages.promoting import version_of
-from pipeline.stages.sharing import _version_here, dealt, join_ranks, open_version
+from pipeline.stages.release import version_of
+from pipeline.stages.release_ranks import _version_folder, dealt, join_ranks, open_version
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from tests.checkpoint.s3 import bucket
@@ -205,12 +205,12 @@ def test_damage_that_one_rank_meets_is_the_error_of_all(trained, tmp_path: Path)
 
 # What a rank is killed before: a piece of work of its own, for the second table; rank 0 may come to none of the tables.
 POINTS = {
-    "a table": ("sharing", "write_table", 1),
-    "the rest": ("promoting", "_write_rest", 0),
-    "scores of the first": ("sharing", "score_dataset", 0),
-    "scores of the second": ("sharing", "score_dataset", 1),
-    "the worth of features": ("sharing", "importance", 0),
-    "the worth of others": ("sharing", "importance", 1),
+    "a table": ("release_ranks", "write_table", 1),
+    "the rest": ("release", "_write_rest", 0),
+    "scores of the first": ("release_ranks", "score_dataset", 0),
+    "scores of the second": ("release_ranks", "score_dataset", 1),
+    "the worth of features": ("release_ranks", "importance", 0),
+    "the worth of others": ("release_ranks", "importance", 1),
 }
 
 
@@ -273,7 +273,7 @@ def test_one_rank_has_everything(tmp_path: Path) -> None:
 
 def opened(folder: Path, url: str, path: str, settings: dict) -> None:
     fsspec.config.conf["s3"] = settings
-    with _version_here(Store(url), path) as here, open_version(Store(url), path, 1 << 20) as served:
+    with _version_folder(Store(url), path) as here, open_version(Store(url), path, 1 << 20) as served:
         dense, ids = made.rows(20)
         found = {"folder": str(here), "logits": served.score(dense, ids).tolist()}
         (folder / f"{this_rank()}.json").write_text(json.dumps(found))

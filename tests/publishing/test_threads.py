@@ -15,7 +15,7 @@ from pipeline.records import TableLayout
 from pipeline.serving.permutation_importance import importance
 from pipeline.serving.scorer import run_in_threads
 from pipeline.serving.scores import score_dataset
-from pipeline.stages.sharing import write_tables
+from pipeline.stages.release_ranks import write_tables
 from pipeline.store import Draft, Store
 from pipeline.training.parquet import SplitReader
 from tests.checkpoint import built
@@ -106,7 +106,7 @@ def test_no_two_tables_are_written_from_one_reader(tmp_path, monkeypatch) -> Non
         given.append(own)
         return WrittenTable(layout, 0, None)
 
-    monkeypatch.setattr("pipeline.stages.sharing.write_table", write)
+    monkeypatch.setattr("pipeline.stages.release_ranks.write_table", write)
     write_tables(Draft(store, "v", "model", "k", {}, {}), readers, [*built.ROWS], "fp32")
     every = [id(each._blocks) for own in [readers, *given] for each in own]
     assert len(given) == len(built.ROWS) and len(set(every)) == len(every)

@@ -17,8 +17,8 @@ from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import commands, promotion, versions
 from pipeline.report.models import listing
-from pipeline.stages import promoting
-from pipeline.stages.promoting import _require_same_incumbent, publish
+from pipeline.stages import release
+from pipeline.stages.release import _require_same_incumbent, publish
 from pipeline.store import Store
 from tests.publishing.made import plain
 from tests.records.made import gate_record
@@ -339,14 +339,14 @@ def test_serving_a_later_version_by_hand_is_not_going_back(store: Store, publish
 
 def test_a_rollback_while_the_report_is_written_is_kept(store: Store, publishing: Publishing, monkeypatch) -> None:
     """After the stage has looked at what serves, and before it locks the model."""
-    real, between = promoting.write_report, iter([lambda: promotion.roll_back(store, "m", "complaints")])
+    real, between = release.write_report, iter([lambda: promotion.roll_back(store, "m", "complaints")])
 
     def write_report(*given) -> None:
         for act in between:
             act()
         real(*given)
 
-    monkeypatch.setattr(promoting, "write_report", write_report)
+    monkeypatch.setattr(release, "write_report", write_report)
     summary = publishing.run(KEY)
     assert summary["gate"]["verdict"] == "HOLD" and "(complaints)" in summary["gate"]["reasons"][0]
     assert promotion.read_current(store, "m").line == (A, B)

@@ -7,9 +7,8 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.schedule.backfill import missed_nights, run_nights
-from pipeline.schedule.dates import span
-from pipeline.schedule.nightly import read_record
+from pipeline.schedule.night_config import span
+from pipeline.schedule.nightly import missed_nights, read_record, run_nights
 from pipeline.store import Store
 from tests.logged import listen
 from tests.schedule.test_webhook import Hook, serving

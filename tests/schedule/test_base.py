@@ -15,7 +15,7 @@ from pipeline.plugins.kubernetes.manifests import schedule_config
 from pipeline.publishing.commands import collect
 from pipeline.publishing.promotion import promote, roll_back
 from pipeline.publishing.versions import version_path
-from pipeline.schedule.base import find_base, night_config, run_name
+from pipeline.schedule.night_config import find_base, night_config, run_name
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving

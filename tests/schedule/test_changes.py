@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.records import Base
-from pipeline.schedule.night_summary import _settings
+from pipeline.schedule.night_summary import _describe_settings
 from pipeline.store import Store
 
 CHECKPOINT = "runs/mon/checkpoints/k/step-00000010"
@@ -27,4 +27,4 @@ def test_a_batch_size_that_was_auto_and_is_carried_on_is_no_change(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"train:\n  global_batch: {value}\n")
     base = Base(version="v00001-00000000", day="", run="mon", checkpoint=CHECKPOINT, dataset="", plan="")
-    assert _settings(store, base, "tue") == changed
+    assert _describe_settings(store, base, "tue") == changed

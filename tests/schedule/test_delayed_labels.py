@@ -18,7 +18,7 @@ from pipeline.ingest.days import day_dataset
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.publishing.served import ServedModel
 from pipeline.records import CalibratorRecord, GateRecord, read
-from pipeline.stages.calibrating import chosen_rows
+from pipeline.stages.release_gate import chosen_rows
 from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
 

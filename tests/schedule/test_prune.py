@@ -21,9 +21,9 @@ from pipeline.records.runs import Step
 from pipeline.records.study import DONE, TRYING, TrialRecord, trial_path
 from pipeline.report import models
 from pipeline.schedule import store_gc
-from pipeline.schedule.backfill import last_night
-from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
+from pipeline.schedule.night_config import find_base, run_name
+from pipeline.schedule.nightly import last_night
 from pipeline.schedule.store_gc import remove
 from pipeline.store import Store
 from pipeline.store.lease import CHECKS

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from pipeline.schedule.webhook import deliver
+from pipeline.schedule.night_summary import deliver
 from tests import servers
 from tests.logged import listen
 from tests.waits import PATIENCE

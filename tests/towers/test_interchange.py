@@ -11,7 +11,7 @@ from pipeline.checkpoint.index import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
 from pipeline.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
-from pipeline.stages.assigning import kept_towers
+from pipeline.stages.inputs import towers_of_checkpoints
 from pipeline.store import Store
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
@@ -85,7 +85,7 @@ def regrouped(folder):
     run(folder, "other", "other", 1, DLRM, outcome(folder, "first")["final"], 1, other)
     made, _, towers = settings(1, 1, DLRM, other)
     store = Store(str(folder / "data"))
-    kept = kept_towers(made, store, committed(store, "runs/first/checkpoints/x"), towers)
+    kept = towers_of_checkpoints(made, store, committed(store, "runs/first/checkpoints/x"), towers)
     try:
         run(folder, "wrong", "first", 1, DLRM, None, 3, other)
         said = ""

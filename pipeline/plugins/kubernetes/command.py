@@ -143,7 +143,7 @@ def _schedule_config(options: argparse.Namespace) -> Config:
     from pipeline.config.kubernetes import cron_times
     from pipeline.plugins.kubernetes.job_manifest import require_cluster
     from pipeline.plugins.kubernetes.manifests import schedule_config
-    from pipeline.schedule.dates import gap_of
+    from pipeline.schedule.night_config import gap_of
 
     config = schedule_config(options.overrides)
     require_cluster(config)

@@ -19,7 +19,7 @@ from pipeline.plugins.kubernetes.pod_templates import (
     stage_account,
 )
 from pipeline.plugins.kubernetes.rbac import rules
-from pipeline.schedule.dates import ANY_DAY, night_zone, split_arguments
+from pipeline.schedule.night_config import ANY_DAY, night_zone, split_arguments
 
 NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone
 JOB = "NIGHTJAR_JOB"  # variable of the launcher's pod with the name of its job

@@ -13,7 +13,7 @@ from pipeline.launch.protocol import NightJob
 from pipeline.plugins.kubernetes.api_client import Api, connect
 from pipeline.plugins.kubernetes.job_kinds import cluster_runner, indexed_job_phase
 from pipeline.plugins.kubernetes.pod_templates import RUN_LABEL, Object, run_label
-from pipeline.schedule.base import run_name
+from pipeline.schedule.night_config import run_name
 
 PLURALS = {
     "ServiceAccount": "serviceaccounts",

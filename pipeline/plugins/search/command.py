@@ -114,7 +114,7 @@ def _searched(
     from pipeline.plugins.search.best_experiment import best_experiment, write_search
     from pipeline.plugins.search.loop import search, warning
     from pipeline.stages.execution import with_resolved_batch
-    from pipeline.stages.read import read_dataset
+    from pipeline.stages.inputs import read_dataset
 
     dataset = _dataset(config, store)
     if config.train.threads_per_rank:

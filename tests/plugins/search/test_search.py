@@ -24,7 +24,7 @@ from pipeline.plugins.search.search_store import SearchState, SearchStore
 from pipeline.records import SearchRecord, read
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
 from pipeline.stages.execution import with_resolved_batch
-from pipeline.stages.read import read_dataset
+from pipeline.stages.inputs import read_dataset
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader

@@ -1,8 +1,4 @@
-"""The publish stage on all ranks: tables, checks of bytes and scores are dealt out, and rank 0 gets the whole.
-
-Whoever writes a table or scores a row group does all of it with one thread, so the number of ranks changes no bit.
-Every function here is collective.
-"""
+"""The publish stage on all ranks: tables, checks of bytes and scores are shared out, and rank 0 gets the whole."""
 
 from __future__ import annotations
 
@@ -52,33 +48,36 @@ def join_ranks(config: Config) -> None:
 
 
 def dealt(costs: Mapping[str, float]) -> list[str]:
-    """The names for this rank: the dearest first, each to whoever has the least so far."""
-    loads, mine = [0.0] * world_size(), list[str]()
-    for name in sorted(costs, key=lambda each: (-costs[each], each)):
+    """Return the names for this rank: the dearest first, each to whoever has the least so far."""
+    loads, local = [0.0] * world_size(), list[str]()
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
         rank = loads.index(min(loads))
         loads[rank] += costs[name]
         if rank == this_rank():
-            mine.append(name)
-    return mine
+            local.append(name)
+    return local
 
 
 @contextlib.contextmanager
 def turns(names: Sequence[str], what: str) -> Iterator[Iterator[str]]:
-    """Of ``names`` those that this rank comes to take, one after the other, before another one does.
+    """Give this rank the next of ``names`` that no rank has begun, one after the other.
 
-    ``what``: tells this deal from the others of the same ranks. After an error of one rank, none gets any more.
+    After an error of one rank, none gets any more.
+
+    Args:
+        what: Tells this queue from the others of the same ranks.
     """
     if world_size() == 1:
         yield iter(names)
         return
     counter = PrefixStore("nightjar/turns", dist.distributed_c10d._get_default_store())
 
-    def given() -> Iterator[str]:
+    def next_names() -> Iterator[str]:
         while (turn := counter.add(what, 1)) <= len(names):
             yield names[turn - 1]
 
     try:
-        yield given()
+        yield next_names()
     except BaseException:
         counter.add(what, len(names))
         raise
@@ -86,9 +85,13 @@ def turns(names: Sequence[str], what: str) -> Iterator[Iterator[str]]:
 
 @contextlib.contextmanager
 def shared_draft(store: Store, path: str, **about: Any) -> Iterator[Draft]:
-    """A draft that all ranks write files of. Rank 0 holds it (``about``: of ``Store.draft``) and may commit it.
+    """Begin a draft that all ranks write files of. Rank 0 holds it and may commit it.
 
-    Raises LaunchError on all ranks where another process writes the same path.
+    Args:
+        about: As ``Store.draft`` takes it.
+
+    Raises:
+        LaunchError: On all ranks, where another process writes the same path.
     """
     with contextlib.ExitStack() as stack:
         drafts = [Draft(store, path, **about)]
@@ -105,43 +108,51 @@ def write_tables(
     readers: Sequence[ChainReader],
     tables: Sequence[str],
     coding: str,
-    beside: Callable[[], None] = lambda: None,
+    first: Callable[[], None] = lambda: None,
 ) -> dict[str, WrittenTable]:
-    """Write ``tables``: each by the next free rank, several of a rank side by side in its threads of torch.
+    """Write ``tables``: each by the next free rank, several of a rank at a time in its threads of torch.
 
-    Gives what became of each, by name, in order; ``draft`` knows the files of all ranks on rank 0. ``readers``: of the
-    checkpoints whose rows lie side by side. Each thread holds a window of a table in memory. ``beside``: what rank 0
-    does first, while the others begin.
+    Each thread holds a window of a table in memory.
+
+    Args:
+        draft: Knows the files of all ranks on rank 0 afterwards.
+        readers: Of the checkpoints whose rows are concatenated.
+        first: What rank 0 does before its tables, while the others begin.
+
+    Returns:
+        What became of each table, by name, in order.
     """
 
-    def written(table: str) -> WrittenTable:
-        return write_table(draft, [each.reopened() for each in readers], table, coding)
+    def write(table: str) -> WrittenTable:
+        return write_table(draft, [reader.reopened() for reader in readers], table, coding)
 
     dearest = sorted(tables, key=lambda name: -sum(each.tables[name].rows * each.tables[name].dim for each in readers))
-    own = dict[str, WrittenTable]()
+    local = dict[str, WrittenTable]()
 
-    def write() -> None:
-        with turns(dearest, f"tables of {draft.path}") as given:
+    def write_local() -> None:
+        with turns(dearest, f"tables of {draft.path}") as names:
             if this_rank() == 0:
-                beside()
-            mine, names = itertools.tee(given)
-            own.update(zip(mine, run_in_threads(written, names), strict=True))
+                first()
+            begun, names = itertools.tee(names)
+            local.update(zip(begun, run_in_threads(write, names), strict=True))
 
-    run_on_all_ranks("writing tables", write)  # an error of one is raised when none writes any more
+    run_on_all_ranks("writing tables", write_local)  # an error of one is raised when none writes any more
     files = {name: [entry.bytes, entry.checksum] for name, entry in draft.files.items()}
-    about = {name: [each.layout.to_json(), each.not_finite, each.trained is not None] for name, each in own.items()}
-    trained = [each.trained for each in own.values() if each.trained is not None]
-    found = dict[str, WrittenTable]()
+    about = {name: [each.layout.to_json(), each.not_finite, each.trained is not None] for name, each in local.items()}
+    trained = [each.trained for each in local.values() if each.trained is not None]
+    written = dict[str, WrittenTable]()
     for parcel in all_gather_parcels(Parcel([files, about], trained)):
-        theirs, bits = parcel.record, iter(parcel.arrays)
-        draft.files.update({name: FileEntry(*entry) for name, entry in theirs[0].items()})
-        for name, (layout, bad, known) in theirs[1].items():
-            found[name] = WrittenTable(TableLayout.from_json(layout), bad, next(bits) if known else None)
-    return {name: found[name] for name in tables}
+        files_of_rank, tables_of_rank = parcel.record
+        bits = iter(parcel.arrays)
+        for name, entry in files_of_rank.items():
+            draft.files[name] = FileEntry(*entry)
+        for name, (layout, not_finite, known) in tables_of_rank.items():
+            written[name] = WrittenTable(TableLayout.from_json(layout), not_finite, next(bits) if known else None)
+    return {name: written[name] for name in tables}
 
 
 def require_sound(store: Store, path: str) -> None:
-    """Every byte of the version at ``path`` is read, each file by one rank; ArtifactError names the first damage."""
+    """Read every byte of the version at ``path``, each file on one rank; ArtifactError names the first damage."""
 
     def read() -> None:
         artifact = store.get(path, "publish")
@@ -153,9 +164,9 @@ def require_sound(store: Store, path: str) -> None:
 
 @contextlib.contextmanager
 def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True) -> Iterator[ServedModel]:
-    """The version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
+    """Open the version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's contract
-    with _version_here(store, path) as folder:
+    with _version_folder(store, path) as folder:
         opened = list[ServedModel]()
         run_on_all_ranks(
             f"opening {path}", lambda: opened.append(ServedModel(folder, memory, calibrate=calibrate, ranks=ranks))
@@ -164,26 +175,27 @@ def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True
 
 
 @contextlib.contextmanager
-def _version_here(store: Store, path: str) -> Iterator[Path]:
-    """The files of a version in a folder of this host; from an object store, one rank of each host fetches them."""
+def _version_folder(store: Store, path: str) -> Iterator[Path]:
+    # The files of a version in a folder of this host; from an object store, one rank of each host fetches them.
     if store.is_local or world_size() == 1:
         with local_version(store, path) as folder:
             yield folder
         return
     host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun's contract
-    with tempfile.TemporaryDirectory(prefix="nightjar-version-") as own:
+    with tempfile.TemporaryDirectory(prefix="nightjar-version-") as local:
 
         def fetch() -> list[str] | None:
-            if leads:
-                fetch_version(store, path, own)
-            return [host, own] if leads else None
+            if not leads:
+                return None
+            fetch_version(store, path, local)
+            return [host, local]
 
         folders = dict(each for each in run_on_all_ranks(f"fetching {path}", fetch) if each)
         yield Path(folders[host])
 
 
 def translated(store: Store, dataset: str, version: str, allow: Collection[str] = ()) -> Translation:
-    """``translation``; NotComparableError on all ranks where one of them finds a reason."""
+    """Return ``translation``; NotComparableError on all ranks where one of them finds a reason."""
     made = list[Translation]()
 
     def read() -> str | None:
@@ -193,8 +205,9 @@ def translated(store: Store, dataset: str, version: str, allow: Collection[str] 
             return str(error)
         return None
 
-    if problem := next(filter(None, run_on_all_ranks(f"reading how {version} reads rows", read)), None):
-        raise NotComparableError(problem)
+    for problem in run_on_all_ranks(f"reading how {version} reads rows", read):
+        if problem:
+            raise NotComparableError(problem)
     return made[0]
 
 
@@ -204,36 +217,35 @@ def score_on_ranks(
     trained: Mapping[str, Any],
     slices: list[str],
 ) -> DatasetScores | None:
-    """``score_dataset``, every row group on one of the ranks: on rank 0 all scores in row order, None elsewhere."""
+    """Run ``score_dataset``, every row group on one of the ranks: all scores in row order on rank 0, None elsewhere."""
     ranks, names = world_size(), [*models]
-    own = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
-    columns = [*(own.logits[name] for name in names), *(own.codes[name] for name in slices)]
-    parcels = gather_parcels(Parcel([own.lookups, own.served], [part for parts in columns for part in parts]))
+    local = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
+    columns = [*(local.logits[name] for name in names), *(local.codes[name] for name in slices)]
+    parcels = gather_parcels(Parcel([local.lookups, local.served], [part for parts in columns for part in parts]))
     if not parcels:
         return None
-    whole = DatasetScores({name: [] for name in names}, {name: [] for name in slices})
+    scores = DatasetScores({name: [] for name in names}, {name: [] for name in slices})
     for group in range(len(split.groups)):
+        # A parcel has the parts of its rank column by column, of each column those of the rank's groups in order.
         rank, place = group % ranks, group // ranks
         count = len(range(rank, len(split.groups), ranks))
         parts = parcels[rank].arrays[place::count]
-        whole.add(
-            DatasetScores(
-                {name: [part] for name, part in zip(names, parts, strict=False)},
-                {name: [part] for name, part in zip(slices, parts[len(names) :], strict=True)},
-            )
-        )
+        logits = {name: [part] for name, part in zip(names, parts, strict=False)}
+        codes = {name: [part] for name, part in zip(slices, parts[len(names) :], strict=True)}
+        scores.add(DatasetScores(logits, codes))
     for parcel in parcels:
-        whole.add(DatasetScores({}, {}, *parcel.record))
-    return whole
+        scores.add(DatasetScores({}, {}, *parcel.record))
+    return scores
 
 
 def importance_on_ranks(
     split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
 ) -> dict[str, Importance]:
-    """``importance``, every group on one of the ranks: on rank 0 that of all in their order, empty elsewhere."""
-    mine = {name: groups[name] for name in [*groups][this_rank() :: world_size()]}
-    own = importance(split, model, mine, rows, seed)
-    found = dict[str, Importance]()
-    for parcel in gather_parcels(Parcel({name: each.to_json() for name, each in own.items()})):
-        found |= {name: Importance.from_json(each) for name, each in parcel.record.items()}
-    return {name: found[name] for name in groups if name in found}
+    """Run ``importance``, every group on one of the ranks: that of all in their order on rank 0, empty elsewhere."""
+    local_groups = {name: groups[name] for name in [*groups][this_rank() :: world_size()]}
+    local = importance(split, model, local_groups, rows, seed)
+    gathered = dict[str, Importance]()
+    for parcel in gather_parcels(Parcel({name: each.to_json() for name, each in local.items()})):
+        for name, each in parcel.record.items():
+            gathered[name] = Importance.from_json(each)
+    return {name: gathered[name] for name in groups if name in gathered}

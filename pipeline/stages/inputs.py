@@ -1,0 +1,264 @@
+"""What a stage takes from committed artifacts: schema, plan, towers, and what a training takes from an earlier one."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.config.secrets import recorded
+from pipeline.errors import ArtifactError, ConfigError, DamagedError, NightjarError, UnreachableError
+from pipeline.launch.run_records import read_steps
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.plan import Plan
+from pipeline.records.record import read
+from pipeline.records.runs import Step, run_directory
+from pipeline.records.towers import Towers
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
+
+INIT_FROM = "checkpoint.init_from="  # as it is typed
+# Of ``train.global_batch=auto``; a batch is in samples.
+MIN_STEPS = 200  # of an epoch: fewer updates leave a model that has hardly begun to learn
+MAX_BATCH = 4096  # what the default learning rates are meant for
+MIN_BATCH = 64  # below, a step costs as much and its gradient is mostly noise
+BATCH_MULTIPLE = 64  # ranks get equal parts
+log = logging.getLogger(__name__)
+
+
+def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
+    """Read what planning needs of a committed dataset: its schema and profile."""
+    schema = read(DatasetSchema, store, f"{artifact.path}/schema.json")
+    return schema, read(Profile, store, f"{artifact.path}/profile.json")
+
+
+def read_towers(
+    config: Config, store: Store, inputs: Mapping[str, Artifact], checkpoints: Sequence[Artifact]
+) -> tuple[Plan, Towers]:
+    """Read the plan and the towers to train by: with towers, the plan refined for their hosts.
+
+    Args:
+        checkpoints: Of this training, oldest first; the towers of the newest one stay.
+    """
+    partition = inputs["partition"]
+    towers = read(Towers, store, f"{partition.path}/towers.json")
+    if towers.is_flat:
+        return read_plan(store, inputs["plan"]), towers
+    former = towers_of_checkpoints(config, store, checkpoints, towers)
+    if former == towers:
+        return read_plan(store, partition), towers
+    log.info("this hardware would divide the features otherwise; they stay in the towers of the checkpoints")
+    schema, profile = read_dataset(store, inputs["ingest"])
+    return refine_plan(config, schema, profile, former, inputs["ingest"].key), former
+
+
+def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
+    """Plan the tables of each group of tower hosts on its own hosts, as one plan of all ranks.
+
+    Args:
+        key: The key of the dataset.
+
+    Raises:
+        PlanError: The tables of a group do not fit its hosts.
+        ConfigError: Pins, types or hardware figures cannot be.
+    """
+    from pipeline.planning.cost import step_ms
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.planning.planner import make_plan
+    from pipeline.planning.step_prediction import Crossing, beyond_tower_ms
+    from pipeline.towers.assignment import modules_costs
+    from pipeline.towers.layout import layout_of, tower_hosts_settings, united_plan
+
+    layout = layout_of(towers, schema.vectors, config.hardware.hosts, config.hardware.ranks_per_host)
+    module, dim = layout.towers.module, config.model.embedding_dim
+    plans = []
+    for group in layout.tower_hosts:
+        # The tables of this group, planned on its hosts alone.
+        local = schema.with_vectors([name for name in schema.vectors if name in group.features])
+        tables = [table.name for table in local.tables]
+        settings, hardware = tower_hosts_settings(config.plan, config.hardware, group, tables)
+        inputs = dataclasses.replace(PlanInputs.of(config, local, profile), plan=settings, hardware=hardware)
+        plan = make_plan(inputs, key)
+
+        # What a sample sends between these hosts and the others comes on top.
+        remote = schema.with_vectors([name for name in layout.features if name not in group.features])
+        sizes = [len(layout.towers.towers[number].features) for number in group.towers]
+        crossing = Crossing(
+            ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
+            own=sum(module.vectors(size) for size in sizes),
+            vectors=layout.vectors,
+            dim=dim if module.name == "pass_through" else module.dim,
+            groups=len(layout.tower_hosts),
+            modules=modules_costs(module, sizes, dim),
+        )
+        extra = beyond_tower_ms(inputs, config.hardware, crossing)
+        phases = [{name: round(ms + extra[name], 6) for name, ms in rank.items()} for rank in plan.phases]
+        plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
+    return united_plan(layout, plans, [table.name for table in schema.tables])
+
+
+def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
+    """Return the towers of the newest readable checkpoint, on this hardware; ``towers`` where it has none or the same.
+
+    Args:
+        checkpoints: Of one training, oldest first.
+    """
+    from pipeline.checkpoint.reader import read_state
+    from pipeline.towers.assignment import towers_of
+
+    # The assignment depends on the hardware, through the loads; what a module has learned depends on its features.
+    for checkpoint in reversed(checkpoints):
+        try:
+            former = read_state(store, checkpoint)["train"].get("towers", {})
+        except DamagedError:
+            continue  # restoring skips it too
+        assigned = list(former.values())
+        if not former or assigned == [list(tower.features) for tower in towers.towers]:
+            return towers
+        features = [name for tower in towers.towers for name in tower.features]
+        return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
+    return towers
+
+
+def read_plan(store: Store, artifact: Artifact) -> Plan:
+    """Read the sharding plan of a committed plan or partition artifact; ArtifactError where it was changed since."""
+    try:
+        store.verify(artifact, "plan.json")
+    except ArtifactError as error:
+        raise ArtifactError(error.message, hint=f"nightjar {artifact.kind} force=true makes it again") from None
+    return read(Plan, store, f"{artifact.path}/plan.json")
+
+
+def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
+    """Return what the train key covers of ``checkpoint.init_from``: the checkpoint it names, by its key and step.
+
+    Args:
+        dataset: The key of the dataset.
+
+    Raises:
+        ArtifactError: There is no such checkpoint.
+        ConfigError: It does not go with the settings.
+    """
+    from pipeline.checkpoint.config_compatibility import check_changes
+    from pipeline.checkpoint.reference import find_checkpoint
+
+    options = config.checkpoint
+    if options.init_from == config.run:
+        raise ConfigError(
+            f"checkpoint.init_from is {options.init_from!r}, the run itself, which goes on from its own checkpoints",
+            hint="checkpoint.init_from=null, or a step of it: checkpoint.init_from=<run>/step-00000100",
+        )
+    recorded_start = None if config.force else recorded_init(config, store)[1]
+    try:
+        artifact = find_checkpoint(store, str(options.init_from), *(recorded_start or ()), option=INIT_FROM)
+    except ArtifactError:
+        if recorded_start is None:
+            raise
+        # Removed since; training has checkpoints of its own.
+        return {"key": recorded_start[0], "step": recorded_start[1]}
+    if "train" in config.stages:
+        check_changes(artifact, recorded(config), options, config.data, dataset)
+    return {"key": artifact.key, "step": artifact.summary["step"]}
+
+
+def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]] | tuple[None, None]:
+    """Return what this run recorded when it began from the checkpoint of the same name; Nones where it did not.
+
+    A run that goes on must not begin anew because the other run has newer checkpoints by now.
+
+    Returns:
+        Its configuration then, and the checkpoint's key and step.
+    """
+    from pipeline.compose import from_yaml
+
+    run = str(config.run)
+    path = f"{run_directory(run)}/config.yaml"
+    if not store.exists(path):
+        return None, None
+    try:
+        with store.open(path) as source:
+            former = from_yaml(source.read().decode())
+        init = next(step.config.get("init") for step in read_steps(store, run) if step.name == "train")
+    except (NightjarError, StopIteration):
+        return None, None
+    if former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
+        return None, None
+    return former, (init["key"], init["step"])
+
+
+def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
+    """Find the checkpoint that training starts from, the one its key names; None also where it goes on by itself."""
+    covered = step.config.get("init")
+    if not isinstance(covered, dict):
+        return None
+    from pipeline.checkpoint.index import committed
+    from pipeline.checkpoint.reference import find_checkpoint
+
+    try:
+        name = str(config.checkpoint.init_from)
+        return find_checkpoint(store, name, covered["key"], covered["step"], option=INIT_FROM)
+    except ArtifactError:
+        if committed(store, step.scratch[0]):
+            return None
+        raise
+
+
+def automatic_batch(rows: int) -> int:
+    """Return the samples of a step: an epoch of 200 steps or more, in multiples of 64 between 64 and 4,096.
+
+    So fewer than 12,800 rows give fewer than 200 steps. The number never depends on the hardware: a training that goes
+    on elsewhere takes the same batches.
+
+    Args:
+        rows: Train rows; 0 where they are not known, as for a list of tables.
+    """
+    if rows == 0:
+        return MAX_BATCH
+    return min(MAX_BATCH, max(MIN_BATCH, rows // MIN_STEPS // BATCH_MULTIPLE * BATCH_MULTIPLE))
+
+
+def with_batch(config: Config, rows: int) -> Config:
+    """Return ``config`` with ``train.global_batch`` as a number where it is auto, for a dataset of ``rows`` train rows.
+
+    Raises:
+        ConfigError: That number is smaller than the number of ranks.
+    """
+    if isinstance(config.train.global_batch, int):
+        return config
+    batch, ranks = automatic_batch(rows), config.hardware.workers
+    if batch < ranks:
+        raise ConfigError(
+            f"train.global_batch=auto is {batch} for {rows:,} train rows, expected at least one sample for each of "
+            f"the {ranks} ranks",
+            hint=f"train.global_batch={64 * ranks}, or fewer ranks: hardware.hosts=1",
+        )
+    return _replace_batch(config, batch)
+
+
+def with_former_batch(config: Config, store: Store) -> Config:
+    """Return ``config`` with an automatic ``train.global_batch`` as in the checkpoint ``checkpoint.init_from`` names.
+
+    So one night takes the batches of the night before. Where training starts from nothing, or where that checkpoint
+    cannot be read, it stays: ``covered_init`` says what is wrong with it.
+    """
+    if isinstance(config.train.global_batch, int) or config.checkpoint.init_from is None:
+        return config
+    from pipeline.checkpoint.reference import find_checkpoint
+
+    former, start = (None, None) if config.force else recorded_init(config, store)
+    try:
+        artifact = find_checkpoint(store, config.checkpoint.init_from, *(start or ()))
+    except UnreachableError:
+        raise
+    except ArtifactError:
+        # A checkpoint removed since then counts by what this run recorded when it began.
+        return config if former is None else _replace_batch(config, former.train.global_batch)
+    return _replace_batch(config, artifact.config.get("train", {}).get("global_batch"))
+
+
+def _replace_batch(config: Config, batch: object) -> Config:
+    if not isinstance(batch, int):
+        return config
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, global_batch=batch))

@@ -1,0 +1,427 @@
+"""The publish stage's gate: models score the same rows, a share of them fits the calibrator, the gate decides."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config import Config
+from pipeline.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
+from pipeline.publishing import versions
+from pipeline.publishing.promotion import better_by_record
+from pipeline.records.dataset import LABEL, MISSING_ROW, SPLIT_HOUR, UNSEEN_ROW, DatasetSchema
+from pipeline.records.gate import GATE, Best, Calibrated, GateRecord
+from pipeline.records.model_version import CALIBRATOR, CalibrationCurve, CalibratorRecord
+from pipeline.records.record import read
+from pipeline.records.result import IngestPart
+from pipeline.records.runs import Step
+from pipeline.records.towers import Towers
+from pipeline.specs.gate_check import ScoredRows, ScoredTask, SliceColumn
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import Artifact
+from pipeline.units import MIB
+
+if TYPE_CHECKING:
+    from pipeline.training.parquet import SplitReader
+
+LOGITS = "logits.npy"
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """The model as written: tables by name, values that are not finite by table or parameter, number of members."""
+
+    tables: dict[str, Any]
+    not_finite: dict[str, int]
+    members: int = 1
+
+
+def judge_version(
+    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: WrittenModel
+) -> GateRecord | None:
+    """Score the version in ``draft`` and the others; returns the gate's record on rank 0. Collective.
+
+    Args:
+        inputs: The artifacts of the earlier stages, by name.
+        draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
+            of the held-out rows and written, and the other rows are judged with it.
+    """
+    from pipeline.evaluation.gate.gate import judge
+    from pipeline.evaluation.gate.measure import former_figures, measure
+    from pipeline.serving.ensemble_cost import serving_cost
+    from pipeline.stages.release_ranks import score_on_ranks
+    from pipeline.training.parquet import SplitReader
+
+    # 1. All ranks score the held-out rows: as the candidate serves them, the incumbent, the best of the last versions.
+    dataset = inputs["ingest"]
+    split = SplitReader(store, dataset, "test")
+    split.spread(config.gate.max_rows)
+    owners = {column.name: column.owner for column in split.schema.sparse}
+    codes = owners.keys() | {sequence.name for sequence in split.schema.sequences}
+    features = [
+        name for name in dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices]) if name in codes
+    ]
+    incumbent = cast(str | None, step.config.get("incumbent"))
+    with _open_models(config, store, draft.path, dataset, incumbent) as opened:
+        looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
+        trained = {name: written.tables[table].trained for name, table in looked_up.items()}
+        scores = score_on_ranks(split, opened.models, trained, features)
+        measured = _measure_importance(config, store, inputs, split, opened.models["candidate"][0])
+        if scores is None:
+            return None
+        if written.members > 1:
+            layouts = {name: table.layout for name, table in written.tables.items()}
+            measured["cost"] = serving_cost(split, opened.models, layouts, written.members)
+
+    # 2. Rank 0 goes on alone: a share of the rows fits the calibrator, where one is asked for.
+    logits = {name: np.concatenate(parts or [np.zeros(0, np.float32)]) for name, parts in scores.logits.items()}
+    uncalibrated = _main_task(logits["candidate"])
+    fitted = fit_calibrator(config, split, logits["candidate"], scores.codes)
+    if fitted is not None:
+        draft.write_json(CALIBRATOR, fitted.record.to_json())
+        logits["candidate"] = fitted.logits
+
+    # 3. The other rows, or all of them, are what the gate judges by.
+    scored = ScoredRows(
+        labels=split.column(LABEL),
+        candidate=_main_task(logits["candidate"]),
+        incumbent=_main_task(logits.get("incumbent")),
+        best=_main_task(logits.get("best")),
+        baseline=None if incumbent else _score_baseline(config, store, dataset, split),
+        trained=_main_task(_trained_logits(store, inputs["evaluate"], split)),
+        slices=_slice_columns(config, store, dataset, split, scores.codes),
+        tasks=_score_tasks(split, opened.models, logits),
+        weights=split.row_weights(),
+    )
+    if fitted is not None:
+        scored = replace(scored, uncalibrated=uncalibrated, calibrated=fitted.about).select_rows(fitted.judged)
+
+    # 4. Figures, what else publishing knows, and the verdict.
+    record = measure(scored, config.gate, config.seed)
+    best, former = opened.best, None
+    if best is not None and record.best is not None:
+        best = replace(record.best, version=best.version, notes=best.notes)
+    if incumbent:
+        path = f"{versions.version_path(config.model_name, incumbent)}/{GATE}"
+        former = former_figures(read(GateRecord, store, path)) if store.exists(path) else None
+    record = replace(
+        record,
+        best=best,
+        incumbent_version=incumbent,
+        weights_not_finite=written.not_finite,
+        coverage=scores.coverage(),
+        former=former,
+        not_comparable=opened.problem or None,
+        young_labels=_explain_young_labels(dataset),
+        **measured,
+    )
+    return judge(record, config.gate, scored)
+
+
+def _main_task(logits: Any) -> Any:
+    # Logits [n] of the main task, of those [n] or [n, T] of one or several tasks; None of None.
+    return logits if logits is None or logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
+
+
+def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
+    # The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some.
+    labels, weights, scored = split.labels(), split.row_weights(), {}
+    known: dict[str, str] = {}
+    if "incumbent" in models:
+        known = models["incumbent"][0].description.tasks or {}
+    for place, task in enumerate(split.schema.tasks, start=1):
+        incumbent = None
+        if known.get(task.name) == task.kind:
+            incumbent = logits["incumbent"][:, 1 + list(known).index(task.name)]
+        scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], incumbent, weights)
+    return scored
+
+
+def _measure_importance(
+    config: Config, store: Store, inputs: dict[str, Artifact], split: Any, candidate: Any
+) -> dict[str, Any]:
+    # The candidate's features and towers by importance, as entries of the record; none unless asked for. Collective.
+    from pipeline.stages.release_ranks import importance_on_ranks
+
+    rows, schema = config.gate.importance_rows, split.schema
+    if not rows or not split.rows:
+        return {}
+    features = [*schema.dense, *(column.name for column in schema.sparse)]
+    columns = {name: [name] for name in features}
+    for sequence in schema.sequences:
+        columns[sequence.name] = [column.name for column in sequence.columns]
+    measured = {"importance": importance_on_ranks(split, candidate, columns, rows, config.seed)}
+    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
+    if not towers.is_flat:
+        groups = {}
+        for number, tower in enumerate(towers.towers):
+            groups[f"tower {number}"] = [column for name in tower.features for column in columns[name]]
+        measured["tower_importance"] = importance_on_ranks(split, candidate, groups, rows, config.seed)
+    return measured
+
+
+@dataclass
+class _OpenModels:
+    """The ``models`` to score, each with its translation.
+
+    ``problem``: why the incumbent is not among them ("": it is, or there is none). ``best``: for the record, without
+    figures; None where it is not asked for.
+    """
+
+    models: dict[str, Any]
+    problem: str = ""
+    best: Best | None = None
+
+
+@contextlib.contextmanager
+def _open_models(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_OpenModels]:
+    # Candidate (uncalibrated), incumbent and the best of the versions before it. Collective: each rank opens them all.
+    from pipeline.serving.incumbent_features import NotComparableError
+    from pipeline.stages.release_ranks import open_version, require_sound, translated
+
+    model, memory = config.model_name, int(config.publish.cache_mib * MIB)
+    with contextlib.ExitStack() as stack:
+
+        def open_other(version: str) -> Any:
+            path = versions.version_path(model, version)
+            translation = translated(store, dataset.path, path, config.checkpoint.allow)
+            return stack.enter_context(open_version(store, path, memory)), translation
+
+        candidate = stack.enter_context(open_version(store, path, memory, calibrate=False))
+        opened = _OpenModels({"candidate": (candidate, None)})
+        if incumbent:
+            # Figures of a damaged incumbent would let a bad candidate through, so every byte is read.
+            try:
+                require_sound(store, versions.version_path(model, incumbent))
+            except ArtifactError as error:
+                hint = f"nightjar rollback {model}, which the gate then compares with"
+                raise ArtifactError(error.message, hint=hint) from None
+            try:
+                opened.models["incumbent"] = open_other(incumbent)
+            except NotComparableError as error:
+                opened.problem = str(error)
+            except OtherCodeError as error:  # what is installed would score as a model that never served
+                opened.problem = error.message
+        if incumbent and config.gate.best_of_last > 1:
+            opened.best = _open_best(config, store, incumbent, open_other, opened.models)
+        yield opened
+
+
+def _open_best(
+    config: Config, store: Store, incumbent: str, open_model: Callable[[str], Any], models: dict[str, Any]
+) -> Best:
+    # Put the best of the last versions under "best" of ``models``, where it is another one than the incumbent. One that
+    # is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
+    from pipeline.checkpoint.collectives import run_on_rank0
+    from pipeline.serving.incumbent_features import NotComparableError
+    from pipeline.stages.release_ranks import require_sound
+
+    def is_committed(path: str) -> bool:
+        return store.find(path) is not None
+
+    notes, model, count = list[str](), config.model_name, config.gate.best_of_last
+    by_record = run_on_rank0("looking for better versions", lambda: better_by_record(store, model, incumbent, count))
+    for version in by_record:
+        path = versions.version_path(model, version)
+        try:
+            if not run_on_rank0(f"looking for {version}", partial(is_committed, path)):
+                notes.append(f"{version}, which was better by its record, is gone")
+                continue
+            require_sound(store, path)
+            models["best"] = open_model(version)
+            return Best(version=version, notes=tuple(notes))
+        except UnreachableError:
+            raise
+        except (ArtifactError, NotComparableError) as error:
+            notes.append(f"{version}, which was better by its record, cannot be scored: {error}")
+    return Best(version=incumbent, notes=tuple(notes))
+
+
+def _score_baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
+    # Logits that a quick simple model, trained on the train rows, gives the rows of ``test``; None: not asked for.
+    from pipeline.evaluation.baseline import Baseline
+    from pipeline.serving.scores import row_blocks
+    from pipeline.training.parquet import SplitReader
+
+    train = SplitReader(store, dataset, "train")
+    if config.gate.min_baseline_gain is None or not train.rows:
+        return None
+    train.spread(config.gate.max_rows)
+    simple = Baseline({column.name: column.rows for column in train.schema.sparse}, len(train.schema.dense))
+    simple.fit(row_blocks(train))
+    return np.concatenate([np.zeros(0, np.float32), *(simple.score(block) for block in row_blocks(test))])
+
+
+def read_logits(store: Store, evaluation: Artifact) -> np.ndarray:
+    """Read the logits [n], or [n, T] of several tasks, that the trained model gave the held-out rows, as verified."""
+    store.verify(evaluation, LOGITS)
+    with store.open(f"{evaluation.path}/{LOGITS}") as source:
+        logits: np.ndarray = np.load(io.BytesIO(source.read()), allow_pickle=False)
+    return logits
+
+
+def _trained_logits(store: Store, evaluation: Artifact, split: Any) -> np.ndarray | None:
+    # What the trained model gave the rows of ``split``; None where its evaluation kept no logits.
+    if LOGITS not in evaluation.files:
+        return None
+    logits = read_logits(store, evaluation)
+    return np.concatenate([logits[group.first : group.first + group.rows] for group in split.groups])
+
+
+def _slice_columns(
+    config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]
+) -> Any:
+    # The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers.
+    columns = {}
+    for name in config.gate.slices:
+        if name in codes:
+            names = slice_names(store, dataset, split.schema, name)
+            columns[name] = SliceColumn(codes=np.concatenate(codes[name]), names=names)
+            continue
+        try:
+            columns[name] = SliceColumn(codes=split.column(name).astype(np.int64))
+        except (ArtifactError, KeyError):
+            raise ConfigError(
+                f"gate.slices names {name!r}, expected sparse features or another column of the dataset",
+                hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
+            ) from None
+    return columns
+
+
+def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: str) -> dict[int, str]:
+    """Return what the values of a slice are called: of a sparse feature raw ids, where the dataset keeps them.
+
+    Of a sequence the slices are ranges of its length.
+    """
+    import pyarrow.parquet as pq
+
+    from pipeline.serving.scores import length_names
+
+    for sequence in schema.sequences:
+        if sequence.name == name:
+            return length_names(sequence)
+    owners = {column.name: column.owner for column in schema.sparse}
+    names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(unseen or rare)"}
+    file = f"vocab/{owners.get(name, name)}.parquet"
+    if file in dataset.files:
+        with store.open(f"{dataset.path}/{file}") as source:
+            table = pq.read_table(source, columns=["row", "id"])
+        names |= dict(zip(table["row"].to_pylist(), map(str, table["id"].to_pylist()), strict=True))
+    return names
+
+
+def _explain_young_labels(dataset: Artifact) -> str | None:
+    # That clicks of the dataset's rows may still come, in words; None where its labels are final.
+    part = IngestPart.from_json(dataset.summary)
+    if not part.labels_young:
+        return None
+    return (
+        f"labels have the clicks until {part.labels_until} and are final with those of {part.labels_final}: all "
+        "figures are of young labels"
+    )
+
+
+@dataclass(frozen=True)
+class FittedCalibrator:
+    """A calibrator, the candidate's ``logits`` of all rows with it, and the rows [n] that it was not fitted on.
+
+    ``about``: what the gate's record says of it, without figures. Where logits are not finite, which the gate holds, it
+    has no curves and was fitted on no rows.
+    """
+
+    record: CalibratorRecord
+    logits: NDArray[np.float32]
+    judged: NDArray[np.bool_]
+    about: Calibrated | None = None
+
+
+def fit_calibrator(
+    config: Config, split: SplitReader, logits: NDArray[np.float32], codes: dict[str, list[NDArray[np.integer]]]
+) -> FittedCalibrator | None:
+    """Fit the calibrator of a model on a share of the held-out rows; None where none is asked for.
+
+    Args:
+        logits: Of the rows of ``split`` by the model, [n], or [n, T] of several tasks.
+        codes: Rows of the table of the slices' feature, by row group.
+
+    Raises:
+        DataError: The rows to fit on are of one class. A further task of which this holds has no curve.
+    """
+    from pipeline.evaluation.calibration_curves import calibrated, fit_curve
+
+    options, spec = config.publish.calibrator, config.publish.calibrator.spec
+    if spec is None:
+        return None
+    record = CalibratorRecord(method=spec.name, share=options.share, slices=options.slices)
+    if not np.isfinite(logits).all():
+        return FittedCalibrator(record, logits, np.ones(len(logits), bool))
+    slices = None if options.slices is None else np.concatenate(codes[options.slices])
+    hours = split.column(SPLIT_HOUR) if config.data.split.by == "hours" else None
+    chosen = chosen_rows(split, options.share, config.seed, hours)
+    weights = split.row_weights()
+
+    # Labels [n] of every task in the order of the logits, NaN where missing; those without classes have no curve.
+    further, labels_of = split.labels(), {MAIN_TASK: split.column(LABEL)}
+    for task in split.schema.tasks:
+        classes = LABEL_KINDS.get(task.kind).classes
+        labels_of[task.name] = further[task.name] if classes else np.full(split.rows, np.nan, np.float32)
+    columns = logits[:, None] if logits.ndim == 1 else logits
+    curves = dict[str, CalibrationCurve]()
+    for place, (name, labels) in enumerate(labels_of.items()):
+        rows = np.flatnonzero(chosen & np.isfinite(labels))
+        if name != MAIN_TASK and len(np.unique(labels[rows])) < 2:
+            continue
+        curves[name] = fit_curve(
+            spec,
+            labels[rows],
+            columns[rows, place],
+            None if weights is None else weights[rows],
+            None if slices is None else slices[rows],
+            options.slice_values,
+        )
+
+    record = replace(record, curves=curves)
+    main = curves[MAIN_TASK]
+    about = Calibrated(
+        method=record.method,
+        rows=main.rows,
+        clicks=main.clicks,
+        slices=record.slices,
+        values=len(main.shifts or ()) if record.slices else None,
+    )
+    ids = {} if options.slices is None else {options.slices: slices}
+    tasks = [task.name for task in split.schema.tasks]
+    return FittedCalibrator(record, calibrated(record, tasks, logits, ids), ~chosen, about)
+
+
+def chosen_rows(
+    split: SplitReader, share: float, seed: int, hours: NDArray[np.floating] | None = None
+) -> NDArray[np.bool_]:
+    """Choose the rows [n] of ``split`` that the calibrator is fitted on: about ``share`` of them.
+
+    Args:
+        hours: [n], of test rows that are the last hours of a day. The first of these hours fit the curve, so that it is
+            judged as it will serve, by what comes later. Without hours, or of one alone: rows by a hash of ``seed`` and
+            number.
+    """
+    if hours is not None and len(hours) and hours.min() != hours.max():
+        values, counts = np.unique(hours, return_counts=True)
+        before = np.cumsum(counts)[:-1] / len(hours)  # the share of rows in an hour and those before it
+        return np.asarray(hours <= values[int(np.argmin(np.abs(before - share)))])
+    # SplitMix64's finaliser (Steele et al. 2014) of the rows' numbers, so that neighbours fall independently.
+    numbers = [np.arange(group.first, group.first + group.rows, dtype=np.uint64) for group in split.groups]
+    mixed = np.concatenate([np.zeros(0, np.uint64), *numbers])
+    with np.errstate(over="ignore"):
+        mixed = (mixed + np.uint64(seed % 2**32 + 1) * np.uint64(2**32)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return np.asarray((mixed >> np.uint64(32)) < np.uint64(round(share * 2.0**32)))
