@@ -13,12 +13,11 @@ from pipeline.records.gate import HOLD, Curve
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
 from pipeline.records.result import Evaluation, IngestPart, PlanPart, Result, TrainPart
-from pipeline.report.charts import run_figures
+from pipeline.report.charts import run_figures, sequence_figures
 from pipeline.report.gate import GATE_PAGE
 from pipeline.report.page import from_template, pill
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
-from pipeline.report.sequences import sequence_figures
 from pipeline.report.summary import doubts, error_text, hosts_lines, reachable_gain
 from pipeline.report.tables import (
     MOST_REASONS,
@@ -79,15 +78,24 @@ def write_report(store: Store, run: str) -> str:
 def read_run(store: Store, run: str) -> ReportData:
     """Read what is known about ``run``; ArtifactError if it has no ``result.json``."""
     result = read(Result, store, f"runs/{run}/{Result.FILE}")
-    paths = {name: stage.artifact for name, stage in result.stages.items() if stage.artifact}
-    created = []
-    for path in paths.values():
-        artifact = store.find(path)
-        if artifact is not None:
-            created.append(artifact.created)
-    curve, attention = (f"{paths.get('evaluate')}/{name}" for name in (RELIABILITY, ATTENTION))
-    planned = paths.get("plan" if result.towers is None else "partition")
-    plan, problem = _read_plan(store, planned)
+    paths, artifacts = {}, {}
+    for name, stage in result.stages.items():
+        if stage.artifact:
+            paths[name] = stage.artifact
+            if (artifact := store.find(stage.artifact)) is not None:
+                artifacts[name] = artifact
+    curve, attention = f"{paths.get('evaluate')}/{RELIABILITY}", f"{paths.get('evaluate')}/{ATTENTION}"
+    # Where features were partitioned, the plan for their towers is the one that was trained by.
+    planner = "plan" if result.towers is None else "partition"
+    planned, plan, problem = paths.get(planner), None, ""
+    if planner in artifacts:
+        try:
+            store.verify(artifacts[planner], "plan.json")
+            plan = read(Plan, store, f"{planned}/plan.json")
+        except UnreachableError:
+            raise
+        except ArtifactError as error:
+            problem = str(error)
     config = ""
     if store.exists(f"runs/{run}/config.yaml"):
         with store.open(f"runs/{run}/config.yaml") as source:
@@ -102,9 +110,9 @@ def read_run(store: Store, run: str) -> ReportData:
         plan_page=_page_url(store, planned, PLAN_PAGE),
         towers_page=_page_url(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page_url(store, paths.get("publish"), GATE_PAGE),
-        data=read_data(store, store.find(paths["ingest"]) if "ingest" in paths else None),
+        data=read_data(store, artifacts.get("ingest")),
         attention=store.read_json(attention) if store.exists(attention) else {},
-        finished=max(created, default=None),
+        finished=max((artifact.created for artifact in artifacts.values()), default=None),
     )
 
 
@@ -113,20 +121,6 @@ def _page_url(store: Store, path: str | None, name: str) -> str:
     if not path or not store.exists(f"{path}/{name}"):
         return ""
     return f"../../{path}/{name}"
-
-
-def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
-    # The plan in the artifact at ``path``, or the reason why it cannot be read.
-    artifact = store.find(path) if path else None
-    if artifact is None:
-        return None, ""
-    try:
-        store.verify(artifact, "plan.json")
-        return read(Plan, store, f"{artifact.path}/plan.json"), ""
-    except UnreachableError:
-        raise
-    except ArtifactError as error:
-        return None, str(error)
 
 
 def render(data: ReportData) -> str:
@@ -229,9 +223,8 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
         figures.append(("Samples/s", units.count(train.samples_per_s), wait))
     if rows is not None:
         figures.append(("Rows", units.count(rows.rows), f"{units.count(rows.rows_quarantined)} in quarantine"))
-    stages = result.stages
-    done = sum(stage.status == "done" for stage in stages.values())
-    figures.append(("Duration", units.duration(result.seconds), f"{done} of {len(stages)} stages ran"))
+    done = [stage.status for stage in result.stages.values()].count("done")
+    figures.append(("Duration", units.duration(result.seconds), f"{done} of {len(result.stages)} stages ran"))
     return figures
 
 
@@ -244,8 +237,6 @@ def _interval_prefix(interval: tuple[float, float] | None) -> str:
 
 def _details(result: Result) -> list[tuple[str, str]]:
     # The remaining figures of ``result.json``, as pairs of name and value.
-    figures: list[tuple[str, str]] = []
-    for stage in STAGES:
-        figures += stage.facts(result)
+    figures = [figure for stage in STAGES for figure in stage.facts(result)]
     figures.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
     return [(name, value) for name, value in figures if value != units.ABSENT]

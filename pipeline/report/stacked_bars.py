@@ -10,6 +10,7 @@ from markupsafe import Markup
 from pipeline import units
 from pipeline.report.page import Figure
 from pipeline.report.svg import (
+    BOTTOM,
     LEFT,
     RIGHT,
     TOP,
@@ -66,19 +67,19 @@ class StackedBars:
         return len(self.series[0].values)
 
     @property
+    def totals(self) -> list[float]:
+        """The heights of the bars."""
+        return [sum(values) for values in zip(*(series.values for series in self.series), strict=True)]
+
+    @property
     def top(self) -> float:
         """The highest bar, or the limit if that is higher."""
-        return max([self.limit, *map(self.total, range(self.ranks))])
-
-    def total(self, rank: int) -> float:
-        """Return the height of the bar of ``rank``."""
-        return sum(series.values[rank] for series in self.series)
+        return max(self.limit, *self.totals)
 
     @property
     def span(self) -> str:
         """Lowest and highest bar in words."""
-        totals = [self.total(rank) for rank in range(self.ranks)]
-        low, high = self.show(min(totals)), self.show(max(totals))
+        low, high = self.show(min(self.totals)), self.show(max(self.totals))
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
@@ -92,12 +93,13 @@ class StackedBars:
     def figure(self) -> Figure:
         """Draw rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
         if self.names or self.ranks <= MOST_ROWS:
-            rows = [_row(self, rank, self.top or 1.0) for rank in range(self.ranks)]
+            top = self.top or 1.0
+            rows = [_row(self, rank, total, top) for rank, total in enumerate(self.totals)]
             return Figure(self.title, self.unit, tag("div", *rows, class_="stacked-bars"))
         return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
 
 
-def _row(bars: StackedBars, rank: int, top: float) -> Markup:
+def _row(bars: StackedBars, rank: int, total: float, top: float) -> Markup:
     parts, left = [], 0.0
     for series in bars.series:
         width = UNITS * series.values[rank] / top
@@ -108,7 +110,7 @@ def _row(bars: StackedBars, rank: int, top: float) -> Markup:
     if bars.limit:
         edge = min(UNITS * bars.limit / top, UNITS - 4)
         parts.append(tag("rect", class_="limit", x=f"{edge:.2f}", width=4, height=16))
-    words, number = bars.words(rank), bars.show(bars.total(rank))
+    words, number = bars.words(rank), bars.show(total)
     if bars.limit:
         number += f" of {bars.show(bars.limit)}"
     attributes = {"viewBox": f"0 0 {UNITS} 16", "preserveAspectRatio": "none", "role": "img", "aria-label": words}
@@ -139,7 +141,7 @@ def _plot(bars: StackedBars) -> Markup:
         body += reference_lines(frame, [limit])
     if bars.ranks <= MOST_HOVERS:
         # Invisible columns whose tooltips show their figures.
-        size = {"y": TOP, "width": f"{width:.2f}", "height": frame.bottom - TOP}
+        size = {"y": TOP, "width": f"{width:.2f}", "height": BOTTOM - TOP}
         for rank in range(bars.ranks):
             left = f"{frame.x(rank) - width / 2:.2f}"
             body.append(tag("rect", tag("title", bars.words(rank)), class_="hover", x=left, **size))

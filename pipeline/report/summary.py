@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipeline import units
 from pipeline.records.gate import HOLD
-from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk, StageOutcome
+from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk
 from pipeline.specs import STAGES
 
 WIDTH = 80
@@ -20,7 +20,20 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
 
     ``where``: URL of the run's folder. ``files``: files in it that are worth a look.
     """
-    lines = [_title(result), RULE, *_stage_lines(result.stages), RULE]
+    ended = f"{result.status} in"
+    if result.status == "failed":
+        held = result.gate is not None and result.gate.verdict == HOLD
+        ended = "held by the gate after" if held else "failed after"
+    lines = [f"run {result.run}: {ended} {units.duration(result.seconds)}", RULE]
+    if result.stages:
+        lines.append(f"{'stage':<{NAME}}{'status':<9}{'seconds':>9}  artifact")
+    else:
+        lines.append("no stage ran")
+    for name, outcome in result.stages.items():
+        seconds = units.decimal(outcome.seconds, 1) if outcome.status != "skipped" else units.ABSENT
+        path = short_path(outcome.artifact or units.ABSENT, 20)
+        lines.append(f"{name:<{NAME}}{outcome.status:<9}{seconds:>9}  {path}")
+    lines.append(RULE)
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
             for index, text in enumerate(texts):
@@ -89,25 +102,6 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
     return "\n".join(lines)
 
 
-def _title(result: Result) -> str:
-    ended = f"{result.status} in"
-    if result.status == "failed":
-        held = result.gate is not None and result.gate.verdict == HOLD
-        ended = "held by the gate after" if held else "failed after"
-    return f"run {result.run}: {ended} {units.duration(result.seconds)}"
-
-
-def _stage_lines(stages: Mapping[str, StageOutcome]) -> list[str]:
-    if not stages:
-        return ["no stage ran"]
-    lines = [f"{'stage':<{NAME}}{'status':<9}{'seconds':>9}  artifact"]
-    for name, stage in stages.items():
-        seconds = units.decimal(stage.seconds, 1) if stage.status != "skipped" else units.ABSENT
-        path = short_path(stage.artifact or units.ABSENT, 20)
-        lines.append(f"{name:<{NAME}}{stage.status:<9}{seconds:>9}  {path}")
-    return lines
-
-
 def short_path(path: str, beside: int) -> str:
     """Shorten ``path`` to fit beside ``beside`` columns: first the key, then the front."""
     width = WIDTH - NAME - beside
@@ -133,6 +127,17 @@ def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None =
 def error_text(error: ErrorPart) -> str:
     """Describe the error that stopped the run."""
     return f"{error.message} (exit code {error.exit_code})"
+
+
+def paragraph(text: str, indent: str = "   ") -> str:
+    """Wrap ``text`` to 80 columns, with ``indent`` before its further lines. No word or name is broken."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Join the first ``most`` of ``names``, and say how many more there are."""
+    text = ", ".join(names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
 def _wrapped(name: str, text: str) -> list[str]:

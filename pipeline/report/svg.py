@@ -14,7 +14,9 @@ from markupsafe import Markup, escape
 from pipeline import units
 
 WIDTH, HEIGHT = 380, 236
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 14, 36
+LEFT, RIGHT, TOP = 50, 14, 14
+# Pixel row of the lower edge of a frame; below it are the ticks' labels and the axis's title.
+BOTTOM = HEIGHT - 36
 MOST_POINTS = 480
 MOST_HOVERS = 120
 NOTE_HEIGHT = 12
@@ -78,7 +80,7 @@ def line_plot(
     shown, second = thin(points), thin(beside)
     frame = Frame.around([*shown, *second, *((shown[0][0], line.y) for line in references)], x, y)
     path = frame.path(shown)
-    area = f"{path} L{frame.x(shown[-1][0]):.1f} {frame.bottom:.1f} L{frame.x(shown[0][0]):.1f} {frame.bottom:.1f} Z"
+    area = f"{path} L{frame.x(shown[-1][0]):.1f} {BOTTOM:.1f} L{frame.x(shown[0][0]):.1f} {BOTTOM:.1f} Z"
     body = frame.grid()
     if y.from_zero:
         body.append(tag("path", class_="area", d=area))
@@ -96,10 +98,7 @@ def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) ->
     curves = [(curve, thin(curve.points)) for curve in series if curve.points]
     if not curves:
         return Markup("")
-    every: list[Point] = []
-    for _, points in curves:
-        every += points
-    frame = Frame.around(every, x, y)
+    frame = Frame.around([point for _, points in curves for point in points], x, y)
     body = frame.grid()
     for curve, points in curves:
         path = frame.path(points) if len(points) > 1 else ""
@@ -209,18 +208,13 @@ class Frame:
         """Value at the upper edge."""
         return self.y_ticks[-1]
 
-    @property
-    def bottom(self) -> float:
-        """Pixel row of the lower edge."""
-        return HEIGHT - BOTTOM
-
     def x(self, value: float) -> float:
         """Return the pixel column of ``value``."""
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         """Return the pixel row of ``value``."""
-        return self.bottom - (value - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
+        return BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (BOTTOM - TOP)
 
     def place(self, point: Point) -> str:
         """Return ``point`` as SVG coordinates."""
@@ -249,9 +243,9 @@ class Frame:
             out.append(text_at(LEFT - 7, row + 3.5, self._label(self.y_axis, tick, self.y_ticks), "end"))
         for tick in self.x_ticks:
             column = self.x(tick)
-            out.append(tag("path", class_="tick", d=f"M{column:.1f} {self.bottom} v4"))
-            out.append(text_at(column, self.bottom + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
-        out.append(tag("path", class_="axis", d=f"M{LEFT} {self.bottom} H{WIDTH - RIGHT}"))
+            out.append(tag("path", class_="tick", d=f"M{column:.1f} {BOTTOM} v4"))
+            out.append(text_at(column, BOTTOM + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
+        out.append(tag("path", class_="axis", d=f"M{LEFT} {BOTTOM} H{WIDTH - RIGHT}"))
         out.append(text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, self.x_axis.title, "middle", "title"))
         return out
 
