@@ -99,7 +99,8 @@ class ProjectedTower(nn.Module):
         self.vectors, self.dim = module.vectors, module.dim
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):  # as in a flat model
+        # As in a flat model.
+        with torch.autocast(embeddings.device.type, enabled=False):
             vectors = self.project(embeddings.float())
         outputs: Tensor = self.module(vectors)
         return outputs
