@@ -15,7 +15,7 @@ from pipeline.errors import PlanError
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch
 from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
-from pipeline.planning.reservations import dense_bytes
+from pipeline.planning.problem import dense_bytes
 from pipeline.planning.step_prediction import Prediction, predict
 from pipeline.records.plan import Plan, TablePlan
 from pipeline.units import GIB

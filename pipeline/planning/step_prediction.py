@@ -28,7 +28,7 @@ from pipeline.planning.cost import (
     vector_costs,
 )
 from pipeline.planning.inputs import PlanInputs, worker_side
-from pipeline.planning.reservations import dense_bytes, staged_row
+from pipeline.planning.problem import dense_bytes, staged_row
 from pipeline.records.plan import BESIDE_TRAINING, PHASES, Plan, TablePlan
 from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 

@@ -20,14 +20,18 @@ from pipeline.evaluation.bootstrap import (
     ratio,
     resample,
 )
-from pipeline.evaluation.drift import (
+from pipeline.evaluation.gate.power import error_of
+from pipeline.evaluation.metrics import (
     calibration_by_prediction,
+    check_labels,
+    evaluate,
     histogram,
+    known_rows,
     kolmogorov_smirnov,
     population_stability,
+    reliability,
+    sigmoid,
 )
-from pipeline.evaluation.gate.power import error_of
-from pipeline.evaluation.metrics import check_labels, evaluate, known_rows, reliability, sigmoid
 from pipeline.records.gate import (
     Beside,
     Best,
