@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pipeline.errors import PlanError
-from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch, step_ms
 from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
 from pipeline.planning.problem import dense_bytes
@@ -125,13 +125,11 @@ def whole_step_ms(worker: dict[str, float], owners: list[dict[str, float]]) -> f
     whole = {}
     for phase in worker:
         whole[phase] = max(rank[phase] for rank in [worker, *owners])
-    # The ids of the next batch travel meanwhile, so of that exchange counts only what is longer than the rest.
-    rest = sum(ms for phase, ms in whole.items() if phase != "input_exchange")
-    return max(rest, whole["input_exchange"])
+    return step_ms(whole)
 
 
 def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:
-    """Bytes that a worker needs, by purpose; PlanError where it has less. A GPU's are not planned."""
+    # Bytes that a worker needs, by purpose. A GPU's are not planned.
     workers = worker_side(inputs)
     reserved = {**dense_bytes(workers), "staging": 0, "margin": 0}
     memory = fast_memory(workers.hardware)

@@ -116,12 +116,12 @@ class Nights:
         learned = 0
         for night in self.nights:
             learned += night.days
-            size = next((each.rows for each in night.schema.tables if each.name == table), None)
-            if size is None:
-                days, rows = [], []
-            else:
+            sizes = {known.name: known.rows for known in night.schema.tables}
+            if table in sizes:
                 days.append(learned)
-                rows.append(size)
+                rows.append(sizes[table])
+            else:
+                days, rows = [], []
         return History.of(days, rows)
 
 
@@ -234,7 +234,7 @@ def project(history: History, limit: int, nights: int, *, fixed: bool = False, n
 
 
 def _find_why_still(history: History, limit: int, fixed: bool) -> str:
-    """Why the table keeps its rows; "" where it grows."""
+    # Why the table keeps its rows; "" where it grows.
     if fixed:
         return FIXED
     if history.rows[-1] >= limit:

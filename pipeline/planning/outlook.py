@@ -7,6 +7,7 @@ sample, and the share of them that the hottest rows serve. New rows are the cold
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -122,10 +123,7 @@ def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
 
 
 def count_by_tier(plan: Plan) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for table in plan.tables.values():
-        counts[table.tier] = counts.get(table.tier, 0) + 1
-    return counts
+    return dict(Counter(table.tier for table in plan.tables.values()))
 
 
 # Plans are shown of tonight and so many equal parts of the nights.

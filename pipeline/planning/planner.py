@@ -101,9 +101,7 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     inputs, placement = problem.inputs, chosen.placement
     hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
     margin = int(memory_gib(hardware, fast) * GIB * float(getattr(inputs.plan, f"{fast}_reserve")))
-    phases = []
-    for spent in placement.phases:
-        phases.append({phase: round(ms, 6) for phase, ms in spent.items()})
+    phases = [{phase: round(ms, 6) for phase, ms in spent.items()} for spent in placement.phases]
     return Plan(
         hardware=hardware.name,
         device=hardware.device,

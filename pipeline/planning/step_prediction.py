@@ -221,9 +221,8 @@ def _replica_reduce_ms(plan: Plan, inputs: PlanInputs, rank: int) -> float:
         placed = plan.tables[table.name]
         if placed.sharding != DATA_PARALLEL:
             continue
-        for shard, phases in zip(
-            placed.shards, shard_phases(inputs.hardware, inputs.batch, table, placed), strict=True
-        ):
+        by_shard = shard_phases(inputs.hardware, inputs.batch, table, placed)
+        for shard, phases in zip(placed.shards, by_shard, strict=True):
             if shard.rank == rank:
                 spent += phases["gradient_exchange"]
     return spent
