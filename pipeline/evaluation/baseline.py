@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 MOST_WEIGHTS = 1 << 22
 BATCH_ROWS = 512
 RATE = 0.1
-_LARGEST = 8.0  # dense values lie within so many standard deviations
-_FIRST_SUM = 1.0  # of squared gradients: steps of the first batches stay small
+# Dense values lie within so many standard deviations.
+_LARGEST = 8.0
+# Of squared gradients: steps of the first batches stay small.
+_FIRST_SUM = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Baseline:
         return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
     def _begin(self, block: BaselineRows) -> None:
-        """Scales of the dense features and the base rate, of the first block."""
+        # Scales of the dense features and the base rate, of the first block.
         if block.dense.shape[1]:
             known = np.where(np.isfinite(block.dense), block.dense, np.nan)
             counts = np.maximum((~np.isnan(known)).sum(0), 1)
@@ -77,12 +79,12 @@ class Baseline:
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
     def _inputs(self, batch: BaselineRows) -> NDArray[np.float64]:
-        """Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value."""
+        # Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
         return np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
 
     def _lookups(self, batch: BaselineRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Of all features together: the weight, the row of the batch and the factor of every lookup."""
+        # Of all features together: the weight, the row of the batch and the factor of every lookup.
         places, at, factors = [], [], []
         for name, ids in batch.ids.items():
             values, rows, weights = ids if isinstance(ids, tuple) else (ids, np.arange(len(ids)), None)
@@ -118,7 +120,7 @@ class Baseline:
 def _batches(block: BaselineRows) -> Iterator[BaselineRows]:
     for start in range(0, len(block.labels), BATCH_ROWS):
         stop = start + BATCH_ROWS
-        ids = {name: _cut(each, start, stop) for name, each in block.ids.items()}
+        ids = {name: _cut(lookups, start, stop) for name, lookups in block.ids.items()}
         weights = None if block.weights is None else block.weights[start:stop]
         yield BaselineRows(block.labels[start:stop], block.dense[start:stop], ids, weights)
 

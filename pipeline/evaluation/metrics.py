@@ -84,7 +84,9 @@ def evaluate(
     }
     if true_probability is not None:
         truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
-        figures["bayes_ne"] = _mean_loss_of_probabilities(truth) / entropy
+        clicked_loss = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
+        other_loss = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
+        figures["bayes_ne"] = (clicked_loss + other_loss) / truth.rows / entropy
     return figures
 
 
@@ -224,14 +226,8 @@ def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
-def _mean_loss_of_probabilities(truth: ByClass) -> float:
-    clicked = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
-    other = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
-    return (clicked + other) / truth.rows
-
-
 def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.floating]) -> float:
-    """Sum of ``function`` over sorted ``values``: pairwise inside a block, exact (fsum) over the blocks."""
+    # Pairwise inside a block of the sorted values, exact (fsum) over the blocks.
     starts = range(0, len(values), BLOCK_ROWS)
     return math.fsum(float(function(values[i : i + BLOCK_ROWS].astype(np.float64)).sum()) for i in starts)
 
@@ -239,27 +235,24 @@ def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], 
 def _weighted(
     clicked: NDArray[np.bool_], logits: NDArray[np.floating], weights: NDArray[np.floating]
 ) -> dict[str, float]:
-    """``ne``, ``auc``, ``logloss`` and ``calibration`` of rows [n], each of which counts as ``weights`` rows."""
-    order = np.lexsort((weights, clicked, logits))  # rows that are equal in all three are alike
+    # Rows that are equal in all three are alike.
+    order = np.lexsort((weights, clicked, logits))
     y, x, w = clicked[order], logits[order].astype(np.float64), weights[order].astype(np.float64)
     total, clicks = math.fsum(w), math.fsum(w[y])
     losses = np.logaddexp(0.0, np.where(y, -x, x))
     loss = math.fsum(w * losses) / total
     entropy = float(entropy_of_rate(clicks / total, math.log, math.log1p))
+    # AUC: the weight of pairs of a clicked row above another one, ties counting one half.
+    first = np.flatnonzero(np.append(True, x[1:] != x[:-1]))
+    clicked_weight, other_weight = np.add.reduceat(w * y, first), np.add.reduceat(w * ~y, first)
+    below = np.cumsum(other_weight) - other_weight
+    pairs = (clicked_weight * (below + 0.5 * other_weight)).sum()
     return {
         "ne": loss / entropy,
-        "auc": _weighted_auc(y, x, w),
+        "auc": float(pairs / (clicked_weight.sum() * other_weight.sum())),
         "logloss": loss,
         "calibration": math.fsum(w * sigmoid(x)) / clicks,
     }
-
-
-def _weighted_auc(clicked: NDArray[np.bool_], ordered: NDArray[np.floating], weights: NDArray[np.floating]) -> float:
-    """The weight of pairs of a clicked row above another one, ties counting one half; rows by rising score."""
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    clicks, others = (np.add.reduceat(weights * side, first) for side in (clicked, ~clicked))
-    below = np.cumsum(others) - others
-    return float((clicks * (below + 0.5 * others)).sum() / (clicks.sum() * others.sum()))
 
 
 def reliability(

@@ -79,6 +79,12 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
             counts = (units.count(part.rows), units.count(part.clicks))
             ne = (_signed(part.change.ne, percent=True), _verdict(part.change.ne))
             slices.append((compared.run, part.slice, part.value, *counts, *ne))
+    plots = []
+    for key, title, unit, axis in CURVES:
+        series = [PlotCurve(name, place % COLOURS, step_points(curves[name], key)) for place, name in enumerate(names)]
+        if any(curve.points for curve in series):
+            label = f"{title} ({unit}) of {', '.join(names)} over steps"
+            plots.append(Figure(title, unit, series_plot(series, x=STEPS, y=axis, label=label)))
     return from_template(
         "compare.html",
         title=f"Nightjar: {' and '.join(names)}",
@@ -91,7 +97,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         changes=PageTable(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), changes),
         problems=[f"{change.run}: {change.problem}" for change in record.changes if change.problem],
         slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), slices),
-        curves=_curves(names, curves),
+        curves=plots,
         stages=PageTable(("Run", *(f"{name}*" for name in stages)), seconds),
         settings=PageTable(("Setting", *names), settings),
     )
@@ -143,16 +149,6 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
     if slices:
         lines.append(f"  {unsure} of {units.plural(len(slices), 'slice')} are not significant")
     return "\n".join(lines)
-
-
-def _curves(names: Sequence[str], curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Figure]:
-    figures = []
-    for key, title, unit, axis in CURVES:
-        series = [PlotCurve(name, place % COLOURS, step_points(curves[name], key)) for place, name in enumerate(names)]
-        if any(curve.points for curve in series):
-            label = f"{title} ({unit}) of {', '.join(names)} over steps"
-            figures.append(Figure(title, unit, series_plot(series, x=STEPS, y=axis, label=label)))
-    return figures
 
 
 def _verdict(ne: Interval) -> str:

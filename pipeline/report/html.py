@@ -129,6 +129,9 @@ def render(data: ReportData) -> str:
     held = status == "failed" and result.gate is not None and result.gate.verdict == HOLD
     shown = (HOLD, "held") if held else (status, status)
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
+    # The remaining figures of ``result.json``.
+    details = [figure for stage in STAGES for figure in stage.facts(result)]
+    details.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
     return from_template(
         "report.html",
         title=f"Nightjar run {result.run}",
@@ -148,7 +151,7 @@ def render(data: ReportData) -> str:
         plots=run_figures(data.records, scores, data.reliability),
         phases=phases_table(train),
         has_phases=bool(train.phases),
-        details=_details(result),
+        details=[(name, value) for name, value in details if value != units.ABSENT],
         plan=_plan(result.plan, data),
         config=config_excerpt(data.config),
     )
@@ -233,10 +236,3 @@ def _interval_prefix(interval: tuple[float, float] | None) -> str:
         return ""
     low, high = interval
     return f"{units.decimal(low)} to {units.decimal(high)} (95%); "
-
-
-def _details(result: Result) -> list[tuple[str, str]]:
-    # The remaining figures of ``result.json``, as pairs of name and value.
-    figures = [figure for stage in STAGES for figure in stage.facts(result)]
-    figures.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
-    return [(name, value) for name, value in figures if value != units.ABSENT]

@@ -130,7 +130,7 @@ def reliability_plot(
     spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
     top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
     frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
-    end = min(frame.x_high, frame.y_high)
+    end = min(frame.x_high, frame.y_ticks[-1])
     body = [*frame.grid(), tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))]
     body += [frame.whisker(p, low, high) for (low, high), p in zip(spans, predicted, strict=True)]
     for p, rate, number in zip(predicted, observed, rows, strict=True):
@@ -198,23 +198,14 @@ class Frame:
             low, high = (0.0 if x.from_zero else min(xs)), max(xs)
         return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
 
-    @property
-    def y_low(self) -> float:
-        """Value at the lower edge."""
-        return self.y_ticks[0]
-
-    @property
-    def y_high(self) -> float:
-        """Value at the upper edge."""
-        return self.y_ticks[-1]
-
     def x(self, value: float) -> float:
         """Return the pixel column of ``value``."""
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         """Return the pixel row of ``value``."""
-        return BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (BOTTOM - TOP)
+        low, high = self.y_ticks[0], self.y_ticks[-1]
+        return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
 
     def place(self, point: Point) -> str:
         """Return ``point`` as SVG coordinates."""

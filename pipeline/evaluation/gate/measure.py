@@ -64,20 +64,23 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
         DataError: The labels allow no figures.
     """
     clicked = check_labels(scored.labels)
+    not_finite = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
+    for task in scored.tasks.values():
+        not_finite["candidate"] += int((~np.isfinite(task.candidate)).sum())
+        if task.incumbent is not None:
+            not_finite["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
     record = GateRecord(
         rows=len(clicked),
         clicks=int(clicked.sum()),
         click_rate=float(clicked.mean()),
         confidence=settings.confidence,
-        predictions_not_finite=_count_not_finite(scored),
+        predictions_not_finite=not_finite,
     )
-    if any(record.predictions_not_finite.values()):
+    if any(not_finite.values()):
         return record
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
     slices = list(_largest_slices(scored, settings))
-    tasks = {}
-    for name, task in scored.tasks.items():
-        tasks[name] = _measure_task(task, settings, seed)
+    tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
     return replace(
         record,
         **_measure_all_rows(scored, bootstrap, settings),
@@ -102,15 +105,6 @@ def former_figures(record: GateRecord) -> Former | None:
         coverage=record.coverage,
         importance=record.importance,
     )
-
-
-def _count_not_finite(scored: ScoredRows) -> dict[str, int]:
-    counts = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
-    for task in scored.tasks.values():
-        counts["candidate"] += int((~np.isfinite(task.candidate)).sum())
-        if task.incumbent is not None:
-            counts["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
-    return counts
 
 
 def _models(scored: ScoredRows) -> dict[str, Floats]:
@@ -318,12 +312,8 @@ def _resample_task(
     predicted, observed = kind.predicted(values), labels.astype(np.float64)
     if row_weights is None:
         row_weights = np.ones(len(observed))
-    columns = (
-        row_weights,
-        row_weights * (predicted - observed) ** 2,
-        row_weights * predicted,
-        row_weights * observed,
-    )
+    squares = row_weights * (predicted - observed) ** 2
+    columns = (row_weights, squares, row_weights * predicted, row_weights * observed)
     sums = np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
     points, drawn = _number_figures(sums.sum(0)[None]), _number_figures(draws @ sums)
     return {name: Resampled(float(points[name][0]), drawn[name]) for name in points}
