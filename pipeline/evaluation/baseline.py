@@ -85,18 +85,22 @@ class Baseline:
 
     def _lookups(self, batch: BaselineRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         # Of all features together: the weight, the row of the batch and the factor of every lookup.
-        places, at, factors = [], [], []
+        places, in_batch, factors = [], [], []
         for name, ids in batch.ids.items():
             values, rows, weights = ids if isinstance(ids, tuple) else (ids, np.arange(len(ids)), None)
             places.append(self._starts[name] + values.astype(np.int64) % self._sizes[name])
-            at.append(rows)
+            in_batch.append(rows)
             factors.append(np.ones(len(values)) if weights is None else weights.astype(np.float64))
         none = np.zeros(0, np.int64)
-        return (np.concatenate([none, *places]), np.concatenate([none, *at]), np.concatenate([np.zeros(0), *factors]))
+        return (
+            np.concatenate([none, *places]),
+            np.concatenate([none, *in_batch]),
+            np.concatenate([np.zeros(0), *factors]),
+        )
 
     def _logits(self, batch: BaselineRows, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
-        places, at, factors = lookups
-        looked_up = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
+        places, in_batch, factors = lookups
+        looked_up = np.bincount(in_batch, self._weights[places] * factors, minlength=len(batch.labels))
         return np.asarray(inputs @ self._dense + looked_up)
 
     def _step(self, batch: BaselineRows) -> None:
@@ -104,8 +108,8 @@ class Baseline:
         logits = self._logits(batch, inputs, lookups)
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
         errors = errors if batch.weights is None else errors * batch.weights
-        places, at, factors = lookups
-        np.add.at(self._buffer, places, errors[at] * factors)
+        places, in_batch, factors = lookups
+        np.add.at(self._buffer, places, errors[in_batch] * factors)
         gradient = self._buffer[places]
         sums = self._sums[places] + gradient**2
         # A weight that is looked up several times gets the same values each time.

@@ -115,12 +115,12 @@ def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _check_weights(clicked: NDArray[np.bool_], weights: NDArray[np.floating]) -> None:
-    kept = clicked[weights > 0]
-    clicks = int(kept.sum())
-    if clicks in (0, len(kept)):
-        labels = f", and all of these have label {int(clicks > 0)}" if len(kept) else ""
+    heavy = clicked[weights > 0]
+    clicks = int(heavy.sum())
+    if clicks in (0, len(heavy)):
+        labels = f", and all of these have label {int(clicks > 0)}" if len(heavy) else ""
         raise DataError(
-            f"{_of(len(kept), len(clicked))} evaluated rows have a weight above 0{labels}, expected both classes: NE "
+            f"{_of(len(heavy), len(clicked))} evaluated rows have a weight above 0{labels}, expected both classes: NE "
             "and AUC are not defined for one class only",
             hint="logs in which the column of data.weight is above 0 for rows of both classes, or data.weight=null",
         )

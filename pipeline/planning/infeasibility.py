@@ -87,14 +87,14 @@ def _describe_room(problem: PlanningProblem, space: PlacementSpace) -> str:
     for memory in memories(inputs.hardware):
         rooms.append(f"{size_text(space.room.of(memory))} {memory.upper()}")
         reserves.append(f"{getattr(inputs.plan, f'{memory}_reserve'):.0%} of {memory.upper()}")
-    ranks, each = "1 rank offers", ""
+    ranks, per_rank = "1 rank offers", ""
     if inputs.world_size > 1:
-        ranks, each = f"{inputs.world_size} ranks offer", " each"
+        ranks, per_rank = f"{inputs.world_size} ranks offer", " each"
     reserved = f"{size_text(sum(problem.reserved.values()))} of {fast_memory(inputs.hardware).upper()} for the rest"
     twice = ""
     if "ssd" in memories(inputs.hardware):
         twice = "; a table on SSD needs twice its bytes there, for a checkpoint's copy"
-    return f"{ranks} {' and '.join(rooms)}{each} (kept free: {', '.join(reserves)}, and {reserved}{twice})"
+    return f"{ranks} {' and '.join(rooms)}{per_rank} (kept free: {', '.join(reserves)}, and {reserved}{twice})"
 
 
 def _describe_shortfall(inputs: PlanInputs, missing: dict[str, int]) -> str:

@@ -45,12 +45,12 @@ def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     common = set(jobs[0]).intersection(*jobs)
     settings = []
     for job in jobs:
-        own = {}
+        of_job = {}
         for override in job:
             if override not in common:
                 key, _, value = override.partition("=")
-                own[key.lstrip("+")] = value
-        settings.append(own)
+                of_job[key.lstrip("+")] = value
+        settings.append(of_job)
     return settings
 
 
@@ -345,7 +345,7 @@ def _find_full_tiers(
     inputs: PlanInputs, growth: Mapping[str, Projection], limits: Mapping[str, Limit], count: int, hint: str | None
 ) -> dict[str, TierOutlook]:
     needs, known = _MemoryNeeds(inputs=inputs, growth=growth), memories(inputs.hardware)
-    found: dict[str, TierOutlook] = {}
+    tiers: dict[str, TierOutlook] = {}
     for place, memory in enumerate(known):
         # The upper end of the band is full first.
         earliest = needs.find_first("high", place, count)
@@ -363,10 +363,10 @@ def _find_full_tiers(
                 remedies = [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
             else:
                 remedies += search.add_hardware()
-        found[memory] = TierOutlook(
+        tiers[memory] = TierOutlook(
             full=Reached(night=night, earliest=earliest, latest=latest), last=last, remedies=tuple(remedies)
         )
-    return found
+    return tiers
 
 
 @dataclass(frozen=True, kw_only=True)

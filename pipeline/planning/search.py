@@ -158,16 +158,16 @@ def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement
     none of these is found that is as fast as ``default``, it is among those that TorchRec's model rates no worse.
     """
     # 1. The fastest in our model, whatever TorchRec's says.
-    ours = _search_ours(space, math.inf)
-    if not ours:
+    rated = _search_ours(space, math.inf)
+    if not rated:
         if default is None:
             return None
         return BestPlacement(placement=default, gap=1.0, remark="found by TorchRec's search alone: no bound is known")
-    plans = [plan for plan, _ in ours]
+    plans = [plan for plan, _ in rated]
     # 2. Of the plans that TorchRec's model rates well enough, the fastest.
     placement = min(plans, key=_step) if default is None else _choose_rated_well(space, plans, default)
     # 3. Every weighting of the costs bounds the step from below; the best bound counts.
-    bound = max(bound for _, bound in ours)
+    bound = max(bound for _, bound in rated)
     return BestPlacement(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
 
 
@@ -204,10 +204,10 @@ def _search_ours(space: PlacementSpace, most_stock_ms: float) -> list[tuple[Plac
     assigned: list[tuple[Placement, float]] = []
     for weight in OVERLAPPED_WEIGHTS:
         weights = CostWeights(1 - weight, weight)
-        found = _assign(space, weights, most_stock_ms, thorough=math.isinf(most_stock_ms))
-        if found is None:
+        placed = _assign(space, weights, most_stock_ms, thorough=math.isinf(most_stock_ms))
+        if placed is None:
             break
-        assigned.append(found)
+        assigned.append(placed)
         # If the first one's steps do not wait for overlapping work, the others cannot be better.
         if not assigned[0][0].waits:
             break
@@ -302,21 +302,21 @@ def _sort_offers(options: Mapping[str, list[Offer]], key: Callable[[Offer], floa
 
 def _descend(options: Mapping[str, list[Offer]]) -> Iterator[Proposal]:
     """Every table's first option; then, again and again, the next one of the table that takes most memory."""
-    at = dict.fromkeys(options, 0)
+    indices = dict.fromkeys(options, 0)
     while True:
-        proposal = {name: options[name][index] for name, index in at.items()}
+        proposal = {name: options[name][index] for name, index in indices.items()}
         yield proposal
         # Memory is compared by HBM of the largest shard and in all, then DDR; of equal tables the first counts.
         fullest, most = None, (-1, -1, -1, -1)
         for name, offer in proposal.items():
-            if at[name] + 1 < len(options[name]):
+            if indices[name] + 1 < len(options[name]):
                 hbm, ddr, _ = zip(*offer.bytes, strict=True)
                 storage = (max(hbm), sum(hbm), max(ddr), sum(ddr))
                 if storage > most:
                     fullest, most = name, storage
         if fullest is None:
             return
-        at[fullest] += 1
+        indices[fullest] += 1
 
 
 def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[str, Ranks] | None:
@@ -338,42 +338,42 @@ def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[
         group.sort(key=lambda entry: entry[0].total_bytes, reverse=True)
     ranks: dict[str, Ranks] = {}
     for offer, places in everywhere + anywhere:
-        at: Ranks | None
+        chosen: Ranks | None
         if places is None:
-            at = _find_ranks(offer, load, free, local)
+            chosen = _find_ranks(offer, load, free, local)
         elif len(places) == 1:
-            at = places[0]
+            chosen = places[0]
         else:
-            at = _find_host(offer, places, load, free, local)
-        if at is None:
+            chosen = _find_host(offer, places, load, free, local)
+        if chosen is None:
             return None
-        for rank, ms, size in zip(at, offer.stock_ms, offer.bytes, strict=True):
+        for rank, ms, size in zip(chosen, offer.stock_ms, offer.bytes, strict=True):
             load[rank] += ms
             free[rank] = _subtract(free[rank], size)
             if min(free[rank]) < 0:
                 return None
         if max(load) >= limit:
             return None
-        ranks[offer.table] = at
+        ranks[offer.table] = chosen
     return {name: ranks[name] for name in proposal}
 
 
 def _find_host(
     offer: Offer, places: Sequence[Ranks], load: list[float], free: list[list[int]], local: int
 ) -> Ranks | None:
-    def host_load(at: Ranks) -> float:
-        first = at[0] // local * local
+    def host_load(ranks: Ranks) -> float:
+        first = ranks[0] // local * local
         return sum(load[first : first + local])
 
-    for at in sorted(places, key=host_load):
-        if all(_has_room(free[rank], size) for rank, size in zip(at, offer.bytes, strict=True)):
-            return at
+    for ranks in sorted(places, key=host_load):
+        if all(_has_room(free[rank], size) for rank, size in zip(ranks, offer.bytes, strict=True)):
+            return ranks
     return None
 
 
 def _find_ranks(offer: Offer, load: list[float], free: list[list[int]], local: int) -> Ranks | None:
     spent, room = list(load), list(free)
-    at = []
+    ranks = []
     for ms, size in zip(offer.stock_ms, offer.bytes, strict=True):
         # The rank with least to do; of equal ones the first of its host.
         best = -1
@@ -386,8 +386,8 @@ def _find_ranks(offer: Offer, load: list[float], free: list[list[int]], local: i
             return None
         spent[best] += ms
         room[best] = _subtract(room[best], size)
-        at.append(best)
-    return tuple(at)
+        ranks.append(best)
+    return tuple(ranks)
 
 
 def _has_room(free: list[int], size: tuple[int, int, int]) -> bool:

@@ -117,7 +117,7 @@ class Crossing:
     modules: ModelCosts
 
 
-def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
+def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
     """Predict what towers add to the plan of one group of tower hosts.
 
     Args:
@@ -128,16 +128,16 @@ def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossin
     Returns:
         Ms a step by phase (PHASES).
     """
-    model, batch, schema = own.model, own.batch, own.schema
+    model, batch, schema = group.model, group.batch, group.schema
     phases = dict.fromkeys(PHASES, 0.0)
     ranking = ModelInputs(
         dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=task_inputs(schema.tasks)
     )
-    alone = dense_ms(vector_costs(model, schema), own.hardware, batch)
+    alone = dense_ms(vector_costs(model, schema), group.hardware, batch)
     phases["dense"] = dense_ms(model_costs(model, ranking), hardware, batch) - alone
     if crossing.modules.parameters:
         # A group's ranks share the modules' work, on the samples of all peers.
-        phases["dense"] += dense_ms(crossing.modules, own.hardware, batch)
+        phases["dense"] += dense_ms(crossing.modules, group.hardware, batch)
     if crossing.groups == 1:
         return phases
     latency = hardware.inter_host_latency_us / 1e3

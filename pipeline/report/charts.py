@@ -77,7 +77,7 @@ def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
         x=STEPS,
         y=Axis(title="NE"),
         label=label,
-        beside=step_points(records, "ne_window"),
+        dashed=step_points(records, "ne_window"),
         marked=((step, best), message),
     )
     yield Figure("Validation NE", f"{message}; dashed: train rows", plot)

@@ -188,12 +188,12 @@ def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | 
     if not data or part is None or part.rows is None:
         return None
     quality = data[QUALITY]
-    more = len(quality["quarantine"]["reasons"]) - MOST_REASONS
+    left_out = len(quality["quarantine"]["reasons"]) - MOST_REASONS
     return {
         "text": data_words(part, data),
         "warnings": quality["checks"]["warnings"],
         "quarantine": quarantine_table(quality["quarantine"]),
-        "more": f"and {more} more" if more > 0 else "",
+        "more": f"and {left_out} more" if left_out > 0 else "",
         "features": features_table(data),
     }
 

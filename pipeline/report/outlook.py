@@ -35,9 +35,9 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
     parts = []
     for record in records:
         lines = [title_of(record), paragraph(read_words(record)), "", text_table(*tables_of(record))]
-        more = len(record.tables) - MOST_TABLES
-        if more > 0:
-            lines.append(f"and {units.plural(more, 'table')} that grow less (--json)")
+        left_out = len(record.tables) - MOST_TABLES
+        if left_out > 0:
+            lines.append(f"and {units.plural(left_out, 'table')} that grow less (--json)")
         lines += ["", text_table(*plans_of(record.plans))]
         notes = [f"note: {note}" for note in record.notes]
         for sentences in (list(full_tables(record)), list(full_tiers(record)), notes):

@@ -144,12 +144,12 @@ def _moves(record: PlanDiff) -> str:
     return "\n".join(lines)
 
 
-def _move(tables: Mapping[str, MovedTable], own: bool) -> list[str]:
+def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
     # Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first.
     names, group = list(tables), list(tables.values())
     first, count = group[0], len(group)
     because = "; ".join(first.because)
-    if not own and (len(first.because) > 1 or first.because != [NO_CAUSE]):
+    if not changed_itself and (len(first.because) > 1 or first.because != [NO_CAUSE]):
         because = "the inputs above changed, not the table's own"
 
     old, new = (units.decimal(sum(table.cost_ms[side] for table in group), 3) for side in (0, 1))

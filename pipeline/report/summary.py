@@ -62,14 +62,14 @@ def doubts(figures: Evaluation) -> list[str]:
     # Records of an earlier release lack some of these.
     if figures.clicks is None or figures.samples is None or figures.ne is None:
         return []
-    more = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
+    hint = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
     if figures.ne_interval is None:
         without = units.count(figures.samples - figures.clicks)
         rows = f"{units.plural(figures.clicks, 'test row')} with a click and {without} without"
-        return [f"{rows} are too few, or lie too close together, to tell how good the model is; {more}"]
+        return [f"{rows} are too few, or lie too close together, to tell how good the model is; {hint}"]
     if figures.ne <= 1 <= figures.ne_interval[1]:
         high = units.decimal(figures.ne_interval[1], 3)
-        return [f"NE may be as high as {high}; 1 is that of the click rate, predicted for every row: {more}"]
+        return [f"NE may be as high as {high}; 1 is that of the click rate, predicted for every row: {hint}"]
     return []
 
 
@@ -102,9 +102,9 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
     return "\n".join(lines)
 
 
-def short_path(path: str, beside: int) -> str:
-    """Shorten ``path`` to fit beside ``beside`` columns: first the key, then the front."""
-    width = WIDTH - NAME - beside
+def short_path(path: str, columns: int) -> str:
+    """Shorten ``path`` to fit beside ``columns`` columns: first the key, then the front."""
+    width = WIDTH - NAME - columns
     if len(path) <= width:
         return path
     head, _, key = path.rpartition("/")

@@ -68,16 +68,16 @@ def line_plot(
     y: Axis,
     references: Sequence[ReferenceLine] = (),
     label: str,
-    beside: Sequence[Point] = (),
+    dashed: Sequence[Point] = (),
     marked: tuple[Point, str] | None = None,
 ) -> Markup:
     """Plot a curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers.
 
-    ``beside``: points of a second curve, dashed. ``marked``: a point with a dot, and its tooltip.
+    ``dashed``: points of a second curve. ``marked``: a point with a dot, and its tooltip.
     """
     if not points:
         return Markup("")
-    shown, second = thin(points), thin(beside)
+    shown, second = thin(points), thin(dashed)
     frame = Frame.around([*shown, *second, *((shown[0][0], line.y) for line in references)], x, y)
     path = frame.path(shown)
     area = f"{path} L{frame.x(shown[-1][0]):.1f} {BOTTOM:.1f} L{frame.x(shown[0][0]):.1f} {BOTTOM:.1f} Z"
@@ -154,12 +154,12 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     if len(points) <= most:
         return list(points)
     stretches = most // 2
-    kept: list[Point] = []
+    thinned: list[Point] = []
     for index in range(stretches):
         part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return kept
+        thinned += sorted(ends)
+    return thinned
 
 
 def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[float]:

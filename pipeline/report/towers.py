@@ -227,15 +227,15 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
     far = MARGIN + SIDE
     for index in range(1, len(bins)):
         if towers[bins[index][0]] != towers[bins[index - 1][0]]:
-            at = MARGIN + index * size
-            body.append(tag("path", class_="cut", d=f"M{MARGIN} {at:.1f} H{far} M{at:.1f} {MARGIN} V{far}"))
+            position = MARGIN + index * size
+            body.append(tag("path", class_="cut", d=f"M{MARGIN} {position:.1f} H{far} M{position:.1f} {MARGIN} V{far}"))
     if labelled:
         letters = f"font-size:{min(11.0, size * 0.82):.1f}px"
         for place, index in enumerate(order):
-            at = f"{MARGIN + (place + 0.5) * size + 3.2:.1f}"
+            position = f"{MARGIN + (place + 0.5) * size + 3.2:.1f}"
             shown = (_short(names[index]), tag("title", names[index]))
-            body.append(tag("text", *shown, x=MARGIN - 5, y=at, text_anchor="end", style=letters))
-            body.append(tag("text", *shown, transform=f"translate({at} {MARGIN - 5}) rotate(-90)", style=letters))
+            body.append(tag("text", *shown, x=MARGIN - 5, y=position, text_anchor="end", style=letters))
+            body.append(tag("text", *shown, transform=f"translate({position} {MARGIN - 5}) rotate(-90)", style=letters))
     # The legend: ten steps from the lowest to the highest value.
     x, y, step = MARGIN + 40, MARGIN + SIDE + 14, 16
     body.append(tag("text", units.decimal(low, 2), x=x - 6, y=y + 12, text_anchor="end"))

@@ -183,12 +183,12 @@ def _check_pins_and_groups(partition: PartitionConfig, features: Sequence[str], 
 def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequence[str]]) -> None:
     # A sequence is looked up where its tables are: with all features whose tables its events have.
     for name, features in sequences.items():
-        pinned = {each: partition.pins[each] for each in (*features, name) if each in partition.pins}
+        pinned = {member: partition.pins[member] for member in (*features, name) if member in partition.pins}
         if len(set(pinned.values())) <= 1:
             continue
-        shown = ", ".join(f"{each} to tower {tower}" for each, tower in pinned.items())
+        shown = ", ".join(f"{member} to tower {tower}" for member, tower in pinned.items())
         first_tower = next(iter(pinned.values()))
-        moves = [f"++partition.pins.{each}={first_tower}" for each, tower in pinned.items() if tower != first_tower]
+        moves = [f"++partition.pins.{member}={first_tower}" for member, tower in pinned.items() if tower != first_tower]
         raise ConfigError(
             f"partition.pins sends {shown}, but the events of sequence {name!r} are looked up in the tables of "
             f"{', '.join(features)}: a sequence and its tables lie in one tower",

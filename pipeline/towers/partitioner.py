@@ -329,24 +329,24 @@ class ExchangeDescent:
 
     def _moves(self, item: int) -> Floats:
         # Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed.
-        own, load = self.assigned[item], self._loads[:, item, None]
-        cost = 2 * (self._near[item] - self._near[item, own] + self._own[item])
+        tower, load = self.assigned[item], self._loads[:, item, None]
+        cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
         now = self._over(self._used)
-        excess = self._over(self._used + load) - now + self._over(self._used[:, own, None] - load) - now[own]
-        bad = (np.arange(self.problem.towers) == own) | (self._items[own] <= 1)
+        excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
+        bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
         return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
 
     def _swaps(self, item: int) -> Floats:
         # Change of cost by swapping ``item`` with each free item; infinite within its own tower.
-        others, own = self._free, self.assigned[item]
-        there = self.assigned[others]
+        others, tower = self._free, self.assigned[item]
+        towers = self.assigned[others]
         near = self._near
-        cost = near[others, own] - near[item, own] + near[item, there] - near[others, there]
+        cost = near[others, tower] - near[item, tower] + near[item, towers] - near[others, towers]
         cost = 2 * (cost - 2 * self._pair[item, others] + self._own[item] + self._own[others])
         extra, now = self._loads[:, others] - self._loads[:, item, None], self._over(self._used)
-        excess = self._over(self._used[:, own, None] + extra) - now[own]
-        excess += self._over(self._used[:, there] - extra) - now[there]
-        return np.where(there == own, np.inf, cost + EXCESS_PRICE * excess)
+        excess = self._over(self._used[:, tower, None] + extra) - now[tower]
+        excess += self._over(self._used[:, towers] - extra) - now[towers]
+        return np.where(towers == tower, np.inf, cost + EXCESS_PRICE * excess)
 
 
 def partition(

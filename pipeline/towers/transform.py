@@ -88,14 +88,14 @@ class TowerEmbeddings(nn.Module):
         super().__init__()
         self.layout, self.groups, self.dtype, self._width = layout, groups, dtype, width
         self.collection = collection if len(collection.embedding_bags) else None
-        own = layout.tower_hosts[groups.number].features
+        features_here = layout.tower_hosts[groups.number].features
         # The modules of sequences are at the flat model's path, where checkpoints and versions look for them.
         self._events = events
         self.event_tables = events.tables if events is not None and events.blocks is not None else None
         self.penalty = 0.0
         spec = layout.towers.module
         features, self.even = list(widths), set(widths.values()) <= {width}
-        self._widths = {name: widths[name] for name in own}
+        self._widths = {name: widths[name] for name in features_here}
         towers = []
         for number, tower in enumerate(layout.towers.towers):
             tower_widths = {name: widths[name] for name in tower.features}
@@ -103,7 +103,7 @@ class TowerEmbeddings(nn.Module):
         self.tower = nn.ModuleList(towers)
         self.dim = towers[0].dim
         columns = events.columns if events is not None else {}
-        self._pooled = [name for name in own if name not in columns]
+        self._pooled = [name for name in features_here if name not in columns]
         # By group of tower hosts, what is sent there and the width of what comes back.
         self._keys: list[str] = []
         key_counts, sizes = [], []

@@ -84,7 +84,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     return replace(
         record,
         **_measure_all_rows(scored, bootstrap, settings),
-        slices=tuple(_measure_slice(scored, each, bootstrap, settings.confidence, len(slices)) for each in slices),
+        slices=tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(slices)) for part in slices),
         tasks=tasks or None,
     )
 
@@ -256,17 +256,17 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig) -> Iterator[_Slice
                 yield _SliceRows(name, value, rows, clicks=int((scored.labels[rows] == 1).sum()))
 
 
-def _measure_slice(scored: ScoredRows, each: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
+def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
     """The figures of one of ``tests`` slices, whose intervals shall hold together."""
-    candidate = bootstrap.resample(scored.candidate, each.rows)
+    candidate = bootstrap.resample(scored.candidate, part.rows)
     incumbent = None
     if scored.incumbent is not None:
-        incumbent = bootstrap.resample(scored.incumbent, each.rows)
+        incumbent = bootstrap.resample(scored.incumbent, part.rows)
     return Slice(
-        slice=each.column,
-        value=each.value,
-        rows=len(each.rows),
-        clicks=each.clicks,
+        slice=part.column,
+        value=part.value,
+        rows=len(part.rows),
+        clicks=part.clicks,
         candidate=Figures(**_intervals(candidate, confidence, tests)),
         incumbent=None if incumbent is None else Figures(**_intervals(incumbent, confidence, tests)),
         change=None if incumbent is None else _change(candidate, incumbent, confidence, tests),

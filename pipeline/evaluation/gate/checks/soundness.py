@@ -102,26 +102,26 @@ class Slices(GateCheck):
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         """For each slice an answer on calibration and, beside an incumbent, one on NE."""
         settings: GateConfig = inputs.settings
-        for each in inputs.record.slices or ():
-            name = f"{each.slice}={printable(each.value)}"
+        for part in inputs.record.slices or ():
+            name = f"{part.slice}={printable(part.value)}"
             yield from check_calibration(
                 f"{SLICE}calibration, {name}",
                 "slice_max_calibration_error",
-                each.candidate,
+                part.candidate,
                 settings.slice_max_calibration_error,
-                f"calibration of slice {name} ({each.rows:,} rows)",
+                f"calibration of slice {name} ({part.rows:,} rows)",
             )
             if settings.slice_max_ne_increase is not None:
-                yield from self._check_increase(each, name, settings.slice_max_ne_increase)
+                yield from self._check_increase(part, name, settings.slice_max_ne_increase)
 
-    def _check_increase(self, each: Slice, name: str, limit: float) -> Iterator[Check]:
-        if each.change is None or each.incumbent is None:
+    def _check_increase(self, part: Slice, name: str, limit: float) -> Iterator[Check]:
+        if part.change is None or part.incumbent is None:
             return
-        change = each.change.ne
+        change = part.change.ne
         passed = not_worse(change, limit)
         words = (
-            f"NE of slice {name} ({each.rows:,} rows) is {each.candidate.ne.point:.4f}, the incumbent's "
-            f"{each.incumbent.ne.point:.4f}: {percent(change)}, {place(change.point, limit, passed)} "
+            f"NE of slice {name} ({part.rows:,} rows) is {part.candidate.ne.point:.4f}, the incumbent's "
+            f"{part.incumbent.ne.point:.4f}: {percent(change)}, {place(change.point, limit, passed)} "
             f"+{limit:.1%} (gate.slice_max_ne_increase)"
         )
         yield Check(f"{SLICE}NE, {name}", "gate.slice_max_ne_increase", passed, words)
