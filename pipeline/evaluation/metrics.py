@@ -40,7 +40,6 @@ class ByClass:
 
     @property
     def rows(self) -> int:
-        """Rows of both classes."""
         return len(self.clicked) + len(self.other)
 
 
@@ -115,12 +114,13 @@ def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _check_weights(clicked: NDArray[np.bool_], weights: NDArray[np.floating]) -> None:
-    heavy = clicked[weights > 0]
-    clicks = int(heavy.sum())
-    if clicks in (0, len(heavy)):
-        labels = f", and all of these have label {int(clicks > 0)}" if len(heavy) else ""
+    weighted = clicked[weights > 0]
+    clicks = int(weighted.sum())
+    if clicks in (0, len(weighted)):
+        labels = f", and all of these have label {int(clicks > 0)}" if len(weighted) else ""
+        counts = _of(len(weighted), len(clicked))
         raise DataError(
-            f"{_of(len(heavy), len(clicked))} evaluated rows have a weight above 0{labels}, expected both classes: NE "
+            f"{counts} evaluated rows have a weight above 0{labels}, expected both classes: NE "
             "and AUC are not defined for one class only",
             hint="logs in which the column of data.weight is above 0 for rows of both classes, or data.weight=null",
         )

@@ -124,7 +124,6 @@ def _page_url(store: Store, path: str | None, name: str) -> str:
 
 
 def render(data: ReportData) -> str:
-    """Return the page as HTML."""
     result, status = data.result, data.result.status
     held = status == "failed" and result.gate is not None and result.gate.verdict == HOLD
     shown = (HOLD, "held") if held else (status, status)

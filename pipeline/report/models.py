@@ -92,7 +92,6 @@ def serving(current: Mapping[str, Any]) -> str:
 
 
 def removed_versions(result: RemovedVersions) -> str:
-    """Say what ``gc`` removed."""
     if not result.removed:
         return f"{result.model}: nothing to remove"
     verb = "would remove" if result.dry_run else "removed"

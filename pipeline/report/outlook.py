@@ -31,7 +31,6 @@ WHEN_FULL = {
 
 
 def outlooks_text(records: Sequence[Outlook]) -> str:
-    """Return one part for every combination of settings."""
     parts = []
     for record in records:
         lines = [title_of(record), paragraph(read_words(record)), "", text_table(*tables_of(record))]
@@ -49,7 +48,6 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
 
 
 def title_of(record: Outlook) -> str:
-    """Name the model, the hardware and the settings that vary."""
     varied = " ".join(f"{key}={value}" for key, value in record.settings.items())
     ranks = units.plural(record.world_size, "rank")
     title = f"{record.model}, the next {record.nights} nights on {record.hardware}, {ranks}"
@@ -57,7 +55,6 @@ def title_of(record: Outlook) -> str:
 
 
 def band_words(record: Outlook) -> str:
-    """Say what an interval is."""
     return (
         f"[ ]: the {record.band:.0%} prediction interval if nights scatter about the trend as they did; a trend "
         "that changes, a new feature or another market is not in it. Lookups are those of the last night."
@@ -65,7 +62,6 @@ def band_words(record: Outlook) -> str:
 
 
 def read_words(record: Outlook) -> str:
-    """Name the nights that the trends come from, and the days between them without one."""
     text = f"trends of {units.plural(len(record.read), 'night')}, {record.read[0]} to {record.read[-1]}"
     if record.missing:
         text += f"; no night of {first_names(record.missing, MOST_DAYS)}"
@@ -78,7 +74,6 @@ def growing(record: Outlook) -> list[tuple[str, TableOutlook]]:
 
 
 def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of tables."""
     nights = [str(plan.night) for plan in record.plans]
     rows = []
     for name, table in growing(record):
@@ -101,7 +96,6 @@ def _tiers_of(plans: Sequence[NightPlan]) -> list[str]:
 
 
 def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of plans."""
     tiers = _tiers_of(plans)
     rows = []
     for plan in plans:
@@ -146,7 +140,6 @@ def _when_text(full: Reached, record: Outlook) -> str:
 
 
 def full_tiers(record: Outlook) -> Iterator[str]:
-    """Yield when each memory is full, and what helps."""
     if not record.tiers:
         yield f"no tier is full by night {record.nights}"
     for name, tier in record.tiers.items():

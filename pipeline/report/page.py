@@ -69,12 +69,10 @@ def with_swatch(colour: int, text: object) -> Markup:
 
 
 def pill(kind: str, text: str) -> Markup:
-    """Return a word in the colour of its ``kind``."""
     return tag("span", text, class_=f"pill {kind}")
 
 
 def two_lines(first: str, second: str) -> Markup:
-    """Return a cell of two lines."""
     return tag("div", first, tag("br"), second, class_="word")
 
 

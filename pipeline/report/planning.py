@@ -51,10 +51,10 @@ def comparison(records: Sequence[PlannedCase]) -> str:
     fitting = [record for record in records if record.fits]
     text = f"{len(fitting)} of {len(records)} fit"
     if best is not None and len(records) > 1:
-        fastest = [record for record in fitting if record.step_ms == best]
-        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in fastest[0].settings.items())}"
-        if len(fastest) > 1:
-            text += f" and {len(fastest) - 1} as fast"
+        best_cases = [record for record in fitting if record.step_ms == best]
+        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in best_cases[0].settings.items())}"
+        if len(best_cases) > 1:
+            text += f" and {len(best_cases) - 1} as fast"
     if fitting:
         text += "; bytes: tables, optimizer state and buffers of one batch, all ranks"
     return "\n".join([*lines, "", paragraph(text)])

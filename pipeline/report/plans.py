@@ -24,7 +24,6 @@ COLOUR_OF = {"margin": COLOURS}
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the page as HTML."""
     tables = len(plan.tables)
     batch = units.count(plan.global_batch)
     return from_template(

@@ -58,17 +58,14 @@ class StackedBars:
     names: Sequence[str] = ()
 
     def name(self, rank: int) -> str:
-        """Return the name of the bar of ``rank``."""
         return self.names[rank] if self.names else f"{RANKS} {rank}"
 
     @property
     def ranks(self) -> int:
-        """The number of bars."""
         return len(self.series[0].values)
 
     @property
     def totals(self) -> list[float]:
-        """The heights of the bars."""
         return [sum(values) for values in zip(*(series.values for series in self.series), strict=True)]
 
     @property
@@ -78,12 +75,10 @@ class StackedBars:
 
     @property
     def span(self) -> str:
-        """Lowest and highest bar in words."""
         low, high = self.show(min(self.totals)), self.show(max(self.totals))
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
-        """Describe the bar of ``rank`` in words."""
         parts = [f"{series.name} {self.show(series.values[rank])}" for series in self.series if series.values[rank]]
         text = f"{self.name(rank)}: {', '.join(parts) or 'nothing'}"
         if self.limit:
@@ -149,5 +144,4 @@ def _plot(bars: StackedBars) -> Markup:
 
 
 def milliseconds(value: float) -> str:
-    """Format ``value`` in milliseconds."""
     return f"{units.decimal(value, 2 if value >= 1 else 3)} ms"

@@ -125,7 +125,6 @@ def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None =
 
 
 def error_text(error: ErrorPart) -> str:
-    """Describe the error that stopped the run."""
     return f"{error.message} (exit code {error.exit_code})"
 
 

@@ -199,16 +199,13 @@ class Frame:
         return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
 
     def x(self, value: float) -> float:
-        """Return the pixel column of ``value``."""
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Return the pixel row of ``value``."""
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
 
     def place(self, point: Point) -> str:
-        """Return ``point`` as SVG coordinates."""
         return f"{self.x(point[0]):.1f} {self.y(point[1]):.1f}"
 
     def path(self, points: Sequence[Point]) -> str:
@@ -216,17 +213,14 @@ class Frame:
         return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
-        """Draw a dot at ``point`` with ``text`` as its tooltip."""
         x, y = self.place(point).split()
         tooltip = [tag("title", text)] if text else []
         return tag("circle", *tooltip, class_="dot", cx=x, cy=y, r=3.5)
 
     def whisker(self, x: float, low: float, high: float) -> Markup:
-        """Draw the interval from ``low`` to ``high`` at ``x``."""
         return tag("path", class_="whisker", d=self.path([(x, low), (x, high)]))
 
     def grid(self) -> list[Markup]:
-        """Draw grid lines, tick labels and axis titles."""
         out: list[Markup] = []
         for tick in self.y_ticks:
             row = self.y(tick)
@@ -246,12 +240,10 @@ class Frame:
 
 
 def percent_tick(value: float, spread: float) -> str:
-    """Format a share as per cent, for ``Axis.show``."""
     return f"{value:.{_percent_digits(spread)}%}"
 
 
 def signed_tick(value: float, spread: float) -> str:
-    """Format a change as per cent with its sign, for ``Axis.show``."""
     return f"{value:+.{_percent_digits(spread)}%}"
 
 

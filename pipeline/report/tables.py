@@ -21,7 +21,6 @@ SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train
 
 
 def stages_table(stages: Mapping[str, StageOutcome]) -> PageTable:
-    """Tabulate the stages with their times and artifacts."""
     total = sum(stage.seconds for stage in stages.values())
     rows = []
     for index, (name, stage) in enumerate(stages.items()):

@@ -40,7 +40,6 @@ Box = tuple[float, float, float, float]
 
 
 def towers_page(towers: Towers) -> str:
-    """Return the page as HTML."""
     evidence = towers.evidence or TowerEvidence(strategy="")
     strategy = STRATEGIES.get(evidence.strategy, "")
     about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
@@ -227,8 +226,8 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
     far = MARGIN + SIDE
     for index in range(1, len(bins)):
         if towers[bins[index][0]] != towers[bins[index - 1][0]]:
-            position = MARGIN + index * size
-            body.append(tag("path", class_="cut", d=f"M{MARGIN} {position:.1f} H{far} M{position:.1f} {MARGIN} V{far}"))
+            cut = MARGIN + index * size
+            body.append(tag("path", class_="cut", d=f"M{MARGIN} {cut:.1f} H{far} M{cut:.1f} {MARGIN} V{far}"))
     if labelled:
         letters = f"font-size:{min(11.0, size * 0.82):.1f}px"
         for place, index in enumerate(order):

@@ -108,10 +108,10 @@ def versions_served(store: Store, model: str) -> Served | None:
         artifact = store.find(f"models/{model}/{name}")
         if artifact is None:
             continue
-        figures = {key: artifact.summary.get(key) for key in ("run", "verdict", "ne")}
-        entry = last.get(name, {})
-        change = {key: entry.get(key, "") for key in ("by", "reason")}
-        versions.append(ServedVersion(version=name, uri=store.url_of(artifact.path), **figures, **change))
+        fields: dict[str, Any] = {key: artifact.summary.get(key) for key in ("run", "verdict", "ne")}
+        for key in ("by", "reason"):
+            fields[key] = last.get(name, {}).get(key, "")
+        versions.append(ServedVersion(version=name, uri=store.url_of(artifact.path), **fields))
     return Served(model=model, serving=current["version"], versions=tuple(versions))
 
 

@@ -24,7 +24,6 @@ class PassThrough(nn.Module):
         self.vectors, self.dim = features, width
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, F, N] unchanged."""
         return embeddings
 
 

@@ -64,7 +64,6 @@ class Rows(GateCheck):
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer."""
         rows, least = inputs.record.rows, inputs.settings.min_rows
         passed = rows >= least
         words = f"{rows:,} rows scored, {'enough' if passed else 'too few'} for {least:,} (gate.min_rows)"
@@ -83,7 +82,6 @@ class Floors(GateCheck):
     name = "floors"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """An answer for each limit."""
         settings: GateConfig = inputs.settings
         candidate = inputs.record.candidate
         assert candidate is not None
