@@ -8,21 +8,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pipeline import units
+from pipeline.report import svg
 from pipeline.report.page import Figure
-from pipeline.report.svg import (
-    BOTTOM,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    Frame,
-    ReferenceLine,
-    drawing,
-    reference_lines,
-    tag,
-    ticks,
-)
 
 MOST_ROWS = 8
 MOST_HOVERS = 256
@@ -90,7 +77,7 @@ class StackedBars:
         if self.names or self.ranks <= MOST_ROWS:
             top = self.top or 1.0
             rows = [_row(self, rank, total, top) for rank, total in enumerate(self.totals)]
-            return Figure(self.title, self.unit, tag("div", *rows, class_="stacked-bars"))
+            return Figure(self.title, self.unit, svg.tag("div", *rows, class_="stacked-bars"))
         return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
 
 
@@ -100,26 +87,26 @@ def _row(bars: StackedBars, rank: int, total: float, top: float) -> Markup:
         width = UNITS * series.values[rank] / top
         if width:
             size = {"x": f"{left:.2f}", "width": f"{max(width, 2):.2f}", "height": 16}
-            parts.append(tag("rect", class_=f"c{series.colour}", **size))
+            parts.append(svg.tag("rect", class_=f"c{series.colour}", **size))
         left += width
     if bars.limit:
         edge = min(UNITS * bars.limit / top, UNITS - 4)
-        parts.append(tag("rect", class_="limit", x=f"{edge:.2f}", width=4, height=16))
+        parts.append(svg.tag("rect", class_="limit", x=f"{edge:.2f}", width=4, height=16))
     words, number = bars.words(rank), bars.show(total)
     if bars.limit:
         number += f" of {bars.show(bars.limit)}"
     attributes = {"viewBox": f"0 0 {UNITS} 16", "preserveAspectRatio": "none", "role": "img", "aria-label": words}
-    picture = tag("svg", tag("title", words), *parts, class_="stacked-bar", **attributes)
-    return tag("div", bars.name(rank), class_="rank") + picture + tag("div", number, class_="number")
+    picture = svg.tag("svg", svg.tag("title", words), *parts, class_="stacked-bar", **attributes)
+    return svg.tag("div", bars.name(rank), class_="rank") + picture + svg.tag("div", number, class_="number")
 
 
 def _plot(bars: StackedBars) -> Markup:
     # Vertical bars side by side, one path per series, so that a thousand ranks are a small file.
-    x, y = Axis(title=RANKS, whole=True), Axis(title=bars.unit, from_zero=True)
-    x_ticks = [tick for tick in ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
-    frame = Frame(x, y, x_ticks, ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
+    x, y = svg.Axis(title=RANKS, whole=True), svg.Axis(title=bars.unit, from_zero=True)
+    x_ticks = [tick for tick in svg.ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
+    frame = svg.Frame(x, y, x_ticks, svg.ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
     body = frame.grid()
-    width = (WIDTH - LEFT - RIGHT) / bars.ranks
+    width = (svg.WIDTH - svg.LEFT - svg.RIGHT) / bars.ranks
     bar = width * (0.8 if width > 4 else 1.0)
     base = [0.0] * bars.ranks
     for series in bars.series:
@@ -130,17 +117,17 @@ def _plot(bars: StackedBars) -> Markup:
                 moves.append(f"M{frame.x(rank) - bar / 2:.2f} {low:.1f}h{bar:.2f}V{high:.1f}h{-bar:.2f}z")
                 base[rank] += value
         if moves:
-            body.append(tag("g", tag("path", class_="fill", d="".join(moves)), class_=f"c{series.colour}"))
+            body.append(svg.tag("g", svg.tag("path", class_="fill", d="".join(moves)), class_=f"c{series.colour}"))
     if bars.limit:
-        limit = ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")
-        body += reference_lines(frame, [limit])
+        limit = svg.ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")
+        body += svg.reference_lines(frame, [limit])
     if bars.ranks <= MOST_HOVERS:
         # Invisible columns whose tooltips show their figures.
-        size = {"y": TOP, "width": f"{width:.2f}", "height": BOTTOM - TOP}
+        size = {"y": svg.TOP, "width": f"{width:.2f}", "height": svg.BOTTOM - svg.TOP}
         for rank in range(bars.ranks):
             left = f"{frame.x(rank) - width / 2:.2f}"
-            body.append(tag("rect", tag("title", bars.words(rank)), class_="hover", x=left, **size))
-    return drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
+            body.append(svg.tag("rect", svg.tag("title", bars.words(rank)), class_="hover", x=left, **size))
+    return svg.drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
 
 
 def milliseconds(value: float) -> str:

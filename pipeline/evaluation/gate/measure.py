@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.gate import GateConfig
+from pipeline.evaluation import metrics
 from pipeline.evaluation.bootstrap import (
     FIGURES,
     Resampled,
@@ -21,17 +22,6 @@ from pipeline.evaluation.bootstrap import (
     resample,
 )
 from pipeline.evaluation.gate.power import error_of
-from pipeline.evaluation.metrics import (
-    calibration_by_prediction,
-    check_labels,
-    evaluate,
-    histogram,
-    known_rows,
-    kolmogorov_smirnov,
-    population_stability,
-    reliability,
-    sigmoid,
-)
 from pipeline.records.gate import (
     Beside,
     Best,
@@ -63,7 +53,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     Raises:
         DataError: The labels allow no figures.
     """
-    clicked = check_labels(scored.labels)
+    clicked = metrics.check_labels(scored.labels)
     not_finite = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
     for task in scored.tasks.values():
         not_finite["candidate"] += int((~np.isfinite(task.candidate)).sum())
@@ -138,7 +128,7 @@ def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateC
     candidate = bootstrap.resample(scored.candidate)
     figures: dict[str, Any] = {
         "candidate": _model_figures(scored, scored.candidate, candidate, confidence),
-        "histogram": histogram(models),
+        "histogram": metrics.histogram(models),
         "serving": _compare_with_trained(scored, candidate["ne"].point),
     }
     if scored.incumbent is not None:
@@ -146,8 +136,8 @@ def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateC
         figures["incumbent"] = _model_figures(scored, scored.incumbent, incumbent, confidence)
         figures["change"] = _change(candidate, incumbent, confidence)
         figures["shift"] = Shift(
-            psi=population_stability(scored.incumbent, scored.candidate),
-            ks=kolmogorov_smirnov(scored.incumbent, scored.candidate),
+            psi=metrics.population_stability(scored.incumbent, scored.candidate),
+            ks=metrics.kolmogorov_smirnov(scored.incumbent, scored.candidate),
         )
     if scored.best is not None:
         figures["best"] = Best(**_compare_ne(candidate["ne"], scored.best, bootstrap, settings))
@@ -155,9 +145,9 @@ def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateC
         figures["baseline"] = Beside(**_compare_ne(candidate["ne"], scored.baseline, bootstrap, settings))
     curves = {}
     for name, logits in models.items():
-        curves[name] = reliability(scored.labels, logits, weights=scored.weights)
+        curves[name] = metrics.reliability(scored.labels, logits, weights=scored.weights)
     if scored.uncalibrated is not None:
-        curves["uncalibrated"] = reliability(scored.labels, scored.uncalibrated, weights=scored.weights)
+        curves["uncalibrated"] = metrics.reliability(scored.labels, scored.uncalibrated, weights=scored.weights)
         if scored.calibrated is not None:
             before = _intervals(bootstrap.resample(scored.uncalibrated), confidence)
             figures["calibrated"] = replace(scored.calibrated, before=Figures(**before))
@@ -170,7 +160,9 @@ def _intervals(drawn: dict[str, Resampled], confidence: float, tests: int = 1) -
 
 
 def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resampled], confidence: float) -> ModelFigures:
-    off, error = calibration_by_prediction(reliability(scored.labels, logits, bins=10, weights=scored.weights))
+    off, error = metrics.calibration_by_prediction(
+        metrics.reliability(scored.labels, logits, bins=10, weights=scored.weights)
+    )
     return ModelFigures(
         **_intervals(drawn, confidence), calibration_by_prediction=off, calibration_by_prediction_error=error
     )
@@ -190,16 +182,16 @@ def _change(
 def _compare_with_trained(scored: ScoredRows, served_ne: float) -> Serving | None:
     if scored.trained is None:
         return None
-    trained_ne = evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
+    trained_ne = metrics.evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
     served = scored.candidate
     if scored.uncalibrated is not None:
         # Training has no calibrator, so the program is compared without it.
         served = scored.uncalibrated
-        served_ne = evaluate(scored.labels, served, weights=scored.weights)["ne"]
+        served_ne = metrics.evaluate(scored.labels, served, weights=scored.weights)["ne"]
     return Serving(
         trained_ne=trained_ne,
         gap=served_ne / trained_ne - 1,
-        largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(served)).max()),
+        largest_difference=float(np.abs(metrics.sigmoid(scored.trained) - metrics.sigmoid(served)).max()),
         ulps=units_in_the_last_place(scored.trained, served),
     )
 
@@ -275,7 +267,7 @@ def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, 
 
 def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
     """The figures of a task on the rows with its label; where these allow none, their number alone."""
-    known = known_rows(task.labels, task.kind, task.weights)
+    known = metrics.known_rows(task.labels, task.kind, task.weights)
     rows, kind = int(known.sum()), LABEL_KINDS.get(task.kind)
     if not rows:
         return TaskComparison(kind=task.kind, figure=kind.title)
