@@ -58,7 +58,7 @@ class StackedBars:
     @property
     def top(self) -> float:
         """The highest bar, or the limit if that is higher."""
-        return max(self.limit, *self.totals)
+        return max([self.limit, *self.totals])
 
     @property
     def span(self) -> str:
