@@ -104,8 +104,6 @@ MODULES = {
         (
             "evaluation/gate/gate.py",
             "evaluation/gate/power.py",
-            "evaluation/gate/power.py",
-            "evaluation/gate/checks/soundness.py",
             "evaluation/gate/checks/soundness.py",
             "evaluation/gate/checks/reference_models.py",
             "evaluation/gate/checks/labels.py",
