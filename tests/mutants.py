@@ -103,10 +103,8 @@ MODULES = {
     "gate": Module(
         (
             "evaluation/gate/gate.py",
-            "evaluation/gate/wording.py",
             "evaluation/gate/power.py",
             "evaluation/gate/checks/soundness.py",
-            "evaluation/gate/checks/floors.py",
             "evaluation/gate/checks/reference_models.py",
             "evaluation/gate/checks/labels.py",
             "evaluation/gate/checks/serving.py",

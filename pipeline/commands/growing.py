@@ -32,7 +32,7 @@ def nights_ahead(text: str) -> int:
 def what_if_nights(options: argparse.Namespace) -> int:
     """Plan the next ``options.nights`` for every combination; 4 where none has a plan for all of them."""
     from pipeline.compose import sweep
-    from pipeline.planning.whatif import varying
+    from pipeline.planning.outlook import varying
     from pipeline.report.outlook import outlook_page, outlooks_text
 
     jobs = sweep([text for text in options.overrides if not text.startswith(LEFT_OUT)])

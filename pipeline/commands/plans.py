@@ -13,7 +13,7 @@ from pipeline.errors import ArtifactError, ConfigError, PlanError
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.planning.inputs import PlanInputs
-    from pipeline.planning.whatif import Case, Refused
+    from pipeline.planning.outlook import Case, Refused
 
 WHAT_IF = """\
 Takes the overrides of nightjar run. Separate several values with commas to plan every combination. Nothing is trained
@@ -97,8 +97,8 @@ def _what_if(options: argparse.Namespace) -> int:
     if options.html:
         raise ConfigError("--html is for --nights, which is not given", hint="--nights 30 --html nights.html")
     from pipeline.compose import sweep
+    from pipeline.planning.outlook import what_if
     from pipeline.planning.planner import make_plan
-    from pipeline.planning.whatif import what_if
     from pipeline.report.planning import comparison
 
     jobs = sweep([text for text in options.overrides if not text.startswith("run=")])  # no run is made
@@ -110,7 +110,7 @@ def _what_if(options: argparse.Namespace) -> int:
 
 def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Refused]:
     """Every combination, those that are no valid configuration as such; where none is valid, the first one's error."""
-    from pipeline.planning.whatif import Case, Refused, varying
+    from pipeline.planning.outlook import Case, Refused, varying
 
     cases: list[Case | Refused] = []
     for job, settings in zip(jobs, varying(jobs), strict=True):

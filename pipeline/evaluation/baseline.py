@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 MOST_WEIGHTS = 1 << 22
 BATCH_ROWS = 512
 RATE = 0.1
-_LARGEST = 8.0  # dense values lie within so many standard deviations
-_FIRST_SUM = 1.0  # of squared gradients: steps of the first batches stay small
+# Dense values lie within so many standard deviations.
+_LARGEST = 8.0
+# Of squared gradients: steps of the first batches stay small.
+_FIRST_SUM = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Baseline:
         return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
     def _begin(self, block: BaselineRows) -> None:
-        """Scales of the dense features and the base rate, of the first block."""
+        # Scales of the dense features and the base rate, of the first block.
         if block.dense.shape[1]:
             known = np.where(np.isfinite(block.dense), block.dense, np.nan)
             counts = np.maximum((~np.isnan(known)).sum(0), 1)
@@ -77,24 +79,28 @@ class Baseline:
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
     def _inputs(self, batch: BaselineRows) -> NDArray[np.float64]:
-        """Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value."""
+        # Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
         return np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
 
     def _lookups(self, batch: BaselineRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Of all features together: the weight, the row of the batch and the factor of every lookup."""
-        places, at, factors = [], [], []
+        # Of all features together: the weight, the row of the batch and the factor of every lookup.
+        places, in_batch, factors = [], [], []
         for name, ids in batch.ids.items():
             values, rows, weights = ids if isinstance(ids, tuple) else (ids, np.arange(len(ids)), None)
             places.append(self._starts[name] + values.astype(np.int64) % self._sizes[name])
-            at.append(rows)
+            in_batch.append(rows)
             factors.append(np.ones(len(values)) if weights is None else weights.astype(np.float64))
         none = np.zeros(0, np.int64)
-        return (np.concatenate([none, *places]), np.concatenate([none, *at]), np.concatenate([np.zeros(0), *factors]))
+        return (
+            np.concatenate([none, *places]),
+            np.concatenate([none, *in_batch]),
+            np.concatenate([np.zeros(0), *factors]),
+        )
 
     def _logits(self, batch: BaselineRows, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
-        places, at, factors = lookups
-        looked_up = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
+        places, in_batch, factors = lookups
+        looked_up = np.bincount(in_batch, self._weights[places] * factors, minlength=len(batch.labels))
         return np.asarray(inputs @ self._dense + looked_up)
 
     def _step(self, batch: BaselineRows) -> None:
@@ -102,8 +108,8 @@ class Baseline:
         logits = self._logits(batch, inputs, lookups)
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
         errors = errors if batch.weights is None else errors * batch.weights
-        places, at, factors = lookups
-        np.add.at(self._buffer, places, errors[at] * factors)
+        places, in_batch, factors = lookups
+        np.add.at(self._buffer, places, errors[in_batch] * factors)
         gradient = self._buffer[places]
         sums = self._sums[places] + gradient**2
         # A weight that is looked up several times gets the same values each time.
@@ -118,7 +124,7 @@ class Baseline:
 def _batches(block: BaselineRows) -> Iterator[BaselineRows]:
     for start in range(0, len(block.labels), BATCH_ROWS):
         stop = start + BATCH_ROWS
-        ids = {name: _cut(each, start, stop) for name, each in block.ids.items()}
+        ids = {name: _cut(lookups, start, stop) for name, lookups in block.ids.items()}
         weights = None if block.weights is None else block.weights[start:stop]
         yield BaselineRows(block.labels[start:stop], block.dense[start:stop], ids, weights)
 

@@ -23,7 +23,8 @@ SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
 CONFIDENCE, REPLICATES, BLOCKS = 0.95, 400, 1000
 # Blocks with rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
 FEWEST = 30
-LOSS_PARTS = 100  # blocks of ``loss_parts``
+# Blocks of ``loss_parts``.
+LOSS_PARTS = 100
 
 
 @dataclass(frozen=True)

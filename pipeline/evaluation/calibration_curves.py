@@ -262,12 +262,12 @@ def slice_shifts(
     order = np.lexsort((weights, clicked, logits, codes))
     logits, clicked, weights, codes = logits[order], clicked[order], weights[order], codes[order]
     values, starts, counts = np.unique(codes, return_index=True, return_counts=True)
-    kept = np.sort(np.argsort(-counts, kind="stable")[:most])
-    inside = np.repeat(np.isin(np.arange(len(values)), kept), counts)
+    largest = np.sort(np.argsort(-counts, kind="stable")[:most])
+    inside = np.repeat(np.isin(np.arange(len(values)), largest), counts)
     logits, clicked, weights = logits[inside], clicked[inside], weights[inside]
-    counts = counts[kept]
+    counts = counts[largest]
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    shifts, variance = np.zeros(len(kept)), np.inf
+    shifts, variance = np.zeros(len(largest)), np.inf
     for _ in range(_ROUNDS):
         score, information, noise = _sums(logits, clicked, weights, shifts, starts, counts)
         estimates = shifts + score / information
@@ -275,7 +275,7 @@ def slice_shifts(
         if not variance:
             return {}
         shifts = _most_probable(logits, clicked, weights, starts, counts, variance)
-    return {int(value): float(shift) for value, shift in zip(values[kept], shifts, strict=True)}
+    return {int(value): float(shift) for value, shift in zip(values[largest], shifts, strict=True)}
 
 
 def _sums(

@@ -20,7 +20,6 @@ class Platt(Calibrator):
     doc: str = "a straight line in logits, two parameters; for few clicks."
 
     def fit(self, rows: CalibrationRows) -> CalibrationCurve:
-        """One knot at logit 0, and the slope."""
         from pipeline.evaluation.calibration_curves import fitted_line
         from pipeline.records.model_version import CalibrationCurve
 
@@ -43,7 +42,6 @@ class Isotonic(Calibrator):
     min_clicks: int = 50
 
     def fit(self, rows: CalibrationRows) -> CalibrationCurve:
-        """A knot at the centre of each block."""
         from pipeline.evaluation.calibration_curves import cells_of, curve_of
 
         return curve_of(rows, cells_of(rows, self.min_clicks))
@@ -61,7 +59,6 @@ class Histogram(Calibrator):
     bins: int = 20
 
     def fit(self, rows: CalibrationRows) -> CalibrationCurve:
-        """A knot at the centre of each bin."""
         from pipeline.evaluation.calibration_curves import cells_of, curve_of
 
         return curve_of(rows, cells_of(rows, -(-rows.least // self.bins)))

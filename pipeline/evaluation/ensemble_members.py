@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pipeline.evaluation.metrics import entropy_of_rate, sigmoid
 
-RIDGE_ROWS = 1000  # what draws weights to equal ones counts as much as so many rows
+# What draws weights to equal ones counts as much as so many rows.
+RIDGE_ROWS = 1000
 _NEWTON_STEPS = 20
 Floats = NDArray[np.floating]
 

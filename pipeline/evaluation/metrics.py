@@ -2,7 +2,8 @@
 
 NE, AUC, log loss and calibration are computed from two sorted arrays, the logits of the clicked rows and those of the
 others. Two orders of the same rows give the same two arrays, so they give the same bits, whatever the world size was.
-Beside them: the reliability curve, figures of numbers (counts, values), and those of further tasks.
+Beside them: the reliability curve, figures of numbers (counts, values), those of further tasks, and how far two sets of
+predictions for the same rows lie apart.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import DataError
 from pipeline.records.dataset import TaskColumn
-from pipeline.records.gate import Curve
+from pipeline.records.gate import Curve, Histogram
 from pipeline.records.result import TaskFigures
 from pipeline.specs.label_kind import LABEL_KINDS
 
@@ -39,7 +40,6 @@ class ByClass:
 
     @property
     def rows(self) -> int:
-        """Rows of both classes."""
         return len(self.clicked) + len(self.other)
 
 
@@ -83,7 +83,9 @@ def evaluate(
     }
     if true_probability is not None:
         truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
-        figures["bayes_ne"] = _mean_loss_of_probabilities(truth) / entropy
+        clicked_loss = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
+        other_loss = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
+        figures["bayes_ne"] = (clicked_loss + other_loss) / truth.rows / entropy
     return figures
 
 
@@ -112,12 +114,13 @@ def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _check_weights(clicked: NDArray[np.bool_], weights: NDArray[np.floating]) -> None:
-    kept = clicked[weights > 0]
-    clicks = int(kept.sum())
-    if clicks in (0, len(kept)):
-        labels = f", and all of these have label {int(clicks > 0)}" if len(kept) else ""
+    weighted = clicked[weights > 0]
+    clicks = int(weighted.sum())
+    if clicks in (0, len(weighted)):
+        labels = f", and all of these have label {int(clicks > 0)}" if len(weighted) else ""
+        counts = _of(len(weighted), len(clicked))
         raise DataError(
-            f"{_of(len(kept), len(clicked))} evaluated rows have a weight above 0{labels}, expected both classes: NE "
+            f"{counts} evaluated rows have a weight above 0{labels}, expected both classes: NE "
             "and AUC are not defined for one class only",
             hint="logs in which the column of data.weight is above 0 for rows of both classes, or data.weight=null",
         )
@@ -223,14 +226,8 @@ def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
-def _mean_loss_of_probabilities(truth: ByClass) -> float:
-    clicked = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
-    other = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
-    return (clicked + other) / truth.rows
-
-
 def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.floating]) -> float:
-    """Sum of ``function`` over sorted ``values``: pairwise inside a block, exact (fsum) over the blocks."""
+    # Pairwise inside a block of the sorted values, exact (fsum) over the blocks.
     starts = range(0, len(values), BLOCK_ROWS)
     return math.fsum(float(function(values[i : i + BLOCK_ROWS].astype(np.float64)).sum()) for i in starts)
 
@@ -238,27 +235,24 @@ def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], 
 def _weighted(
     clicked: NDArray[np.bool_], logits: NDArray[np.floating], weights: NDArray[np.floating]
 ) -> dict[str, float]:
-    """``ne``, ``auc``, ``logloss`` and ``calibration`` of rows [n], each of which counts as ``weights`` rows."""
-    order = np.lexsort((weights, clicked, logits))  # rows that are equal in all three are alike
+    # Rows that are equal in all three are alike.
+    order = np.lexsort((weights, clicked, logits))
     y, x, w = clicked[order], logits[order].astype(np.float64), weights[order].astype(np.float64)
     total, clicks = math.fsum(w), math.fsum(w[y])
     losses = np.logaddexp(0.0, np.where(y, -x, x))
     loss = math.fsum(w * losses) / total
     entropy = float(entropy_of_rate(clicks / total, math.log, math.log1p))
+    # AUC: the weight of pairs of a clicked row above another one, ties counting one half.
+    first = np.flatnonzero(np.append(True, x[1:] != x[:-1]))
+    clicked_weight, other_weight = np.add.reduceat(w * y, first), np.add.reduceat(w * ~y, first)
+    below = np.cumsum(other_weight) - other_weight
+    pairs = (clicked_weight * (below + 0.5 * other_weight)).sum()
     return {
         "ne": loss / entropy,
-        "auc": _weighted_auc(y, x, w),
+        "auc": float(pairs / (clicked_weight.sum() * other_weight.sum())),
         "logloss": loss,
         "calibration": math.fsum(w * sigmoid(x)) / clicks,
     }
-
-
-def _weighted_auc(clicked: NDArray[np.bool_], ordered: NDArray[np.floating], weights: NDArray[np.floating]) -> float:
-    """The weight of pairs of a clicked row above another one, ties counting one half; rows by rising score."""
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    clicks, others = (np.add.reduceat(weights * side, first) for side in (clicked, ~clicked))
-    below = np.cumsum(others) - others
-    return float((clicks * (below + 0.5 * others)).sum() / (clicks.sum() * others.sum()))
 
 
 def reliability(
@@ -389,3 +383,69 @@ def counted_for(
         rates: Share of the rows without a click that were kept, [n]; those with a click were all kept.
     """
     return np.where(labels > 0, weights, weights / rates).astype(np.float32)
+
+
+BINS = 10
+HISTOGRAM_BINS = 24
+
+
+def population_stability(expected: NDArray[np.floating], actual: NDArray[np.floating], bins: int = BINS) -> float:
+    """Return the PSI: the sum of (f - e) * ln(f / e) over bins that hold equal shares of ``expected``.
+
+    Args:
+        expected: Predictions [n], or logits: any rising function of them gives the same bins.
+        actual: Predictions [m] of the same kind.
+        bins: How many; fewer where values repeat.
+
+    Returns:
+        0 for equal shares; 0.25 is called a major shift.
+    """
+    edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
+    shares = []
+    for values in (expected, actual):
+        # Half a row more in each bin, so that an empty one costs much, not infinity.
+        counts = np.bincount(np.searchsorted(edges, values, "right"), minlength=len(edges) + 1) + 0.5
+        shares.append(counts / counts.sum())
+    e, f = shares
+    return float(((f - e) * np.log(f / e)).sum())
+
+
+def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
+    """Return the largest gap between the distribution functions of two samples, in [0, 1]."""
+    first, second = np.sort(one), np.sort(other)
+    points = np.concatenate([first, second])
+    gaps = np.searchsorted(first, points, "right") / len(first) - np.searchsorted(second, points, "right") / len(second)
+    return float(np.abs(gaps).max())
+
+
+def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> Histogram:
+    """Return shares of rows by predicted probability, in ``bins`` equal steps up to the largest of all models."""
+    probabilities = {name: sigmoid(values) for name, values in logits.items()}
+    top = max(float(values.max()) for values in probabilities.values()) or 1.0
+    edges = np.linspace(0, top, bins + 1)
+    counts = {name: np.histogram(values, edges)[0] / len(values) for name, values in probabilities.items()}
+    return Histogram(edges=edges.tolist(), **{name: shares.tolist() for name, shares in counts.items()})
+
+
+def calibration_by_prediction(curve: Curve) -> tuple[float, float]:
+    """Return how far bins of predictions are off their observed clicks, and the standard error of that.
+
+    Labels that were mixed up show here while predicted and observed clicks still agree in total.
+
+    Args:
+        curve: What ``reliability`` returns.
+
+    Returns:
+        Shares of all clicks: 0 is as good as calibrated. Both are NaN without clicks.
+    """
+    predicted, observed = np.asarray(curve.predicted, np.float64), np.asarray(curve.observed, np.float64)
+    rows = np.asarray(curve.rows, np.float64)
+    clicks = float((observed * rows).sum())
+    if not clicks:
+        return math.nan, math.nan
+    gaps = float((np.abs(predicted - observed) * rows).sum())
+    # What chance alone leaves, each bin being binomial, is taken off.
+    chance = float(np.sqrt(2 / math.pi * rows * predicted * (1 - predicted)).sum())
+    # At the observed or the predicted rate, whichever varies more: a bin without clicks has chance errors, too.
+    variance = rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed))
+    return max(0.0, gaps - chance) / clicks, float(np.sqrt(variance.sum())) / clicks

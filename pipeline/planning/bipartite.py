@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pipeline.errors import PlanError
-from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch, step_ms
 from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
-from pipeline.planning.reservations import dense_bytes
+from pipeline.planning.problem import dense_bytes
 from pipeline.planning.step_prediction import Prediction, predict
 from pipeline.records.plan import Plan, TablePlan
 from pipeline.units import GIB
@@ -55,7 +55,7 @@ def bipartite_plan(inputs: PlanInputs, plan_tables: Callable[[PlanInputs], Plan]
     check_hardware(worker_side(inputs).hardware)
     reserved = _reserve_worker(inputs)
     try:
-        found = plan_tables(table_side(inputs))
+        table_plan = plan_tables(table_side(inputs))
     except PlanError as error:
         # The remedies of the table side become settings of the whole cluster.
         hosts = hardware.hosts - hardware.embedding_hosts
@@ -68,18 +68,20 @@ def bipartite_plan(inputs: PlanInputs, plan_tables: Callable[[PlanInputs], Plan]
         raise PlanError(error.message, hint=hint) from None
     # The workers are the first ranks.
     plan = replace(
-        found,
-        tables=_shift_ranks(found.tables, workers),
+        table_plan,
+        tables=_shift_ranks(table_plan.tables, workers),
         world_size=hardware.world_size,
         embedding_hosts=hardware.embedding_hosts,
-        memory=[{"hbm": 0, "ddr": 0, "ssd": 0}] * workers + found.memory,
-        reserved=[reserved] * workers + found.reserved,
-        figures={**found.figures, "hosts": hardware.hosts},
+        memory=[{"hbm": 0, "ddr": 0, "ssd": 0}] * workers + table_plan.memory,
+        reserved=[reserved] * workers + table_plan.reserved,
+        figures={**table_plan.figures, "hosts": hardware.hosts},
     )
     spent = worker_phases(plan, inputs)
     rounded = {phase: round(ms, 6) for phase, ms in spent.items()}
     return replace(
-        plan, phases=[rounded] * workers + found.phases, predicted_step_ms=round(whole_step_ms(spent, found.phases), 6)
+        plan,
+        phases=[rounded] * workers + table_plan.phases,
+        predicted_step_ms=round(whole_step_ms(spent, table_plan.phases), 6),
     )
 
 
@@ -96,13 +98,14 @@ def predict_any(plan: Plan, inputs: PlanInputs) -> Prediction:
     if not inputs.hardware.embedding_hosts:
         return predict(plan, inputs)
     workers, owners = inputs.hardware.workers, table_side(inputs)
-    found = predict(replace(plan, tables=_shift_ranks(plan.tables, -workers), world_size=owners.world_size), owners)
+    side = replace(plan, tables=_shift_ranks(plan.tables, -workers), world_size=owners.world_size)
+    of_tables = predict(side, owners)
     spent = worker_phases(plan, inputs)
     return Prediction(
-        phases=[spent] * workers + found.phases,
-        tables=[0] * workers + found.tables,
-        reserved=[_reserve_worker(inputs)] * workers + found.reserved,
-        whole_ms=whole_step_ms(spent, found.phases),
+        phases=[spent] * workers + of_tables.phases,
+        tables=[0] * workers + of_tables.tables,
+        reserved=[_reserve_worker(inputs)] * workers + of_tables.reserved,
+        whole_ms=whole_step_ms(spent, of_tables.phases),
     )
 
 
@@ -125,13 +128,11 @@ def whole_step_ms(worker: dict[str, float], owners: list[dict[str, float]]) -> f
     whole = {}
     for phase in worker:
         whole[phase] = max(rank[phase] for rank in [worker, *owners])
-    # The ids of the next batch travel meanwhile, so of that exchange counts only what is longer than the rest.
-    rest = sum(ms for phase, ms in whole.items() if phase != "input_exchange")
-    return max(rest, whole["input_exchange"])
+    return step_ms(whole)
 
 
 def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:
-    """Bytes that a worker needs, by purpose; PlanError where it has less. A GPU's are not planned."""
+    # Bytes that a worker needs, by purpose. A GPU's are not planned.
     workers = worker_side(inputs)
     reserved = {**dense_bytes(workers), "staging": 0, "margin": 0}
     memory = fast_memory(workers.hardware)

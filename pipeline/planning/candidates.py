@@ -346,9 +346,9 @@ def _bytes_in_flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLo
         ahead, lookups = 0, load.lookups
     else:
         ahead, lookups = train.prefetch_batches, load.lookups * (1.0 - load.hit_rate)
-    found = (train.prefetch_batches + BATCHES_MOVING) * lookups * LOOKUP_BYTES
+    lookup_bytes = (train.prefetch_batches + BATCHES_MOVING) * lookups * LOOKUP_BYTES
     moving = (ahead + BATCHES_MOVING) * missing_rows(load) * (row + NUMBER_BYTES)
-    return int(moving + found) + log_shape(load.rows, row, hardware.ssd_spare).memory
+    return int(moving + lookup_bytes) + log_shape(load.rows, row, hardware.ssd_spare).memory
 
 
 def shard_bytes(

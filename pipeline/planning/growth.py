@@ -116,12 +116,12 @@ class Nights:
         learned = 0
         for night in self.nights:
             learned += night.days
-            size = next((each.rows for each in night.schema.tables if each.name == table), None)
-            if size is None:
-                days, rows = [], []
-            else:
+            sizes = {known.name: known.rows for known in night.schema.tables}
+            if table in sizes:
                 days.append(learned)
-                rows.append(size)
+                rows.append(sizes[table])
+            else:
+                days, rows = [], []
         return History.of(days, rows)
 
 
@@ -133,9 +133,9 @@ def read_nights(store: Store, dataset: str, model: str) -> Nights:
     Raises:
         ArtifactError: The store has fewer than LEAST_NIGHTS of them.
     """
-    found: list[NightDataset] = []
+    newest_first: list[NightDataset] = []
     path: str | None = dataset
-    while path and len(found) < MOST_NIGHTS:
+    while path and len(newest_first) < MOST_NIGHTS:
         artifact = store.find(path)
         if artifact is None:
             break
@@ -146,14 +146,14 @@ def read_nights(store: Store, dataset: str, model: str) -> Nights:
             start, _, end = parts[2].partition("..")
             first, last = date.fromisoformat(start), date.fromisoformat(end or start)
         schema = read(DatasetSchema, store, f"{path}/schema.json")
-        found.append(NightDataset(dataset=path, first=first, last=last, schema=schema))
+        newest_first.append(NightDataset(dataset=path, first=first, last=last, schema=schema))
         path = artifact.config.get("data", {}).get("mapping_from")
-    gone = path if path and len(found) < MOST_NIGHTS else ""
-    nights = Nights(nights=tuple(reversed(found)), gone=gone)
-    if len(found) >= LEAST_NIGHTS:
+    gone = path if path and len(newest_first) < MOST_NIGHTS else ""
+    nights = Nights(nights=tuple(reversed(newest_first)), gone=gone)
+    if len(newest_first) >= LEAST_NIGHTS:
         return nights
-    count = f"{len(found)} night{'s' * (len(found) != 1)}"
-    if found:
+    count = f"{len(newest_first)} night{'s' * (len(newest_first) != 1)}"
+    if newest_first:
         count += f" ({', '.join(night.name for night in nights.nights)})"
     message = f"model {model!r} has {count} in store {store.url}, expected at least {LEAST_NIGHTS} for a trend"
     hint = "nightjar nightly adds one, nightjar backfill from=<day> to=<day> several"
@@ -234,7 +234,7 @@ def project(history: History, limit: int, nights: int, *, fixed: bool = False, n
 
 
 def _find_why_still(history: History, limit: int, fixed: bool) -> str:
-    """Why the table keeps its rows; "" where it grows."""
+    # Why the table keeps its rows; "" where it grows.
     if fixed:
         return FIXED
     if history.rows[-1] >= limit:

@@ -32,7 +32,8 @@ def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) ->
 
     ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
     """
-    need = _least_bytes(space)
+    # Over all ranks and memories when every table takes its least: weights, optimizer state, buffers.
+    need = sum(min(sum(offer.total_bytes) for offer in offers) for offers in space.offers.values())
     missing = _missing_bytes(space, need)
     largest = max(problem.tables, key=lambda table: table.bytes)
     offers = space.offers[largest.name]
@@ -50,19 +51,9 @@ def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) ->
     return PlanError(message, hint=", or ".join(remedies))
 
 
-def _least_bytes(space: PlacementSpace) -> int:
-    # Over all ranks and memories when every table takes its least: weights, optimizer state, buffers.
-    least = 0
-    for offers in space.offers.values():
-        least += min(sum(offer.total_bytes) for offer in offers)
-    return least
-
-
 def _missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
-    """Bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan possible.
-
-    A memory whose growth alone does not help is absent.
-    """
+    # Bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan possible. A
+    # memory whose growth alone does not help is absent.
     world = space.hardware.world_size
     missing = {}
     # Tables of a few rows need next to nothing, but not nothing.
@@ -96,14 +87,14 @@ def _describe_room(problem: PlanningProblem, space: PlacementSpace) -> str:
     for memory in memories(inputs.hardware):
         rooms.append(f"{size_text(space.room.of(memory))} {memory.upper()}")
         reserves.append(f"{getattr(inputs.plan, f'{memory}_reserve'):.0%} of {memory.upper()}")
-    ranks, each = "1 rank offers", ""
+    ranks, per_rank = "1 rank offers", ""
     if inputs.world_size > 1:
-        ranks, each = f"{inputs.world_size} ranks offer", " each"
+        ranks, per_rank = f"{inputs.world_size} ranks offer", " each"
     reserved = f"{size_text(sum(problem.reserved.values()))} of {fast_memory(inputs.hardware).upper()} for the rest"
     twice = ""
     if "ssd" in memories(inputs.hardware):
         twice = "; a table on SSD needs twice its bytes there, for a checkpoint's copy"
-    return f"{ranks} {' and '.join(rooms)}{each} (kept free: {', '.join(reserves)}, and {reserved}{twice})"
+    return f"{ranks} {' and '.join(rooms)}{per_rank} (kept free: {', '.join(reserves)}, and {reserved}{twice})"
 
 
 def _describe_shortfall(inputs: PlanInputs, missing: dict[str, int]) -> str:

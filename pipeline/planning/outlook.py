@@ -1,23 +1,130 @@
-"""Plans for the nights to come: the projected rows of every table, planned anew, and the night when a tier is full.
+"""Many plans side by side: of settings that vary, and of nights to come, with the night when a tier is full.
 
-Traffic stays that of the last night: lookups per sample, and the share of them that the hottest rows serve. New rows
-are the coldest of their table.
+Of nights to come, the projected rows of every table are planned anew. Traffic stays that of the last night: lookups per
+sample, and the share of them that the hottest rows serve. New rows are the coldest of their table.
 """
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from pipeline.errors import NightjarError, PlanError
+from pipeline.errors import ConfigError, NightjarError, PlanError
 from pipeline.planning.growth import BAND, FIXED, SHORT, Limit, Nights, Projection, check_tables, project
-from pipeline.planning.hardware import memories, memory_gib
+from pipeline.planning.hardware import MEMORIES, memories, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan, sketch
 from pipeline.planning.problem import build_problem
-from pipeline.planning.whatif import count_by_tier
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
+from pipeline.records.plan import Plan, PlannedCase
+
+Planner = Callable[[PlanInputs], Plan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination: the ``settings`` that vary (key -> value as typed) and what the planner takes."""
+
+    settings: dict[str, str]
+    inputs: PlanInputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A combination that is no valid configuration: the ``settings`` that vary, and the error."""
+
+    settings: dict[str, str]
+    error: ConfigError
+
+
+def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Select each job's overrides that not all jobs share, by key."""
+    common = set(jobs[0]).intersection(*jobs)
+    settings = []
+    for job in jobs:
+        of_job = {}
+        for override in job:
+            if override not in common:
+                key, _, value = override.partition("=")
+                of_job[key.lstrip("+")] = value
+        settings.append(of_job)
+    return settings
+
+
+def what_if(
+    cases: Sequence[Case | Refused], planner: Planner, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[PlannedCase]:
+    """Plan every case.
+
+    Args:
+        cases: The combinations.
+        planner: Plans one.
+        progress: Called with (plans made, plans in all).
+
+    Returns:
+        Their records. A combination that does not fit or is invalid gives one with ``fits`` false.
+    """
+    records = []
+    progress(0, len(cases))
+    for number, case in enumerate(cases, 1):
+        if isinstance(case, Case):
+            started = time.perf_counter()
+            try:
+                record = _record_plan(case.settings, planner(case.inputs))
+            except (PlanError, ConfigError) as error:
+                record = _record_error(case.settings, error)
+            hardware = case.inputs.hardware
+            seconds = round(time.perf_counter() - started, 3)
+            record = replace(record, hardware=hardware.name, world_size=hardware.world_size, seconds=seconds)
+        else:
+            record = _record_error(case.settings, case.error)
+        records.append(record)
+        progress(number, len(cases))
+    return records
+
+
+def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
+    # The clauses of a planner's message that say what is short; the whole message where none does.
+    clauses = [clause.strip() for clause in error.message.split(";") if " short " in clause]
+    return PlannedCase(
+        settings=settings,
+        fits=False,
+        problem="infeasible" if isinstance(error, PlanError) else "refused",
+        short="; ".join(clauses) or error.message,
+        way_out=error.hint.split(", or ")[0],
+        message=error.message,
+        hint=error.hint,
+    )
+
+
+def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
+    tiers, reserved = dict.fromkeys((f"{memory}_bytes" for memory in MEMORIES), 0), 0
+    for number, rank in enumerate(plan.memory):
+        reserved += plan.reserved_bytes(number)
+        for memory in MEMORIES:
+            tiers[f"{memory}_bytes"] += rank.get(memory, 0)
+    record = PlannedCase(
+        settings=settings,
+        fits=True,
+        step_ms=plan.predicted_step_ms,
+        gap=plan.gap,
+        tiers=tiers,
+        reserved_bytes=reserved,
+        tables=count_by_tier(plan),
+    )
+    if not plan.phases:
+        return record
+    phases = plan.phases[plan.slowest_rank]
+    worst = max(phases, key=lambda name: phases[name])
+    return replace(record, bottleneck=worst, bottleneck_ms=phases[worst], phases=phases)
+
+
+def count_by_tier(plan: Plan) -> dict[str, int]:
+    return dict(Counter(table.tier for table in plan.tables.values()))
+
 
 # Plans are shown of tonight and so many equal parts of the nights.
 SHOWN_PARTS = 3
@@ -238,7 +345,7 @@ def _find_full_tiers(
     inputs: PlanInputs, growth: Mapping[str, Projection], limits: Mapping[str, Limit], count: int, hint: str | None
 ) -> dict[str, TierOutlook]:
     needs, known = _MemoryNeeds(inputs=inputs, growth=growth), memories(inputs.hardware)
-    found: dict[str, TierOutlook] = {}
+    tiers: dict[str, TierOutlook] = {}
     for place, memory in enumerate(known):
         # The upper end of the band is full first.
         earliest = needs.find_first("high", place, count)
@@ -256,10 +363,10 @@ def _find_full_tiers(
                 remedies = [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
             else:
                 remedies += search.add_hardware()
-        found[memory] = TierOutlook(
+        tiers[memory] = TierOutlook(
             full=Reached(night=night, earliest=earliest, latest=latest), last=last, remedies=tuple(remedies)
         )
-    return found
+    return tiers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.renamed import leaves
 from pipeline.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
 from pipeline.records.dataset import DatasetSchema, Profile
@@ -51,7 +52,13 @@ def find_plan(store: Store, text: str) -> StoredPlan:
     if not artifact and len(keys) == 1:
         artifact = f"plans/{keys[0]}"
     if artifact:
-        return _read_artifact(store, artifact, text)
+        manifest = store.get(artifact, "plan")
+        store.verify(manifest, FILE)
+        name = manifest.key[:KEY]
+        if not artifact.rpartition("/")[2].startswith(text):
+            name = f"{text} ({name})"
+        plan = read(Plan, store, f"{artifact}/{FILE}")
+        return StoredPlan(name=name, plan=plan, settings=_settings_of(manifest.config))
     if keys:
         raise ArtifactError(
             f"{text!r} is a prefix of {len(keys)} plans' keys: {_list_some([key[:KEY] for key in keys])}",
@@ -66,14 +73,14 @@ def find_plan(store: Store, text: str) -> StoredPlan:
 
 
 def _list_some(names: list[str]) -> str:
-    text = ", ".join(names[:SHOWN])
+    shown = names[:SHOWN]
     if len(names) > SHOWN:
-        text += ", .."
-    return text or "none"
+        shown.append("..")
+    return ", ".join(shown) or "none"
 
 
 def _find_plan_of_run(store: Store, run: str) -> str:
-    """Path of the plan that ``run`` made or used, "" if there is none."""
+    # The path of the plan that ``run`` made or used, "" if there is none.
     path = f"runs/{run}/steps.json"
     if not run or "/" in run or not store.exists(path):
         return ""
@@ -82,15 +89,6 @@ def _find_plan_of_run(store: Store, run: str) -> str:
     except (KeyError, TypeError):
         return ""
     return str(paths[0]) if paths and store.exists(f"{paths[0]}/{FILE}") else ""
-
-
-def _read_artifact(store: Store, path: str, text: str) -> StoredPlan:
-    artifact = store.get(path, "plan")
-    store.verify(artifact, FILE)
-    key = artifact.key[:KEY]
-    name = key if path.rpartition("/")[2].startswith(text) else f"{text} ({key})"
-    plan = read(Plan, store, f"{path}/{FILE}")
-    return StoredPlan(name=name, plan=plan, settings=leaves(artifact.config))
 
 
 def _read_file(path: Path) -> StoredPlan:
@@ -102,18 +100,12 @@ def _read_file(path: Path) -> StoredPlan:
             config = json.loads(manifest.read_text()).get("config", {})
     except (OSError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} cannot be read as JSON: {error}", hint="nightjar plan force=true") from None
-    return StoredPlan(name=str(path), plan=Plan.from_json(record, str(path)), settings=leaves(config))
+    return StoredPlan(name=str(path), plan=Plan.from_json(record, str(path)), settings=_settings_of(config))
 
 
-def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a nested ``config`` by dotted path."""
-    values: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            values |= leaves(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
-    return values
+def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    # The values by dotted path; a group without values is none.
+    return {path: value for path, value in leaves(config).items() if not isinstance(value, Mapping)}
 
 
 def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
@@ -121,20 +113,39 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
     a, b = first.plan, second.plan
     shared = [name for name in a.tables if name in b.tables]
     changes = _find_changes(first, second)
+    of_plan = {path: pair for path, pair in changes.items() if not path.startswith(PINS)}
     own, moved = {}, {}
     for name in shared:
         old, new = a.tables[name], b.tables[name]
-        of_table = _find_table_changes(name, old, new, changes)
+        # The table's own inputs: rows, dim, pooling, pins. They explain its move, else those of the whole plan do.
+        of_table: dict[str, Pair] = {}
+        for key in ("rows", "dim", "pooling"):
+            if getattr(old, key) != getattr(new, key):
+                of_table[key] = [getattr(old, key), getattr(new, key)]
+        for path, pair in changes.items():
+            if f"{path}.".startswith(f"{PINS}{name}."):
+                of_table[path] = pair
         if of_table:
             own[name] = of_table
-        table = _describe_move(old, new, _explain_move(of_table, changes))
+        because = []
+        for path, (was, now) in (of_table or of_plan).items():
+            because.append(f"{path} {_text(was)} -> {_text(now)}")
+        if not because:
+            because = ["other tables changed, and this one moved to make or use room"]
+        table = _describe_move(old, new, because)
         if table.places:
             moved[name] = table
     order = sorted(moved, key=lambda name: (-moved[name].bytes_moved, -moved[name].bytes, name))
+    # Ms on the slowest rank of either plan.
+    phases = {}
+    if a.phases and b.phases:
+        spent, spent_now = a.phases[a.slowest_rank], b.phases[b.slowest_rank]
+        for phase in dict.fromkeys([*spent, *spent_now]):
+            phases[phase] = [spent.get(phase, 0.0), spent_now.get(phase, 0.0)]
     return PlanDiff(
         first=_describe_side(first),
         second=_describe_side(second),
-        changes={path: pair for path, pair in changes.items() if not path.startswith(PINS)},
+        changes=of_plan,
         own=own,
         tables={name: moved[name] for name in order},
         tables_in_both=len(shared),
@@ -142,7 +153,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         only_in_second=[name for name in b.tables if name not in a.tables],
         bytes_moved=sum(table.bytes_moved for table in moved.values()),
         step_ms=[a.predicted_step_ms, b.predicted_step_ms],
-        phases=_compare_phases(a, b),
+        phases=phases,
         memory=_compare_memory(a, b),
     )
 
@@ -197,31 +208,18 @@ def _find_changes(first: StoredPlan, second: StoredPlan) -> dict[str, Pair]:
                     inputs[path] = value
         sides.append(inputs)
     changes = {}
-    for path in {**sides[0], **sides[1]}:
+    for path in dict.fromkeys([*sides[0], *sides[1]]):
         pair = [side.get(path) for side in sides]
         if pair[0] != pair[1]:
             changes[path] = pair
     return changes
 
 
-def _find_table_changes(name: str, old: TablePlan, new: TablePlan, changes: dict[str, Pair]) -> dict[str, Pair]:
-    # One table's own inputs: rows, dim, pooling, pins.
-    pairs = {key: [getattr(old, key), getattr(new, key)] for key in ("rows", "dim", "pooling")}
-    own = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-    for path, pair in changes.items():
-        if f"{path}.".startswith(f"{PINS}{name}."):
-            own[path] = pair
-    return own
-
-
 def _describe_move(old: TablePlan, new: TablePlan, because: list[str]) -> MovedTable:
-    places: dict[str, Pair] = {
-        "tier": [old.tier, new.tier],
-        "sharding": [old.sharding, new.sharding],
-        "ranks": [old.ranks, new.ranks],
-        "cache_rows": [old.cache_rows, new.cache_rows],
-        "host_rows": [old.host_rows, new.host_rows],
-    }
+    places: dict[str, Pair] = {}
+    for key in ("tier", "sharding", "ranks", "cache_rows", "host_rows"):
+        if getattr(old, key) != getattr(new, key):
+            places[key] = [getattr(old, key), getattr(new, key)]
     texts, kinds = [], []
     for table in (old, new):
         count = len(table.ranks)
@@ -237,7 +235,7 @@ def _describe_move(old: TablePlan, new: TablePlan, because: list[str]) -> MovedT
         texts.append(text)
         kinds.append(kind)
     return MovedTable(
-        places={key: pair for key, pair in places.items() if pair[0] != pair[1]},
+        places=places,
         before=texts[0],
         to=texts[1],
         kinds=kinds,
@@ -250,14 +248,6 @@ def _describe_move(old: TablePlan, new: TablePlan, because: list[str]) -> MovedT
     )
 
 
-def _explain_move(own: dict[str, Pair], changes: dict[str, Pair]) -> list[str]:
-    # A table's own inputs explain its move, else those of the whole plan.
-    causes = own or {path: pair for path, pair in changes.items() if not path.startswith(PINS)}
-    if not causes:
-        return ["other tables changed, and this one moved to make or use room"]
-    return [f"{path} {_text(old)} -> {_text(new)}" for path, (old, new) in causes.items()]
-
-
 def _text(value: Any) -> str:
     if value is None:
         return "not set"
@@ -266,14 +256,6 @@ def _text(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
-
-
-def _compare_phases(first: Plan, second: Plan) -> dict[str, list[float]]:
-    # Ms on the slowest rank of either plan.
-    if not (first.phases and second.phases):
-        return {}
-    old, new = first.phases[first.slowest_rank], second.phases[second.slowest_rank]
-    return {phase: [old.get(phase, 0.0), new.get(phase, 0.0)] for phase in {**old, **new}}
 
 
 def _compare_memory(first: Plan, second: Plan) -> dict[str, TierBytes]:

@@ -11,13 +11,12 @@ from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.bipartite import bipartite_plan
 from pipeline.planning.candidates import build_offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, PlannedTable
-from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
 from pipeline.planning.infeasibility import plan_error
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.problem import PlanningProblem, build_problem, search_rounds
 from pipeline.planning.report import explain
-from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, find_best, find_feasible
+from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, default_plan, find_best, find_feasible
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
@@ -102,9 +101,7 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     inputs, placement = problem.inputs, chosen.placement
     hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
     margin = int(memory_gib(hardware, fast) * GIB * float(getattr(inputs.plan, f"{fast}_reserve")))
-    phases = []
-    for spent in placement.phases:
-        phases.append({phase: round(ms, 6) for phase, ms in spent.items()})
+    phases = [{phase: round(ms, 6) for phase, ms in spent.items()} for spent in placement.phases]
     return Plan(
         hardware=hardware.name,
         device=hardware.device,

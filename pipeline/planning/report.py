@@ -164,7 +164,7 @@ def _memory_lines(plan: Plan, width: int) -> list[str]:
 
 
 def _fullness(plan: Plan, rank: int) -> float:
-    """The used share of the rank's fullest tier; bytes where no capacity is known."""
+    # The used share of the rank's fullest tier; bytes where no capacity is known.
     used = {tier: plan.memory[rank].get(tier, 0) for tier in MEMORIES}
     used[plan.reserved_tier] += plan.reserved_bytes(rank)
     shares = []

@@ -11,24 +11,11 @@ from dataclasses import dataclass
 
 from pipeline.config.hardware import HardwareConfig
 from pipeline.models.costs import model_costs
+from pipeline.planning import cost
 from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import DATA_PARALLEL, PlannedTable, tables_of
-from pipeline.planning.cost import (
-    BYTES_PER_MS,
-    FLOAT,
-    all_reduce_ms,
-    dense_costs,
-    dense_ms,
-    fixed_ms,
-    latency_ms,
-    links_ms,
-    local_batch,
-    shard_ms,
-    step_ms,
-    vector_costs,
-)
 from pipeline.planning.inputs import PlanInputs, worker_side
-from pipeline.planning.reservations import dense_bytes, staged_row
+from pipeline.planning.problem import dense_bytes, staged_row
 from pipeline.records.plan import BESIDE_TRAINING, PHASES, Plan, TablePlan
 from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 
@@ -50,7 +37,7 @@ class Prediction:
     @property
     def step_ms(self) -> float:
         """A step of the slowest rank, or that of all together."""
-        return max(step_ms(phases) for phases in self.phases) if self.whole_ms is None else self.whole_ms
+        return max(cost.step_ms(phases) for phases in self.phases) if self.whole_ms is None else self.whole_ms
 
     @property
     def bytes(self) -> int:
@@ -71,7 +58,7 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
     hardware, batch, world = inputs.hardware, inputs.batch, plan.world_size
-    phases = [fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events) for _ in range(world)]
+    phases = [cost.fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events) for _ in range(world)]
     tables, staged = [0] * world, [0] * world
     for table in tables_of(inputs):
         placed = plan.tables[table.name]
@@ -97,7 +84,7 @@ def shard_phases(
     blocks = [ShardBlock(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
     workload = compute_workload(hardware.world_size, batch, table, placed.sharding, blocks)
     loads = workload.loads(hardware, placed.tier, placed.cache_rows, placed.host_rows)
-    return [shard_ms(hardware, load, global_batch=batch) for load in loads]
+    return [cost.shard_ms(hardware, load, global_batch=batch) for load in loads]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +104,7 @@ class Crossing:
     modules: ModelCosts
 
 
-def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
+def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
     """Predict what towers add to the plan of one group of tower hosts.
 
     Args:
@@ -128,27 +115,27 @@ def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossin
     Returns:
         Ms a step by phase (PHASES).
     """
-    model, batch, schema = own.model, own.batch, own.schema
+    model, batch, schema = group.model, group.batch, group.schema
     phases = dict.fromkeys(PHASES, 0.0)
     ranking = ModelInputs(
         dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=task_inputs(schema.tasks)
     )
-    alone = dense_ms(vector_costs(model, schema), own.hardware, batch)
-    phases["dense"] = dense_ms(model_costs(model, ranking), hardware, batch) - alone
+    alone = cost.dense_ms(cost.vector_costs(model, schema), group.hardware, batch)
+    phases["dense"] = cost.dense_ms(model_costs(model, ranking), hardware, batch) - alone
     if crossing.modules.parameters:
         # A group's ranks share the modules' work, on the samples of all peers.
-        phases["dense"] += dense_ms(crossing.modules, own.hardware, batch)
+        phases["dense"] += cost.dense_ms(crossing.modules, group.hardware, batch)
     if crossing.groups == 1:
         return phases
     latency = hardware.inter_host_latency_us / 1e3
-    bytes_per_ms = hardware.inter_host_gb_per_s * BYTES_PER_MS
-    samples = local_batch(batch, hardware.world_size)
-    phases["input_exchange"] = latency * 2 + samples * crossing.ids * FLOAT / bytes_per_ms
+    bytes_per_ms = hardware.inter_host_gb_per_s * cost.BYTES_PER_MS
+    samples = cost.local_batch(batch, hardware.world_size)
+    phases["input_exchange"] = latency * 2 + samples * crossing.ids * cost.FLOAT / bytes_per_ms
     # Vectors of the peers' samples go out; the gradients of the other tower hosts' vectors go back.
     sent = (crossing.groups - 1) * crossing.own * crossing.dim
-    phases["output_exchange"] = latency + samples * sent * FLOAT / bytes_per_ms
+    phases["output_exchange"] = latency + samples * sent * cost.FLOAT / bytes_per_ms
     returned = (len(crossing.vectors) - crossing.own) * crossing.dim
-    phases["gradient_exchange"] = latency + samples * returned * FLOAT / bytes_per_ms
+    phases["gradient_exchange"] = latency + samples * returned * cost.FLOAT / bytes_per_ms
     return phases
 
 
@@ -165,10 +152,10 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
     hardware = inputs.hardware
     if hardware.embedding_hosts:
         return _split_bipartite_step(inputs, predicted)
-    step_times = [step_ms(phases) for phases in predicted.phases]
+    step_times = [cost.step_ms(phases) for phases in predicted.phases]
     rank = step_times.index(max(step_times))
     phases = predicted.phases[rank]
-    dense, latency = _dense_reduce_ms(inputs), latency_ms(hardware)
+    dense, latency = _dense_reduce_ms(inputs), cost.latency_ms(hardware)
     # Outputs, their gradients, the dense part's gradients.
     waits = 3 * latency if hardware.world_size > 1 else 0.0
     reduced = dense + _replica_reduce_ms(plan, inputs, rank)
@@ -205,14 +192,14 @@ def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str
 
 def slower_link(hardware: HardwareConfig) -> str:
     """The link that an all-to-all over all ranks waits for."""
-    within, between = links_ms(hardware, 1.0)
+    within, between = cost.links_ms(hardware, 1.0)
     return BETWEEN if between > within else WITHIN
 
 
 def _dense_reduce_ms(inputs: PlanInputs) -> float:
-    samples = local_batch(inputs.batch, inputs.world_size)
-    costs = dense_costs(inputs.model, inputs.schema, inputs.events, samples)
-    return all_reduce_ms(inputs.hardware, costs.parameters * FLOAT)
+    samples = cost.local_batch(inputs.batch, inputs.world_size)
+    costs = cost.dense_costs(inputs.model, inputs.schema, inputs.events, samples)
+    return cost.all_reduce_ms(inputs.hardware, costs.parameters * cost.FLOAT)
 
 
 def _replica_reduce_ms(plan: Plan, inputs: PlanInputs, rank: int) -> float:
@@ -221,9 +208,8 @@ def _replica_reduce_ms(plan: Plan, inputs: PlanInputs, rank: int) -> float:
         placed = plan.tables[table.name]
         if placed.sharding != DATA_PARALLEL:
             continue
-        for shard, phases in zip(
-            placed.shards, shard_phases(inputs.hardware, inputs.batch, table, placed), strict=True
-        ):
+        by_shard = shard_phases(inputs.hardware, inputs.batch, table, placed)
+        for shard, phases in zip(placed.shards, by_shard, strict=True):
             if shard.rank == rank:
                 spent += phases["gradient_exchange"]
     return spent

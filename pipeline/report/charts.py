@@ -1,25 +1,49 @@
-"""The plots of a run's page: curves over training steps, and calibration."""
+"""The plots of a run's page: curves over training steps, calibration, sequences' lengths and attention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from pipeline import units
+from pipeline.records.dataset import SequenceProfile
 from pipeline.records.gate import Curve
 from pipeline.records.result import Evaluation
 from pipeline.report.page import Figure
-from pipeline.report.svg import Axis, Point, ReferenceLine, line_plot, percent_tick, reliability_plot
+from pipeline.report.svg import (
+    BOTTOM,
+    Axis,
+    Frame,
+    Point,
+    ReferenceLine,
+    drawing,
+    line_plot,
+    percent_tick,
+    reliability_plot,
+    tag,
+    ticks,
+)
 
 STEPS = Axis(title="step", from_zero=True, whole=True)
 WAIT = Axis(title="wait", from_zero=True, show=percent_tick)
+# Width of a bar's picture.
+BAR = 1000
+# Bars of an example row, of more the newest; letters of an event's names.
+MOST_EVENTS, MOST_LETTERS = 40, 36
+AGE_UNITS = ((86_400 * 365.25, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliability: Curve | None) -> list[Figure]:
     """Plot loss, NE, speed, data wait and learning rate over steps, and calibration; unknown ones are left out."""
+    lines = []
+    for value, name in ((scores.ne, "test"), (scores.bayes_ne, "best reachable")):
+        if units.known(value):
+            lines.append(ReferenceLine(value, f"{name} {units.decimal(value)}"))
     return [
         *_curve(records, "loss", "Training loss", "nats per sample", Axis(title="loss")),
-        *_curve(records, "ne_window", "Training NE", "over a window of steps", Axis(title="NE"), _ne_lines(scores)),
+        *_curve(records, "ne_window", "Training NE", "over a window of steps", Axis(title="NE"), lines),
         *_validation_plot(records),
         *calibration(reliability),
         *_curve(records, "samples_per_s", "Speed", "samples per second", Axis(title="samples/s", from_zero=True)),
@@ -53,18 +77,10 @@ def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
         x=STEPS,
         y=Axis(title="NE"),
         label=label,
-        beside=step_points(records, "ne_window"),
+        dashed=step_points(records, "ne_window"),
         marked=((step, best), message),
     )
     yield Figure("Validation NE", f"{message}; dashed: train rows", plot)
-
-
-def _ne_lines(scores: Evaluation) -> list[ReferenceLine]:
-    lines = []
-    for value, name in ((scores.ne, "test"), (scores.bayes_ne, "best reachable")):
-        if units.known(value):
-            lines.append(ReferenceLine(value, f"{name} {units.decimal(value)}"))
-    return lines
 
 
 def _curve(
@@ -95,3 +111,81 @@ def calibration(curve: Curve | None, whose: str = "") -> Iterator[Figure]:
             label=f"Observed click rate against predicted probability{of} in {len(curve.predicted)} bins",
         )
         yield Figure(f"Calibration{of}", "observed click rate, 95% intervals", plot)
+
+
+def sequence_figures(
+    profiles: Mapping[str, SequenceProfile], attention: Mapping[str, Mapping[str, Any]]
+) -> list[Figure]:
+    """Draw of each sequence the histogram of its lengths, and the weights of the events of one row; what is known."""
+    figures = []
+    for name in dict.fromkeys([*profiles, *attention]):
+        if name in profiles:
+            figures += _length_histogram(name, profiles[name])
+        if attention.get(name, {}).get("events"):
+            figures.append(_weights(name, attention[name]))
+    return figures
+
+
+def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
+    # Shares of the train rows by their number of events.
+    total, width = sum(profile.rows_by_length), profile.events_per_bin
+    if not total:
+        return []
+    spans = [(0, 0)]
+    for i in range(len(profile.rows_by_length) - 1):
+        spans.append((1 + width * i, width * (i + 1)))
+    shares = [rows / total for rows in profile.rows_by_length]
+    last = max(spans[-1][1], 1)
+    x, y = Axis(title="events", whole=True), Axis(title="share of rows", from_zero=True, show=percent_tick)
+    marks = [tick for tick in ticks(0, last, about=6, whole=True) if tick <= last]
+    frame = Frame(x, y, marks, ticks(0.0, max(shares)), -0.5, last + 0.5)
+    body = frame.grid()
+    for (low, high), share in zip(spans, shares, strict=True):
+        left, right, top = frame.x(low - 0.4), frame.x(high + 0.4), frame.y(share)
+        span = f"{low} to {high} events"
+        if low == high:
+            span = "no events" if high == 0 else units.plural(high, "event")
+        words = f"{span}: {units.percent(share)} of the train rows"
+        size = {"x": f"{left:.2f}", "y": f"{top:.1f}", "width": f"{max(right - left, 0.5):.2f}"}
+        body.append(tag("rect", tag("title", words), class_="c0", **size, height=f"{BOTTOM - top:.1f}"))
+    message = f"mean {profile.mean:.1f}, 99th percentile {profile.p99}, longest {profile.longest}"
+    return [Figure(f"Events of {name}", message, drawing(body, f"Train rows by their events of {name}, {message}"))]
+
+
+def _weights(name: str, example: Mapping[str, Any]) -> Figure:
+    # A bar for each event, the newest first.
+    events: Sequence[Mapping[str, Any]] = list(reversed(example["events"]))
+    shown = [(_event(event), float(event["weight"])) for event in events[:MOST_EVENTS]]
+    if example.get("target_weight") is not None:
+        shown.insert(0, ("the target itself", float(example["target_weight"])))
+    top = max((abs(weight) for _, weight in shown), default=0.0) or 1.0
+    rows = [_bar(words, weight, top) for words, weight in shown]
+    if len(events) > MOST_EVENTS:
+        rows.append(tag("div", f"and {units.plural(len(events) - MOST_EVENTS, 'older event')}", class_="rank"))
+    row = f"test row {units.count(example['row'])}"
+    if target := example.get("target"):
+        row += f" with {', '.join(f'{feature} {value}' for feature, value in target.items())}"
+    return Figure(f"Attention weights of {name}", f"{row}, newest first", tag("div", *rows, class_="stacked-bars"))
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    words = ", ".join(str(value) for value in event["names"].values())
+    if len(words) > MOST_LETTERS:
+        words = f"{words[: MOST_LETTERS - 2]}.."
+    if event.get("age") is None:
+        return words
+    # An age in its largest unit.
+    seconds = float(event["age"])
+    size, unit = next(((size, unit) for size, unit in AGE_UNITS if seconds >= size), AGE_UNITS[-1])
+    return f"{words}, {units.short(round(seconds / size, 1))} {unit} before"
+
+
+def _bar(words: str, weight: float, top: float) -> Markup:
+    # A row of the figure; a weight below 0 has another colour.
+    value = units.decimal(weight, 3)
+    label = f"{words}: {value}"
+    size = {"width": f"{max(BAR * abs(weight) / top, 2):.1f}", "height": 16}
+    attributes = {"viewBox": f"0 0 {BAR} 16", "preserveAspectRatio": "none", "role": "img"}
+    filled = tag("rect", class_="c3" if weight < 0 else "c0", **size)
+    picture = tag("svg", tag("title", label), filled, class_="stacked-bar", aria_label=label, **attributes)
+    return tag("div", words, class_="rank") + picture + tag("div", value, class_="number")

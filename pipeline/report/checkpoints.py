@@ -13,7 +13,6 @@ from pipeline.records.checkpoint import (
     Exported,
     ListedCheckpoint,
     ShownCheckpoint,
-    TableSize,
     Verified,
 )
 from pipeline.units import text_table
@@ -36,20 +35,10 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
         return "no checkpoints"
     rows = []
     for record in records:
-        rows.append(
-            [
-                f"{record.run}/{record.name}",
-                units.count(record.step),
-                _type(record),
-                _steps(record.parents),
-                "+".join(record.codings),
-                units.count(record.rows),
-                units.size(record.bytes),
-                units.percent(record.share),
-                units.duration(record.age_seconds),
-                _steps(record.rests),
-            ]
-        )
+        cells = [f"{record.run}/{record.name}", units.count(record.step), _type(record), _steps(record.parents)]
+        cells += ["+".join(record.codings), units.count(record.rows), units.size(record.bytes)]
+        cells += [units.percent(record.share), units.duration(record.age_seconds), _steps(record.rests)]
+        rows.append(cells)
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
     total = sum(record.bytes or 0 for record in records)
     lines = [text_table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
@@ -76,8 +65,7 @@ def details(record: ShownCheckpoint) -> str:
         "dense part": units.size(record.dense_bytes),
         "age": units.duration(record.age_seconds),
     }
-    width = max(map(len, facts))
-    lines = [f"{name.ljust(width)}  {value}" for name, value in facts.items()]
+    lines = [f"{name:<10}  {value}" for name, value in facts.items()]
     rows = []
     for name, table in record.tables.items():
         counts = (units.count(table.rows), units.count(table.dim), units.count(table.rows_stored))
@@ -85,10 +73,10 @@ def details(record: ShownCheckpoint) -> str:
         rows.append([name, *counts, share, units.size(table.bytes), "+".join(table.codings)])
     head = ("table", "rows*", "dim*", "rows stored*", "share*", "size*", "coding")
     lines += ["", text_table(head, rows), "", "settings (all: --json)"]
-    names = ("seed", "model", "train", "checkpoint")
-    shown: dict[str, Any] = {name: record.config[name] for name in names if name in record.config}
-    settings = "\n".join(f"  {path}: {value}" for path, value in leaves(shown).items())
-    return "\n".join([*lines, settings])
+    for name in ("seed", "model", "train", "checkpoint"):
+        if name in record.config:
+            lines += [f"  {path}: {value}" for path, value in leaves({name: record.config[name]}).items()]
+    return "\n".join(lines)
 
 
 def verified(result: Verified) -> str:
@@ -109,9 +97,12 @@ def difference(result: CheckpointDiff) -> str:
         share = units.percent(table.rows_changed / max(1, table.rows))
         rows.append([name, *counts, share, f"{table.largest:.3g}", f"{table.mean:.3g}"])
     parts.append(text_table(("table", "rows*", "changed*", "share*", "largest*", "mean*"), rows))
-    sizes = [f"  {name}: {_size(old)} -> {_size(new)}" for name, (old, new) in result.tables_differ.items()]
-    if sizes:
-        parts.append("tables that differ in size\n" + "\n".join(sizes))
+    if result.tables_differ:
+        lines = ["tables that differ in size"]
+        for name, sizes in result.tables_differ.items():
+            old, new = (f"{size.rows:,} x {size.dim}" if size else "absent" for size in sizes)
+            lines.append(f"  {name}: {old} -> {new}")
+        parts.append("\n".join(lines))
     dense, shapes = [], []
     for name, parameter in result.dense.items():
         if parameter.values is not None:
@@ -128,10 +119,6 @@ def difference(result: CheckpointDiff) -> str:
     if changes:
         parts.append("settings\n" + "\n".join(changes))
     return "\n\n".join(parts)
-
-
-def _size(size: TableSize | None) -> str:
-    return f"{size.rows:,} x {size.dim}" if size else "absent"
 
 
 def compacted(result: Compacted) -> str:

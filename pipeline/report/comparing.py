@@ -29,19 +29,15 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
     head = ("run", "status", "finished", "dataset", "NE*", "AUC*", "calibration*", "gate", "seconds*")
     rows = []
     for line in lines:
-        rows.append(
-            (
-                line.run,
-                line.status,
-                _when(line.finished),
-                _short(line.dataset),
-                units.decimal(line.ne, 5),
-                units.decimal(line.auc, 5),
-                units.decimal(line.calibration),
-                line.verdict or units.ABSENT,
-                units.decimal(line.seconds, 1),
-            )
-        )
+        finished = units.ABSENT
+        if line.finished is not None:
+            finished = time.strftime("%Y-%m-%d %H:%M", time.gmtime(line.finished))
+        # A dataset's name with the first digits of its key.
+        dataset, _, key = (line.dataset or units.ABSENT).rpartition("/")
+        dataset = f"{dataset}/{key[:8]}" if dataset else key
+        figures = (units.decimal(line.ne, 5), units.decimal(line.auc, 5), units.decimal(line.calibration))
+        ended = (line.verdict or units.ABSENT, units.decimal(line.seconds, 1))
+        rows.append((line.run, line.status, finished, dataset, *figures, *ended))
     return text_table(head, rows)
 
 
@@ -73,6 +69,22 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     for line in record.runs:
         took = line.stages or {}
         seconds.append((line.run, *(units.duration(took.get(name)) for name in stages)))
+    changes: list[Sequence[str]] = []
+    slices: list[Sequence[str]] = []
+    for compared in record.changes:
+        if change := compared.change:
+            figures = (_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration))
+            changes.append((compared.run, units.count(compared.rows), *figures, _verdict(change.ne)))
+        for part in compared.slices or ():
+            counts = (units.count(part.rows), units.count(part.clicks))
+            ne = (_signed(part.change.ne, percent=True), _verdict(part.change.ne))
+            slices.append((compared.run, part.slice, part.value, *counts, *ne))
+    plots = []
+    for key, title, unit, axis in CURVES:
+        series = [PlotCurve(name, place % COLOURS, step_points(curves[name], key)) for place, name in enumerate(names)]
+        if any(curve.points for curve in series):
+            label = f"{title} ({unit}) of {', '.join(names)} over steps"
+            plots.append(Figure(title, unit, series_plot(series, x=STEPS, y=axis, label=label)))
     return from_template(
         "compare.html",
         title=f"Nightjar: {' and '.join(names)}",
@@ -82,10 +94,10 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         marked=_on_same_rows(record),
         first=names[0],
         confidence=units.percent(record.confidence, 0),
-        changes=PageTable(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), _change_rows(record)),
+        changes=PageTable(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), changes),
         problems=[f"{change.run}: {change.problem}" for change in record.changes if change.problem],
-        slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), _slice_rows(record)),
-        curves=_curves(names, curves),
+        slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), slices),
+        curves=plots,
         stages=PageTable(("Run", *(f"{name}*" for name in stages)), seconds),
         settings=PageTable(("Setting", *names), settings),
     )
@@ -98,41 +110,19 @@ def _on_same_rows(record: RunsComparison) -> bool:
 
 
 def _figures(record: RunsComparison) -> tuple[Sequence[str], list[Sequence[str]]]:
-    lines = record.runs
-    head = (
-        "run",
-        "status",
-        "NE*",
-        "AUC*",
-        "log loss*",
-        "calibration*",
-        "samples/s*",
-        "seconds*",
-        "tables*",
-        "checkpoints*",
-        "gate",
-    )
+    scores, costs = ("NE*", "AUC*", "log loss*", "calibration*"), ("samples/s*", "seconds*", "tables*", "checkpoints*")
+    head = ("run", "status", *scores, *costs, "gate")
     best = None
     if _on_same_rows(record):
-        best = min((line.ne for line in lines if units.known(line.ne)), default=None)
+        best = min((line.ne for line in record.runs if units.known(line.ne)), default=None)
     rows: list[Sequence[str]] = []
-    for line in lines:
+    for line in record.runs:
         mark = "*" if line.ne is not None and line.ne == best else " "
-        rows.append(
-            (
-                line.run,
-                line.status,
-                units.decimal(line.ne, 5) + mark,
-                units.decimal(line.auc, 5),
-                units.decimal(line.logloss),
-                units.decimal(line.calibration),
-                units.count(line.samples_per_s),
-                units.decimal(line.seconds, 1),
-                units.size(line.table_bytes),
-                units.size(line.checkpoint_bytes),
-                line.verdict or units.ABSENT,
-            )
-        )
+        cells = [line.run, line.status, units.decimal(line.ne, 5) + mark, units.decimal(line.auc, 5)]
+        cells += [units.decimal(line.logloss), units.decimal(line.calibration)]
+        cells += [units.count(line.samples_per_s), units.decimal(line.seconds, 1)]
+        cells += [units.size(line.table_bytes), units.size(line.checkpoint_bytes)]
+        rows.append([*cells, line.verdict or units.ABSENT])
     return head, rows
 
 
@@ -154,43 +144,11 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
         if verdict == "not significant":
             unsure += 1
             continue
-        lines.append(
-            f"  {part.slice}={units.printable(part.value)} ({units.count(part.rows)} rows): "
-            f"NE {_signed(part.change.ne, percent=True)}, {verdict}"
-        )
+        name = f"{part.slice}={units.printable(part.value)} ({units.count(part.rows)} rows)"
+        lines.append(f"  {name}: NE {_signed(part.change.ne, percent=True)}, {verdict}")
     if slices:
         lines.append(f"  {unsure} of {units.plural(len(slices), 'slice')} are not significant")
     return "\n".join(lines)
-
-
-def _change_rows(record: RunsComparison) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = []
-    for compared in record.changes:
-        if change := compared.change:
-            figures = (_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration))
-            rows.append((compared.run, units.count(compared.rows), *figures, _verdict(change.ne)))
-    return rows
-
-
-def _slice_rows(record: RunsComparison) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = []
-    for compared in record.changes:
-        for part in compared.slices or ():
-            change = part.change.ne
-            counts = (units.count(part.rows), units.count(part.clicks))
-            cells = (_signed(change, percent=True), _verdict(change))
-            rows.append((compared.run, part.slice, part.value, *counts, *cells))
-    return rows
-
-
-def _curves(names: Sequence[str], curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Figure]:
-    figures = []
-    for key, title, unit, axis in CURVES:
-        series = [PlotCurve(name, place % COLOURS, step_points(curves[name], key)) for place, name in enumerate(names)]
-        if any(curve.points for curve in series):
-            label = f"{title} ({unit}) of {', '.join(names)} over steps"
-            figures.append(Figure(title, unit, series_plot(series, x=STEPS, y=axis, label=label)))
-    return figures
 
 
 def _verdict(ne: Interval) -> str:
@@ -213,13 +171,3 @@ def _value(value: Any) -> str:
     elif isinstance(value, bool):
         text = text.lower()
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _when(seconds: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) if seconds is not None else units.ABSENT
-
-
-def _short(path: str | None) -> str:
-    # A dataset's name with the first digits of its key.
-    name, _, key = (path or units.ABSENT).rpartition("/")
-    return f"{name}/{key[:8]}" if name else key

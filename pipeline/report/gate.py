@@ -7,15 +7,13 @@ from typing import Any
 
 from pipeline import units
 from pipeline.records.ensemble import ServingCost
-from pipeline.records.gate import HOLD, Check, GateRecord, Histogram, Importance, Interval, RowsPower, Slice
+from pipeline.records.gate import HOLD, Beside, Check, GateRecord, Histogram, Importance, Interval, Slice
 from pipeline.report.charts import calibration
-from pipeline.report.page import Figure, PageTable, from_template, pill
+from pipeline.report.page import Figure, PageTable, from_template, markdown_items, pill
 from pipeline.report.svg import Axis, Frame, ReferenceLine, drawing, percent_tick, reference_lines, signed_tick, tag
 
 MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calibrator", "incumbent": "incumbent"}
 MOST_SLICES = 60
-
-
 # Rows of the table of importance, which begins with the largest.
 MOST_FEATURES = 50
 # Smallest change of coverage that is shown.
@@ -29,10 +27,9 @@ _ANSWERS = (("failed", "**failed**", "failed"), ("skipped", "warning", "warning"
 
 def gate_figures(record: GateRecord) -> list[Figure]:
     """Return all plots; unknown ones are left out."""
-    curves = record.reliability or {}
     figures: list[Figure] = []
     for model, title in MODELS.items():
-        figures += calibration(curves.get(model), title)
+        figures += calibration((record.reliability or {}).get(model), title)
     if record.histogram is not None:
         figures.append(_prediction_histogram(record.histogram))
     slices = [row for row in record.slices or () if row.change is not None][:MOST_SLICES]
@@ -81,7 +78,10 @@ def _slice_plot(slices: Sequence[Slice]) -> Figure:
 
 def gate_page(record: GateRecord) -> str:
     """Return the page as HTML. Unknown parts are left out."""
-    verdict = record.verdict
+    verdict, checks = record.verdict, []
+    for check in _checks(record):
+        kind, _, word = _ANSWERS[_answer(check)]
+        checks.append((pill(kind, word), check.name, check.words))
     return from_template(
         "gate.html",
         title=f"Gate: {verdict} {_model(record)}",
@@ -95,7 +95,7 @@ def gate_page(record: GateRecord) -> str:
         summary=_cards(record),
         compared=_comparison(record),
         plots=gate_figures(record),
-        checks=_checks_table(_checks(record)),
+        checks=PageTable(("Result", "Check", "Details~"), checks),
         slices=_slices(record.slices or ()),
         tasks=_tasks(record),
         importance=_importance(record, record.importance, "Feature"),
@@ -107,34 +107,28 @@ def gate_page(record: GateRecord) -> str:
 def gate_markdown(record: GateRecord) -> str:
     """Return the same as Markdown without plots, for a ticket or a chat."""
     lines = [f"# Gate: {record.verdict}", "", _sentence(record), ""]
-    if record.reasons:
-        lines += [*(f"- {units.for_chat(reason)}" for reason in record.reasons), ""]
-    if record.warnings:
-        lines += [*(f"- warning: {units.for_chat(warning)}" for warning in record.warnings), ""]
-    if figures := _figure_rows(record):
-        head = ["figure", "candidate"]
-        if record.incumbent is not None:
-            head += ["incumbent", "change"]
-        lines += [*_markdown_table(head, figures), ""]
+    lines += [*markdown_items("", record.reasons), *markdown_items("warning: ", record.warnings)]
+    if record.candidate is not None:
+        lines += [*_plain_table(_figures(record)), ""]
     if record.cost is not None:
         lines += [f"An ensemble of {units.count(record.cost.members)} members: {_cost_words(record.cost)}.", ""]
     if record.calibrated is not None:
-        lines += [f"The calibrator is {record.calibrated.words}.", ""]
-        lines += [*_markdown_table(("figure", "without the calibrator", "with it"), _calibrated_rows(record)), ""]
+        lines += [f"The calibrator is {record.calibrated.words}.", "", *_plain_table(_calibrated(record)), ""]
     if record.tasks:
         lines += [*_plain_table(_tasks(record)), ""]
     if others := _other_models(record):
         lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
-    checks = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
+    checks = []
+    for check in _checks(record):
+        checks.append([_ANSWERS[_answer(check)][1], check.name, check.words])
     lines += [*_markdown_table(("result", "check", "details"), checks), ""]
     if record.importance:
         lines += [*_plain_table(_importance(record, record.importance, "feature")), ""]
     if record.slices:
-        compared = _with_incumbent(record.slices)
-        head = ["slice", "rows", "NE", "calibration"]
-        if compared:
-            head[3:3] = ["incumbent", "change of NE"]
-        lines += [*_markdown_table(head, [_slice_cells(row, compared) for row in record.slices]), ""]
+        table = _slices(record.slices)
+        # NE stays in capitals, where ``_plain_table`` writes all headings small.
+        head = [name.rstrip("*") if name == "NE*" else name[0].lower() + name[1:].rstrip("*") for name in table.head]
+        lines += [*_markdown_table(head, table.rows), ""]
     return "\n".join(lines)
 
 
@@ -157,14 +151,19 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
     cards: list[tuple[str, str, str]] = []
     if record.candidate is None:
         return cards
-    for title, figure, *others in _figure_rows(record):
+    for title, figure, *others in _figures(record).rows:
         under = "no incumbent"
         if others:
             incumbent, change = others
             under = f"incumbent {incumbent}, {change.split(' ')[0]}"
         cards.append((title if title[0].isupper() else title.capitalize(), figure.split(" ")[0], under))
     if power := record.power:
-        cards.append(("Minimum detectable change", f"{power.resolved:+.2%}", _power_words(record.rows, power)))
+        under = "of NE"
+        if power.rows_needed is not None:
+            under += f"; the limit is {power.limit:.2%}"
+            if power.rows_needed > record.rows:
+                under += f", for {units.count(power.rows_needed)} rows"
+        cards.append(("Minimum detectable change", f"{power.resolved:+.2%}", under))
     if shift := record.shift:
         cards.append(("Prediction shift", units.decimal(shift.psi, 3), f"PSI; KS {units.decimal(shift.ks, 3)}"))
     if coverage := record.coverage:
@@ -186,15 +185,6 @@ def _cost_words(cost: ServingCost) -> str:
     return text
 
 
-def _power_words(rows: int, power: RowsPower) -> str:
-    if power.rows_needed is None:
-        return "of NE"
-    text = f"of NE; the limit is {power.limit:.2%}"
-    if power.rows_needed > rows:
-        text += f", for {units.count(power.rows_needed)} rows"
-    return text
-
-
 def _interval(values: Interval | None, signed: str = "") -> str:
     # As 0.7411 [0.7380, 0.7442]. ``signed``: + adds the sign, % writes per cent with the sign.
     if values is None or not units.known(values.point):
@@ -204,39 +194,41 @@ def _interval(values: Interval | None, signed: str = "") -> str:
     return f"{point} [{low}, {high}]"
 
 
-def _figure_rows(record: GateRecord) -> list[list[str]]:
-    # Title and figure of the candidate; with an incumbent, also its figure and the change.
-    rows = []
-    for name, title in FIGURES if record.candidate is not None else ():
+def _figures(record: GateRecord) -> PageTable:
+    # Of the candidate; with an incumbent, also its figures and the changes.
+    head, rows = ["Figure", "Candidate*"], []
+    if record.incumbent is not None:
+        head += ["Incumbent*", "Change*"]
+    for name, title in FIGURES:
         cells = [title, _interval(getattr(record.candidate, name))]
         if record.incumbent is not None:
             change = _interval(getattr(record.change, name, None), "%" if name == "ne" else "+")
             cells += [_interval(getattr(record.incumbent, name)), change]
         rows.append(cells)
-    return rows
+    return PageTable(head, rows)
 
 
-def _calibrated_rows(record: GateRecord) -> list[list[str]]:
-    # Title and figure of the candidate without its calibrator and with it; none where it has none.
-    after = record.candidate
-    if record.calibrated is None or record.calibrated.before is None or after is None:
-        return []
-    before = record.calibrated.before
-    return [[title, _interval(getattr(before, name)), _interval(getattr(after, name))] for name, title in FIGURES]
+def _calibrated(record: GateRecord) -> PageTable:
+    # The candidate without its calibrator and with it; no rows where it has none.
+    rows = []
+    if record.calibrated is not None and record.calibrated.before is not None and record.candidate is not None:
+        for name, title in FIGURES:
+            figures = [getattr(model, name) for model in (record.calibrated.before, record.candidate)]
+            rows.append([title, *map(_interval, figures)])
+    return PageTable(("Figure", "Without the calibrator*", "With it*"), rows)
 
 
 def _comparison(record: GateRecord) -> dict[str, Any] | None:
     if record.candidate is None:
         return None
-    title, head, paired = "The candidate on test rows", ["Figure", "Candidate*"], ""
+    title, paired = "The candidate on test rows", ""
     if record.incumbent is not None:
         title = "Candidate and incumbent on the same rows"
-        head += ["Incumbent*", "Change*"]
         paired = "; both models are compared on the same resampled rows"
     return {
         "title": title,
-        "models": PageTable(head, _figure_rows(record)),
-        "calibrated": PageTable(("Figure", "Without the calibrator*", "With it*"), _calibrated_rows(record)),
+        "models": _figures(record),
+        "calibrated": _calibrated(record),
         "calibrator": f"The calibrator is {record.calibrated.words}." if record.calibrated is not None else "",
         "others": PageTable(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
         "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}.",
@@ -245,13 +237,14 @@ def _comparison(record: GateRecord) -> dict[str, Any] | None:
 
 def _other_models(record: GateRecord) -> list[list[str]]:
     # Name, NE and change to the candidate for the best of the last versions and the logistic regression.
+    models: list[tuple[str, Beside | None]] = []
+    if record.best is not None:
+        models.append((f"best of the last versions: {record.best.version}", record.best))
+    models.append(("logistic regression", record.baseline))
     rows = []
-    best, baseline = record.best, record.baseline
-    if best is not None and best.change is not None:
-        name = f"best of the last versions: {best.version}"
-        rows.append([name, _interval(best.ne), _interval(best.change, "%")])
-    if baseline is not None and baseline.change is not None:
-        rows.append(["logistic regression", _interval(baseline.ne), _interval(baseline.change, "%")])
+    for name, model in models:
+        if model is not None and model.change is not None:
+            rows.append([name, _interval(model.ne), _interval(model.change, "%")])
     return rows
 
 
@@ -268,50 +261,25 @@ def _checks(record: GateRecord) -> list[Check]:
     return sorted(shown, key=_answer)
 
 
-def _checks_table(checks: Sequence[Check]) -> PageTable:
-    rows = []
-    for check in checks:
-        kind, _, word = _ANSWERS[_answer(check)]
-        rows.append((pill(kind, word), check.name, check.words))
-    return PageTable(("Result", "Check", "Details~"), rows)
-
-
-def _with_incumbent(slices: Sequence[Slice]) -> bool:
-    return any(row.incumbent is not None for row in slices)
-
-
-def _slice_cells(row: Slice, compared: bool) -> list[str]:
-    cells = [f"{row.slice}={row.value}", units.count(row.rows), _interval(row.candidate.ne)]
-    if compared:
-        cells.append(_interval(row.incumbent.ne if row.incumbent is not None else None))
-        cells.append(_interval(row.change.ne if row.change is not None else None, "%"))
-    cells.append(_interval(row.candidate.calibration))
-    return cells
-
-
 def _slices(slices: Sequence[Slice]) -> PageTable:
-    compared = _with_incumbent(slices)
-    head = ["Slice", "Rows*", "NE*", "Calibration*"]
+    compared = any(row.incumbent is not None for row in slices)
+    head, rows = ["Slice", "Rows*", "NE*", "Calibration*"], []
     if compared:
         head[3:3] = ["Incumbent*", "Change of NE*"]
-    return PageTable(head, [_slice_cells(row, compared) for row in slices])
+    for row in slices:
+        cells = [f"{row.slice}={row.value}", units.count(row.rows), _interval(row.candidate.ne)]
+        if compared:
+            incumbent, change = (figures.ne if figures is not None else None for figures in (row.incumbent, row.change))
+            cells += [_interval(incumbent), _interval(change, "%")]
+        rows.append([*cells, _interval(row.candidate.calibration)])
+    return PageTable(head, rows)
 
 
 def _tasks(record: GateRecord) -> PageTable:
     rows = []
     for name, task in (record.tasks or {}).items():
-        rows.append(
-            (
-                name,
-                units.count(task.rows),
-                task.figure,
-                _interval(task.candidate),
-                _interval(task.incumbent),
-                _interval(task.change, "%"),
-                _interval(task.auc),
-                _interval(task.calibration),
-            )
-        )
+        ne = (_interval(task.candidate), _interval(task.incumbent), _interval(task.change, "%"))
+        rows.append((name, units.count(task.rows), task.figure, *ne, _interval(task.auc), _interval(task.calibration)))
     head = ("Task", "Rows*", "Figure", "Candidate*", "Incumbent*", "Change*", "AUC*", "Calibration*")
     return PageTable(head, rows)
 

@@ -13,28 +13,13 @@ from pipeline.records.gate import HOLD, Curve
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
 from pipeline.records.result import Evaluation, IngestPart, PlanPart, Result, TrainPart
-from pipeline.report.charts import run_figures
+from pipeline.report import tables
+from pipeline.report.charts import run_figures, sequence_figures
 from pipeline.report.gate import GATE_PAGE
 from pipeline.report.page import from_template, pill
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
-from pipeline.report.sequences import sequence_figures
 from pipeline.report.summary import doubts, error_text, hosts_lines, reachable_gain
-from pipeline.report.tables import (
-    MOST_REASONS,
-    QUALITY,
-    config_excerpt,
-    data_words,
-    features_table,
-    phases_table,
-    plan_table,
-    plan_words,
-    quarantine_table,
-    read_data,
-    stages_bar,
-    stages_table,
-    tasks_table,
-)
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
@@ -79,15 +64,24 @@ def write_report(store: Store, run: str) -> str:
 def read_run(store: Store, run: str) -> ReportData:
     """Read what is known about ``run``; ArtifactError if it has no ``result.json``."""
     result = read(Result, store, f"runs/{run}/{Result.FILE}")
-    paths = {name: stage.artifact for name, stage in result.stages.items() if stage.artifact}
-    created = []
-    for path in paths.values():
-        artifact = store.find(path)
-        if artifact is not None:
-            created.append(artifact.created)
-    curve, attention = (f"{paths.get('evaluate')}/{name}" for name in (RELIABILITY, ATTENTION))
-    planned = paths.get("plan" if result.towers is None else "partition")
-    plan, problem = _read_plan(store, planned)
+    paths, artifacts = {}, {}
+    for name, stage in result.stages.items():
+        if stage.artifact:
+            paths[name] = stage.artifact
+            if (artifact := store.find(stage.artifact)) is not None:
+                artifacts[name] = artifact
+    curve, attention = f"{paths.get('evaluate')}/{RELIABILITY}", f"{paths.get('evaluate')}/{ATTENTION}"
+    # Where features were partitioned, the plan for their towers is the one that was trained by.
+    planner = "plan" if result.towers is None else "partition"
+    planned, plan, problem = paths.get(planner), None, ""
+    if planner in artifacts:
+        try:
+            store.verify(artifacts[planner], "plan.json")
+            plan = read(Plan, store, f"{planned}/plan.json")
+        except UnreachableError:
+            raise
+        except ArtifactError as error:
+            problem = str(error)
     config = ""
     if store.exists(f"runs/{run}/config.yaml"):
         with store.open(f"runs/{run}/config.yaml") as source:
@@ -102,9 +96,9 @@ def read_run(store: Store, run: str) -> ReportData:
         plan_page=_page_url(store, planned, PLAN_PAGE),
         towers_page=_page_url(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page_url(store, paths.get("publish"), GATE_PAGE),
-        data=read_data(store, store.find(paths["ingest"]) if "ingest" in paths else None),
+        data=tables.read_data(store, artifacts.get("ingest")),
         attention=store.read_json(attention) if store.exists(attention) else {},
-        finished=max(created, default=None),
+        finished=max((artifact.created for artifact in artifacts.values()), default=None),
     )
 
 
@@ -115,26 +109,14 @@ def _page_url(store: Store, path: str | None, name: str) -> str:
     return f"../../{path}/{name}"
 
 
-def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
-    # The plan in the artifact at ``path``, or the reason why it cannot be read.
-    artifact = store.find(path) if path else None
-    if artifact is None:
-        return None, ""
-    try:
-        store.verify(artifact, "plan.json")
-        return read(Plan, store, f"{artifact.path}/plan.json"), ""
-    except UnreachableError:
-        raise
-    except ArtifactError as error:
-        return None, str(error)
-
-
 def render(data: ReportData) -> str:
-    """Return the page as HTML."""
     result, status = data.result, data.result.status
     held = status == "failed" and result.gate is not None and result.gate.verdict == HOLD
     shown = (HOLD, "held") if held else (status, status)
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
+    # The remaining figures of ``result.json``.
+    details = [figure for stage in STAGES for figure in stage.facts(result)]
+    details.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
     return from_template(
         "report.html",
         title=f"Nightjar run {result.run}",
@@ -146,17 +128,17 @@ def render(data: ReportData) -> str:
         summary=_figures(result),
         doubts=doubts(scores),
         gate=_gate(result, data.gate_page),
-        stages=stages_table(stages),
-        stages_bar=stages_bar(stages),
+        stages=tables.stages_table(stages),
+        stages_bar=tables.stages_bar(stages),
         data=_data(result.ingest, data.data),
-        tasks=tasks_table(scores),
+        tasks=tables.tasks_table(scores),
         sequences=sequence_figures((result.ingest or IngestPart()).sequences or {}, data.attention),
         plots=run_figures(data.records, scores, data.reliability),
-        phases=phases_table(train),
+        phases=tables.phases_table(train),
         has_phases=bool(train.phases),
-        details=_details(result),
+        details=[(name, value) for name, value in details if value != units.ABSENT],
         plan=_plan(result.plan, data),
-        config=config_excerpt(data.config),
+        config=tables.config_excerpt(data.config),
     )
 
 
@@ -190,14 +172,14 @@ def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | 
     # ``part``: ``ingest`` of ``result.json``. ``data``: from ``read_data``.
     if not data or part is None or part.rows is None:
         return None
-    quality = data[QUALITY]
-    more = len(quality["quarantine"]["reasons"]) - MOST_REASONS
+    quality = data[tables.QUALITY]
+    left_out = len(quality["quarantine"]["reasons"]) - tables.MOST_REASONS
     return {
-        "text": data_words(part, data),
+        "text": tables.data_words(part, data),
         "warnings": quality["checks"]["warnings"],
-        "quarantine": quarantine_table(quality["quarantine"]),
-        "more": f"and {more} more" if more > 0 else "",
-        "features": features_table(data),
+        "quarantine": tables.quarantine_table(quality["quarantine"]),
+        "more": f"and {left_out} more" if left_out > 0 else "",
+        "features": tables.features_table(data),
     }
 
 
@@ -205,8 +187,8 @@ def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
     if part is None or not part.tables:
         return None
     return {
-        "text": plan_words(part, data.plan),
-        "table": plan_table(part.tables, data.plan),
+        "text": tables.plan_words(part, data.plan),
+        "table": tables.plan_table(part.tables, data.plan),
         "problem": data.plan_problem,
         "page": data.plan_page,
         "towers": data.towers_page,
@@ -229,9 +211,8 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
         figures.append(("Samples/s", units.count(train.samples_per_s), wait))
     if rows is not None:
         figures.append(("Rows", units.count(rows.rows), f"{units.count(rows.rows_quarantined)} in quarantine"))
-    stages = result.stages
-    done = sum(stage.status == "done" for stage in stages.values())
-    figures.append(("Duration", units.duration(result.seconds), f"{done} of {len(stages)} stages ran"))
+    done = [stage.status for stage in result.stages.values()].count("done")
+    figures.append(("Duration", units.duration(result.seconds), f"{done} of {len(result.stages)} stages ran"))
     return figures
 
 
@@ -240,12 +221,3 @@ def _interval_prefix(interval: tuple[float, float] | None) -> str:
         return ""
     low, high = interval
     return f"{units.decimal(low)} to {units.decimal(high)} (95%); "
-
-
-def _details(result: Result) -> list[tuple[str, str]]:
-    # The remaining figures of ``result.json``, as pairs of name and value.
-    figures: list[tuple[str, str]] = []
-    for stage in STAGES:
-        figures += stage.facts(result)
-    figures.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
-    return [(name, value) for name, value in figures if value != units.ABSENT]

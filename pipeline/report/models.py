@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records.model_version import ListedModel, ListedVersion, RemovedVersions, ShownVersion
+from pipeline.records.model_version import ListedModel, RemovedVersions, ShownVersion
 from pipeline.records.runs import Removed, RemovedFromStore
 
 
@@ -21,27 +21,23 @@ def listing(models: Sequence[ListedModel]) -> str:
         lines += [f"{model.model}: {model.serving or 'nothing'} serves"]
         lines += [f"  {'version':<18} {'age':>12} {'size':>9} {'gate':<6} {'NE':>8} {'calibration':>11}"]
         for version in model.versions:
-            lines += _version_lines(version)
+            mark = " "
+            if version.serves:
+                mark = ">"
+            elif version.previous:
+                mark = "<"
+            name = f"{mark} {version.version:<18}"
+            if version.problem:
+                lines.append(f"{name} {version.problem}")
+                continue
+            summary = version.summary
+            gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
+            figures = f"{units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
+            age, size = units.duration(version.age_seconds), units.size(version.bytes)
+            lines.append(f"{name} {age:>12} {size:>9} {gate:<6} {figures}")
+            if version.withdrawn:
+                lines.append(f"    withdrawn: {version.withdrawn}")
     return "\n".join(lines)
-
-
-def _version_lines(version: ListedVersion) -> list[str]:
-    mark = " "
-    if version.serves:
-        mark = ">"
-    elif version.previous:
-        mark = "<"
-    if version.problem:
-        return [f"{mark} {version.version:<18} {version.problem}"]
-    summary = version.summary
-    gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
-    lines = [
-        f"{mark} {version.version:<18} {units.duration(version.age_seconds):>12} {units.size(version.bytes):>9} "
-        f"{gate:<6} {units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
-    ]
-    if version.withdrawn:
-        lines.append(f"    withdrawn: {version.withdrawn}")
-    return lines
 
 
 def details(shown: ShownVersion) -> str:
@@ -96,7 +92,6 @@ def serving(current: Mapping[str, Any]) -> str:
 
 
 def removed_versions(result: RemovedVersions) -> str:
-    """Say what ``gc`` removed."""
     if not result.removed:
         return f"{result.model}: nothing to remove"
     verb = "would remove" if result.dry_run else "removed"
@@ -107,23 +102,17 @@ def removed_versions(result: RemovedVersions) -> str:
 def predicted(done: Mapping[str, Any]) -> str:
     """Say how many rows were scored, and how good the scores are if the rows have labels."""
     cache = done["cache"]
-    lines = [
-        f"{done['model']} {done['version']}: {units.count(done['rows'])} rows scored in "
-        f"{units.duration(done['seconds'])}, {units.count(done['rows_per_s'])} rows/s"
-    ]
+    took = f"{units.duration(done['seconds'])}, {units.count(done['rows_per_s'])} rows/s"
+    lines = [f"{done['model']} {done['version']}: {units.count(done['rows'])} rows scored in {took}"]
     if done["rows_rejected"]:
         lines.append(f"{units.plural(done['rows_rejected'], 'row')} left out; the first: {done['rejected'][0]}")
     if cache["tables_on_disk"]:
-        asked = cache["hits"] + cache["misses"]
-        share = units.percent(cache["hits"] / asked if asked else 0.0)
-        lines.append(
-            f"{units.plural(cache['tables_on_disk'], 'table')} on disk: {share} of their rows came from memory"
-        )
+        share = units.percent(cache["hits"] / max(1, cache["hits"] + cache["misses"]))
+        tables = units.plural(cache["tables_on_disk"], "table")
+        lines.append(f"{tables} on disk: {share} of their rows came from memory")
     if figures := done.get("eval"):
-        lines.append(
-            f"NE {units.decimal(figures['ne'], 5)}   AUC {units.decimal(figures['auc'], 5)}   "
-            f"calibration {units.decimal(figures['calibration'])}"
-        )
+        ne, auc = units.decimal(figures["ne"], 5), units.decimal(figures["auc"], 5)
+        lines.append(f"NE {ne}   AUC {auc}   calibration {units.decimal(figures['calibration'])}")
         for name, task in figures.get("tasks", {}).items():
             shown = []
             for key, title in TASK_FIGURES.items():

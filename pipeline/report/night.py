@@ -6,7 +6,7 @@ import time
 
 from pipeline import units
 from pipeline.records.night import NightRecord
-from pipeline.report.page import from_template, pill
+from pipeline.report.page import from_template, markdown_items, pill
 from pipeline.report.tables import stages_bar, stages_table
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
@@ -43,19 +43,16 @@ def night_page(record: NightRecord) -> str:
 def night_markdown(record: NightRecord) -> str:
     """Return the same as Markdown, for a ticket or a chat."""
     lines = [f"# {record.model}, night of {record.date}: {record.outcome}", "", _sentence(record), ""]
-    if reasons := _why(record):
-        lines += [*(f"- {units.for_chat(reason)}" for reason in reasons), ""]
+    lines += markdown_items("", _why(record))
     if record.hint:
         lines += [f"What to do: {units.for_chat(record.hint)}", ""]
-    if record.warnings:
-        lines += [*(f"- warning: {units.for_chat(warning)}" for warning in record.warnings), ""]
+    lines += markdown_items("warning: ", record.warnings)
     if cards := _cards(record):
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
     if record.skipped:
-        lines += [f"## {SKIPPED}", "", *(f"- {units.for_chat(line)}" for line in record.skipped), ""]
+        lines += [f"## {SKIPPED}", "", *markdown_items("", record.skipped)]
     if record.changed:
-        changes = (f"- {units.for_chat(line)}" for line in record.changed)
-        lines += ["## Changes since the base version", "", *changes, ""]
+        lines += ["## Changes since the base version", "", *markdown_items("", record.changed)]
     if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
         lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from pipeline import units
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
 from pipeline.report.page import Figure, PageTable, from_template
+from pipeline.report.summary import first_names, paragraph
 from pipeline.report.svg import Axis, PlotCurve, percent_tick, series_plot
 from pipeline.units import text_table
 
-WIDTH = 80
 MOST_TABLES = 20
 MOST_MOVED = 5
 MOST_DAYS = 7
@@ -32,25 +31,23 @@ WHEN_FULL = {
 
 
 def outlooks_text(records: Sequence[Outlook]) -> str:
-    """Return one part for every combination of settings."""
     parts = []
     for record in records:
-        lines = [title_of(record), _wrapped(read_words(record)), "", text_table(*tables_of(record))]
-        more = len(record.tables) - MOST_TABLES
-        if more > 0:
-            lines.append(f"and {units.plural(more, 'table')} that grow less (--json)")
+        lines = [title_of(record), paragraph(read_words(record)), "", text_table(*tables_of(record))]
+        left_out = len(record.tables) - MOST_TABLES
+        if left_out > 0:
+            lines.append(f"and {units.plural(left_out, 'table')} that grow less (--json)")
         lines += ["", text_table(*plans_of(record.plans))]
         notes = [f"note: {note}" for note in record.notes]
-        for paragraph in (list(full_tables(record)), list(full_tiers(record)), notes):
-            if paragraph:
-                lines += ["", *map(_wrapped, paragraph)]
-        lines += ["", _wrapped(band_words(record))]
+        for sentences in (list(full_tables(record)), list(full_tiers(record)), notes):
+            if sentences:
+                lines += ["", *map(paragraph, sentences)]
+        lines += ["", paragraph(band_words(record))]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
 def title_of(record: Outlook) -> str:
-    """Name the model, the hardware and the settings that vary."""
     varied = " ".join(f"{key}={value}" for key, value in record.settings.items())
     ranks = units.plural(record.world_size, "rank")
     title = f"{record.model}, the next {record.nights} nights on {record.hardware}, {ranks}"
@@ -58,7 +55,6 @@ def title_of(record: Outlook) -> str:
 
 
 def band_words(record: Outlook) -> str:
-    """Say what an interval is."""
     return (
         f"[ ]: the {record.band:.0%} prediction interval if nights scatter about the trend as they did; a trend "
         "that changes, a new feature or another market is not in it. Lookups are those of the last night."
@@ -66,12 +62,9 @@ def band_words(record: Outlook) -> str:
 
 
 def read_words(record: Outlook) -> str:
-    """Name the nights that the trends come from, and the days between them without one."""
     text = f"trends of {units.plural(len(record.read), 'night')}, {record.read[0]} to {record.read[-1]}"
     if record.missing:
-        text += f"; no night of {', '.join(record.missing[:MOST_DAYS])}"
-    if len(record.missing) > MOST_DAYS:
-        text += f" and {len(record.missing) - MOST_DAYS} more"
+        text += f"; no night of {first_names(record.missing, MOST_DAYS)}"
     return text
 
 
@@ -81,7 +74,6 @@ def growing(record: Outlook) -> list[tuple[str, TableOutlook]]:
 
 
 def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of tables."""
     nights = [str(plan.night) for plan in record.plans]
     rows = []
     for name, table in growing(record):
@@ -104,7 +96,6 @@ def _tiers_of(plans: Sequence[NightPlan]) -> list[str]:
 
 
 def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of plans."""
     tiers = _tiers_of(plans)
     rows = []
     for plan in plans:
@@ -118,18 +109,11 @@ def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
                 if tier in plan.filled:
                     text += f" {units.percent(plan.filled[tier], 0)}"
             cells.append(text)
-        rows.append([*cells, _moves(plan)])
+        moves = []
+        for name, (old, new) in (plan.moved or {}).items():
+            moves.append(f"{name}: {old} -> {new}".replace("_", " "))
+        rows.append([*cells, first_names(moves, MOST_MOVED) or units.ABSENT])
     return ["night*", "day", "rows*", "fits", "step ms*", *(f"{tier.upper()}*" for tier in tiers), "moves"], rows
-
-
-def _moves(plan: NightPlan) -> str:
-    if not plan.moved:
-        return units.ABSENT
-    parts = [f"{name}: {old} -> {new}".replace("_", " ") for name, (old, new) in plan.moved.items()]
-    text = ", ".join(parts[:MOST_MOVED])
-    if len(parts) > MOST_MOVED:
-        text += f" and {len(parts) - MOST_MOVED} more"
-    return text
 
 
 def full_tables(record: Outlook) -> Iterator[str]:
@@ -156,7 +140,6 @@ def _when_text(full: Reached, record: Outlook) -> str:
 
 
 def full_tiers(record: Outlook) -> Iterator[str]:
-    """Yield when each memory is full, and what helps."""
     if not record.tiers:
         yield f"no tier is full by night {record.nights}"
     for name, tier in record.tiers.items():
@@ -167,10 +150,6 @@ def full_tiers(record: Outlook) -> Iterator[str]:
             yield f"   remedy: {remedy}"
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
-
-
 MOST_FIGURES = 6
 # Colours.
 MEASURED, TREND, BAND = 0, 1, 3
@@ -179,50 +158,42 @@ NIGHT = Axis(title="night", whole=True)
 
 def outlook_page(records: Sequence[Outlook]) -> str:
     """Return the page as HTML; a part for every combination of settings."""
-    first = records[0]
+    first, parts = records[0], []
+    for record in records:
+        figures = [*_memory_figure(record)]
+        for name, table in growing(record)[:MOST_FIGURES]:
+            if gain(table):
+                figures.append(_rows_figure(name, table))
+        part = {
+            "title": title_of(record),
+            "read": read_words(record),
+            "figures": figures,
+            "plans": PageTable(*plans_of(record.plans)),
+            "tables": PageTable(*tables_of(record)),
+            "lines": [*full_tiers(record), *full_tables(record), *record.notes],
+        }
+        parts.append(part)
     return from_template(
         "outlook.html",
         title=f"Nightjar: {first.model}, {first.nights} nights",
         files="the output of --json",
         heading=f"{first.model}, the next {first.nights} nights",
         about="Night 0 is the last night in the store.",
-        parts=[_part(record) for record in records],
+        parts=parts,
         band=band_words(first),
     )
-
-
-def _part(record: Outlook) -> dict[str, object]:
-    return {
-        "title": title_of(record),
-        "read": read_words(record),
-        "figures": list(_figures(record)),
-        "plans": PageTable(*plans_of(record.plans)),
-        "tables": PageTable(*tables_of(record)),
-        "lines": [*full_tiers(record), *full_tables(record), *record.notes],
-    }
-
-
-def _figures(record: Outlook) -> Iterator[Figure]:
-    yield from _memory_figure(record)
-    for name, table in growing(record)[:MOST_FIGURES]:
-        if gain(table):
-            yield _rows_figure(name, table)
 
 
 def _rows_figure(name: str, table: TableOutlook) -> Figure:
     # Rows of a table: measured up to night 0, then the trend between the ends of its band.
     before = len(table.history) - 1
-    measured = tuple((float(place - before), float(rows)) for place, rows in enumerate(table.history))
-    low, trend, high = (
-        tuple((float(night), float(path[side])) for night, path in enumerate(table.paths)) for side in range(3)
-    )
-    series = [
-        PlotCurve("measured", MEASURED, measured),
-        PlotCurve("trend", TREND, trend),
-        PlotCurve("upper end of the interval", BAND, high),
-        PlotCurve("lower end of the interval", BAND, low),
-    ]
-    label = f"Rows of {name} over the nights, {units.count(trend[-1][1])} in the end"
+    measured = tuple((float(night - before), float(rows)) for night, rows in enumerate(table.history))
+    series = [PlotCurve("measured", MEASURED, measured)]
+    ends = ("upper end of the interval", "lower end of the interval")
+    for title, colour, side in (("trend", TREND, 1), (ends[0], BAND, 2), (ends[1], BAND, 0)):
+        points = tuple((float(night), float(path[side])) for night, path in enumerate(table.paths))
+        series.append(PlotCurve(title, colour, points))
+    label = f"Rows of {name} over the nights, {units.count(table.paths[-1][1])} in the end"
     unit = f"rows, measured up to night 0; limit {units.count(table.limit)}"
     return Figure(name, unit, series_plot(series, x=NIGHT, y=Axis(title="rows"), label=label))
 

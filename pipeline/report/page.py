@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from pipeline import units
 from pipeline.report.svg import tag
 
 # Colours of series in the style sheet: classes c0 to c6.
@@ -68,18 +69,17 @@ def with_swatch(colour: int, text: object) -> Markup:
 
 
 def pill(kind: str, text: str) -> Markup:
-    """Return a word in the colour of its ``kind``."""
     return tag("span", text, class_=f"pill {kind}")
 
 
 def two_lines(first: str, second: str) -> Markup:
-    """Return a cell of two lines."""
     return tag("div", first, tag("br"), second, class_="word")
 
 
-def items(record: Mapping[str, Any], key: str) -> list[str]:
-    """Return the lines of a list in ``record``; none if it has no such list."""
-    return [str(line) for line in record.get(key, ())]
+def markdown_items(prefix: str, lines: Sequence[str] | None) -> list[str]:
+    """Return ``lines`` as items of a Markdown list, and a blank line after them; nothing without lines."""
+    items = [f"- {prefix}{units.for_chat(line)}" for line in lines or ()]
+    return [*items, ""] if items else []
 
 
 def words(name: object) -> str:

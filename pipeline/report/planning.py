@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
 from pipeline.records.plan import MovedTable, PlanDiff, PlannedCase, PlanSide
+from pipeline.report.summary import first_names, paragraph
 from pipeline.units import text_table
 
-WIDTH = 80
 TIERS = ("hbm", "ddr", "ssd")
 MOST_MOVED = 20
 MOST_CHANGES = 24
@@ -28,18 +27,14 @@ def comparison(records: Sequence[PlannedCase]) -> str:
         fastest = record.fits and record.step_ms == best and len(records) > 1
         cells = [f"{number}*" if fastest else str(number)]
         cells += [record.settings.get(key, units.ABSENT) for key in keys]
+        sizes = [units.ABSENT] * len(tiers)
+        fits = "refused" if record.problem == "refused" else "no"
         if record.fits:
-            cells.append("yes")
-        else:
-            cells.append("refused" if record.problem == "refused" else "no")
-        cells.append(units.decimal(record.step_ms, 3))
+            fits, sizes = "yes", [units.size(_tier_bytes(record, tier)) for tier in tiers]
+        bottleneck = units.ABSENT
         if record.bottleneck:
-            cells.append(f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}")
-        else:
-            cells.append(units.ABSENT)
-        for tier in tiers:
-            cells.append(units.size(_tier_bytes(record, tier)) if record.fits else units.ABSENT)
-        rows.append(cells)
+            bottleneck = f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}"
+        rows.append([*cells, fits, units.decimal(record.step_ms, 3), bottleneck, *sizes])
     head = ["", *keys, "fits", "step ms*", "bottleneck", *(f"{tier.upper()}*" for tier in tiers)]
     lines = [text_table(head, rows)]
 
@@ -48,18 +43,21 @@ def comparison(records: Sequence[PlannedCase]) -> str:
     for number, record in enumerate(records, 1):
         if not record.fits:
             numbers.setdefault((record.short, record.way_out), []).append(str(number))
-    for (short, way_out), members in numbers.items():
-        lines += ["", _wrapped(f"{_joined(members)}: {short}")]
+    for (short, way_out), cases in numbers.items():
+        lines += ["", paragraph(f"{first_names(cases, MOST_NAMES)}: {short}")]
         if way_out:
-            lines.append(_wrapped(f"   first remedy: {way_out}"))
-    return "\n".join([*lines, "", _verdict(records, best)])
+            lines.append(paragraph(f"   first remedy: {way_out}"))
 
-
-def _joined(names: Sequence[str]) -> str:
-    text = ", ".join(names[:MOST_NAMES])
-    if len(names) > MOST_NAMES:
-        text += f" and {len(names) - MOST_NAMES} more"
-    return text
+    fitting = [record for record in records if record.fits]
+    text = f"{len(fitting)} of {len(records)} fit"
+    if best is not None and len(records) > 1:
+        best_cases = [record for record in fitting if record.step_ms == best]
+        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in best_cases[0].settings.items())}"
+        if len(best_cases) > 1:
+            text += f" and {len(best_cases) - 1} as fast"
+    if fitting:
+        text += "; bytes: tables, optimizer state and buffers of one batch, all ranks"
+    return "\n".join([*lines, "", paragraph(text)])
 
 
 def _words(name: str) -> str:
@@ -70,41 +68,34 @@ def _tier_bytes(record: PlannedCase, tier: str) -> int:
     return (record.tiers or {}).get(f"{tier}_bytes", 0)
 
 
-def _verdict(records: Sequence[PlannedCase], best: float | None) -> str:
-    fits = sum(record.fits for record in records)
-    text = f"{fits} of {len(records)} fit"
-    if best is not None and len(records) > 1:
-        fastest = [record for record in records if record.fits and record.step_ms == best]
-        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in fastest[0].settings.items())}"
-        if len(fastest) > 1:
-            text += f" and {len(fastest) - 1} as fast"
-    if fits:
-        text += "; bytes: tables, optimizer state and buffers of one batch, all ranks"
-    return _wrapped(text)
-
-
 def difference(record: PlanDiff) -> str:
     """Return ``nightjar plan-diff``: both plans; changes of inputs, cost and memory; which tables moved, and why."""
     parts = [f"from {_side(record.first)}\nto   {_side(record.second)}"]
-    if record.changes:
-        lines = ["inputs that changed"]
-        for path, (old, new) in list(record.changes.items())[:MOST_CHANGES]:
-            lines.append(_wrapped(f"  {path}: {_value(old)} -> {_value(new)}", "    "))
-        if len(record.changes) > MOST_CHANGES:
-            lines.append(f"  and {len(record.changes) - MOST_CHANGES} more (--json)")
-        parts.append("\n".join(lines))
-    if record.own:
-        lines = ["tables that changed"]
-        for name, changed in list(record.own.items())[:MOST_CHANGES]:
-            pairs = ", ".join(f"{key} {_value(old)} -> {_value(new)}" for key, (old, new) in changed.items())
-            lines.append(_wrapped(f"  {name}: {pairs}", "    "))
-        if len(record.own) > MOST_CHANGES:
-            lines.append(f"  and {len(record.own) - MOST_CHANGES} more tables (--json)")
-        parts.append("\n".join(lines))
-    parts.append(_figures(record))
+    inputs, tables = [], []
+    for path, (old, new) in record.changes.items():
+        inputs.append(f"  {path}: {_value(old)} -> {_value(new)}")
+    for name, changed in record.own.items():
+        pairs = ", ".join(f"{key} {_value(old)} -> {_value(new)}" for key, (old, new) in changed.items())
+        tables.append(f"  {name}: {pairs}")
+    for title, changes, noun in (("inputs that changed", inputs, ""), ("tables that changed", tables, " tables")):
+        if changes:
+            lines = [title, *(paragraph(change, "    ") for change in changes[:MOST_CHANGES])]
+            if len(changes) > MOST_CHANGES:
+                lines.append(f"  and {len(changes) - MOST_CHANGES} more{noun} (--json)")
+            parts.append("\n".join(lines))
+
+    # Step, phases and memory, before and after.
+    rows = [_figure_row("step, ms", record.step_ms, 3)]
+    for name, pair in record.phases.items():
+        rows.append(_figure_row(f"  {_words(name)}, ms", pair, 3))
+    for tier, used in record.memory.items():
+        rows.append(_figure_row(f"{tier.upper()} in tables", used.all_bytes, None))
+        rows.append(_figure_row("  of the fullest rank", used.fullest_bytes, None))
+    parts.append(text_table(("predicted", "from*", "to*", "change*"), rows))
     for names, what in ((record.only_in_first, "gone"), (record.only_in_second, "new")):
         if names:
-            parts.append(_wrapped(f"{units.plural(len(names), 'table')} {what}: {_joined(names)}"))
+            count = units.plural(len(names), "table")
+            parts.append(paragraph(f"{count} {what}: {first_names(names, MOST_NAMES)}"))
     parts.append(_moves(record))
     return "\n\n".join(parts)
 
@@ -122,16 +113,6 @@ def _value(value: Any) -> str:
     return f"{value:,.10g}" if units.known(value) else str(value)
 
 
-def _figures(record: PlanDiff) -> str:
-    # Step, phases and memory, before and after.
-    rows = [_figure_row("step, ms", record.step_ms, 3)]
-    rows += [_figure_row(f"  {_words(name)}, ms", pair, 3) for name, pair in record.phases.items()]
-    for tier, used in record.memory.items():
-        rows.append(_figure_row(f"{tier.upper()} in tables", used.all_bytes, None))
-        rows.append(_figure_row("  of the fullest rank", used.fullest_bytes, None))
-    return text_table(("predicted", "from*", "to*", "change*"), rows)
-
-
 def _figure_row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
     # ``digits``: None for bytes.
     old, new = pair
@@ -143,14 +124,13 @@ def _figure_row(name: str, pair: Sequence[float], digits: int | None) -> list[st
 
 
 def _moves(record: PlanDiff) -> str:
-    moved = record.tables
-    if not moved:
+    if not record.tables:
         return "no table moved"
     both = units.plural(record.tables_in_both, "table")
-    lines = [f"{units.count(len(moved))} of {both} moved, {units.size(record.bytes_moved)} to be copied"]
+    lines = [f"{units.count(len(record.tables))} of {both} moved, {units.size(record.bytes_moved)} to be copied"]
     # Tables that moved alike for the same cause share a paragraph, in the order of the first of each group.
     groups: dict[tuple[Any, ...], dict[str, MovedTable]] = {}
-    for name, table in moved.items():
+    for name, table in record.tables.items():
         key = (*table.kinds, *table.places, *table.because, name in record.own)
         groups.setdefault(key, {})[name] = table
     rest: list[MovedTable] = []
@@ -164,12 +144,12 @@ def _moves(record: PlanDiff) -> str:
     return "\n".join(lines)
 
 
-def _move(tables: Mapping[str, MovedTable], own: bool) -> list[str]:
+def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
     # Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first.
     names, group = list(tables), list(tables.values())
     first, count = group[0], len(group)
     because = "; ".join(first.because)
-    if not own and (len(first.because) > 1 or first.because != [NO_CAUSE]):
+    if not changed_itself and (len(first.because) > 1 or first.because != [NO_CAUSE]):
         because = "the inputs above changed, not the table's own"
 
     old, new = (units.decimal(sum(table.cost_ms[side] for table in group), 3) for side in (0, 1))
@@ -190,23 +170,16 @@ def _move(tables: Mapping[str, MovedTable], own: bool) -> list[str]:
     if after:
         parts.append(("now" if before != after else "why", whose + after))
 
-    lines = [_wrapped(f"{_joined(names)}: {_way(group)}", "    ")]
+    # From where to where; for several tables with different ranks or cached rows, without those numbers.
+    kind, new_kind = first.kinds
+    if all((table.before, table.to) == (first.before, first.to) for table in group):
+        move = f"{first.before} -> {first.to}"
+    elif kind != new_kind:
+        move = f"{kind} -> {new_kind}"
+    else:
+        move = f"{kind}, other {_words(' and '.join(first.places))}"
+    lines = [paragraph(f"{first_names(names, MOST_NAMES)}: {move}", "    ")]
     for word, text in parts:
         if text:
-            lines.append(_wrapped(f"  {word:<7}  {text}", " " * 11))
+            lines.append(paragraph(f"  {word:<7}  {text}", " " * 11))
     return lines
-
-
-def _way(group: Sequence[MovedTable]) -> str:
-    # From where to where; for several tables with different ranks or cached rows, without those numbers.
-    first = group[0]
-    if all((table.before, table.to) == (first.before, first.to) for table in group):
-        return f"{first.before} -> {first.to}"
-    old, new = first.kinds
-    if old != new:
-        return f"{old} -> {new}"
-    return f"{old}, other {_words(' and '.join(first.places))}"
-
-
-def _wrapped(text: str, indent: str = "   ") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pipeline import units
@@ -25,7 +24,6 @@ COLOUR_OF = {"margin": COLOURS}
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the page as HTML."""
     tables = len(plan.tables)
     batch = units.count(plan.global_batch)
     return from_template(
@@ -58,7 +56,16 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         cards.append(("Bottleneck", words(phase), under))
     else:
         cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
-    cards += _fullest_memory(plan)
+    # The rank and tier nearest to its capacity.
+    shares = []
+    for tier in TIERS:
+        if capacity := plan.capacity_bytes(tier):
+            by_rank = zip(*(series.values for series in _series(plan, tier)), strict=True)
+            shares += [(sum(used) / capacity, tier, rank) for rank, used in enumerate(by_rank)]
+    if shares:
+        share, tier, rank = max(shares, key=lambda entry: (entry[0], -entry[2]))
+        under = f"{tier.upper()} of rank {rank}, reservations included"
+        cards.append(("Fullest memory", units.percent(share, 0), under))
     cards.append(("Tables", units.count(len(plan.tables)), f"{units.size(stored)} with optimizer state"))
     if plan.phases and plan.gap <= 5e-5:
         cards.append(("Tier assignment", "optimal", "no better tiers in the cost model"))
@@ -67,27 +74,14 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _fullest_memory(plan: Plan) -> list[tuple[str, str, str]]:
-    # The card of the rank and tier nearest to its capacity.
-    shares = []
-    for tier in TIERS:
-        if capacity := plan.capacity_bytes(tier):
-            by_rank = zip(*(series.values for series in _series(plan, tier)), strict=True)
-            shares += [(sum(used) / capacity, tier, rank) for rank, used in enumerate(by_rank)]
-    if not shares:
-        return []
-    share, tier, rank = max(shares, key=lambda each: (each[0], -each[2]))
-    return [("Fullest memory", units.percent(share, 0), f"{tier.upper()} of rank {rank}, reservations included")]
-
-
 def _series(plan: Plan, tier: str) -> list[BarSeries]:
     # Bytes of ``tier`` by rank: its tables, then the reservations by purpose.
     series = [BarSeries(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
         for index, name in enumerate(purposes):
-            values = [rank.get(name, 0) for rank in plan.reserved]
             colour = COLOUR_OF.get(name, 1 + index % (COLOURS - 1))
+            values = [rank.get(name, 0) for rank in plan.reserved]
             series.append(BarSeries(name=words(name), values=values, colour=colour))
     return series
 
@@ -100,8 +94,7 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         series, capacity = _series(plan, tier), plan.capacity_bytes(tier)
         if any(any(purpose.values) for purpose in series):
             limit: dict[str, Any] = {"limit": capacity, "limit_name": "capacity", "scale": units.GIB}
-            bars = StackedBars(title=tier.upper(), unit="GiB per rank", series=series, show=units.size, **limit)
-            drawn.append(bars)
+            drawn.append(StackedBars(title=tier.upper(), unit="GiB per rank", series=series, show=units.size, **limit))
         elif capacity and (tier != "hbm" or plan.device == "cuda"):
             unused.append(f"{tier.upper()} ({units.size(capacity)})")
     legend = max((bars.series for bars in drawn), key=len, default=[])
@@ -121,18 +114,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
     for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False):
         values = [rank.get(name, 0.0) for rank in plan.phases]
         series.append(BarSeries(name=words(name), values=values, colour=colour))
-    total = sum(plan.phases[plan.slowest_rank].values())
-    overlap = total - plan.predicted_step_ms
-    text = f"The phases of the slowest rank add up to {milliseconds(total)}"
-    return {
-        "legend": [phase for phase in series if any(phase.values)],
-        "figure": StackedBars(title="Step", unit="ms per rank", series=series, show=milliseconds).figure(),
-        "table": _phase_table(plan, names),
-        "text": text + (f", of which {milliseconds(overlap)} overlap." if overlap > 5e-4 else "."),
-    }
 
-
-def _phase_table(plan: Plan, names: Sequence[str]) -> PageTable:
     # Milliseconds by phase: of the slowest rank, and with several ranks also the mean.
     slowest, mean = plan.phases[plan.slowest_rank], plan.mean_phases
     total = sum(slowest.values())
@@ -142,9 +124,17 @@ def _phase_table(plan: Plan, names: Sequence[str]) -> PageTable:
         share = units.percent(spent / max(total, 1e-12), 0)
         rows.append((words(name), units.decimal(spent, 3), share, units.decimal(mean.get(name, 0.0), 3)))
     rows.append(("sum", units.decimal(total, 3), "", units.decimal(sum(mean.values()), 3)))
-    if len(plan.phases) > 1:
-        return PageTable(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
-    return PageTable(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
+    table = PageTable(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
+    if len(plan.phases) == 1:
+        table = PageTable(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
+
+    text = f"The phases of the slowest rank add up to {milliseconds(total)}"
+    overlap = total - plan.predicted_step_ms
+    if overlap > 5e-4:
+        text += f", of which {milliseconds(overlap)} overlap"
+    figure = StackedBars(title="Step", unit="ms per rank", series=series, show=milliseconds).figure()
+    legend = [phase for phase in series if any(phase.values)]
+    return {"legend": legend, "figure": figure, "table": table, "text": f"{text}."}
 
 
 def _by_tier(plan: Plan) -> PageTable:
@@ -153,15 +143,13 @@ def _by_tier(plan: Plan) -> PageTable:
         groups.setdefault((table.tier, table.kernel, table.sharding), []).append(table)
     lookups = sum(table.pooling for table in plan.tables.values()) or 1.0
     rows = []
-    for (tier, kernel, sharding), tables in sorted(groups.items(), key=lambda group: -_total_bytes(group[1])):
-        share = units.percent(sum(table.pooling for table in tables) / lookups)
+    sizes = {group: sum(table.bytes for table in tables) for group, tables in groups.items()}
+    for group in sorted(groups, key=lambda group: -sizes[group]):
+        tier, kernel, sharding = group
+        share = units.percent(sum(table.pooling for table in groups[group]) / lookups)
         kind = (SHOWN_TIER.get(tier, tier), tag("code", kernel), words(sharding))
-        rows.append((*kind, units.count(len(tables)), units.size(_total_bytes(tables)), share))
+        rows.append((*kind, units.count(len(groups[group])), units.size(sizes[group]), share))
     return PageTable(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Share of lookups*"), rows)
-
-
-def _total_bytes(tables: Sequence[TablePlan]) -> int:
-    return sum(table.bytes for table in tables)
 
 
 def _tables(plan: Plan) -> PageTable:
@@ -171,15 +159,17 @@ def _tables(plan: Plan) -> PageTable:
     rows = []
     for name in order:
         table = plan.tables[name]
-        cells = [
-            name,
-            f"{units.count(table.rows)} × {table.dim}",
-            with_meter(units.size(table.bytes), table.bytes / largest),
-            two_lines(SHOWN_TIER.get(table.tier, table.tier), tag("code", table.kernel)),
-            two_lines(words(table.sharding), tag("span", _shards(plan, table), class_="muted small")),
-        ]
-        if cached:
-            cells.append(_cached(table))
+        cells = [name, f"{units.count(table.rows)} × {table.dim}"]
+        cells.append(with_meter(units.size(table.bytes), table.bytes / largest))
+        cells.append(two_lines(SHOWN_TIER.get(table.tier, table.tier), tag("code", table.kernel)))
+        cells.append(two_lines(words(table.sharding), tag("span", _shards(plan, table), class_="muted small")))
+        if table.cache_rows:
+            served = f"{units.percent(table.hit_rate)} hits"
+            if table.host_rows:
+                served += f"; {units.count(table.host_rows)} more in DDR: {units.percent(table.host_rate)}"
+            cells.append(two_lines(units.count(table.cache_rows), tag("span", served, class_="muted small")))
+        elif cached:
+            cells.append(units.ABSENT)
         rows.append([*cells, units.decimal(table.cost_ms, 3), table.reason])
     head = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
     if cached:
@@ -199,12 +189,3 @@ def _shards(plan: Plan, table: TablePlan) -> str:
         return f"{count} shards, ranks {shown}"
     # They are too many to list.
     return f"{count} shards, {len(ranks)} ranks"
-
-
-def _cached(table: TablePlan) -> str:
-    if not table.cache_rows:
-        return units.ABSENT
-    served = f"{units.percent(table.hit_rate)} hits"
-    if table.host_rows:
-        served += f"; {units.count(table.host_rows)} more in DDR: {units.percent(table.host_rate)}"
-    return two_lines(units.count(table.cache_rows), tag("span", served, class_="muted small"))

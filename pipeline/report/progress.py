@@ -104,14 +104,12 @@ def live_line(record: Mapping[str, Any], width: int) -> str:
         if len(text) <= width:
             break
     room = min(width - len(text) - 3, LARGEST_BAR)
-    return f"{_bar(_done(record), room)} {text}" if room >= SMALLEST_BAR else text[:width]
+    if room < SMALLEST_BAR:
+        return text[:width]
+    full = int(_done(record) * room)
+    head = ">" if full < room else ""
+    return f"[{'=' * full}{head}{' ' * (room - full - len(head))}] {text}"
 
 
 def _done(record: Mapping[str, Any]) -> float:
     return min(1.0, record["step"] / max(1, record["steps_total"]))
-
-
-def _bar(share: float, width: int) -> str:
-    full = int(share * width)
-    head = ">" if full < width else ""
-    return f"[{'=' * full}{head}{' ' * (width - full - len(head))}]"

@@ -8,20 +8,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pipeline import units
+from pipeline.report import svg
 from pipeline.report.page import Figure
-from pipeline.report.svg import (
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    Frame,
-    ReferenceLine,
-    drawing,
-    reference_lines,
-    tag,
-    ticks,
-)
 
 MOST_ROWS = 8
 MOST_HOVERS = 256
@@ -57,32 +45,27 @@ class StackedBars:
     names: Sequence[str] = ()
 
     def name(self, rank: int) -> str:
-        """Return the name of the bar of ``rank``."""
         return self.names[rank] if self.names else f"{RANKS} {rank}"
 
     @property
     def ranks(self) -> int:
-        """The number of bars."""
         return len(self.series[0].values)
+
+    @property
+    def totals(self) -> list[float]:
+        return [sum(values) for values in zip(*(series.values for series in self.series), strict=True)]
 
     @property
     def top(self) -> float:
         """The highest bar, or the limit if that is higher."""
-        return max([self.limit, *map(self.total, range(self.ranks))])
-
-    def total(self, rank: int) -> float:
-        """Return the height of the bar of ``rank``."""
-        return sum(series.values[rank] for series in self.series)
+        return max([self.limit, *self.totals])
 
     @property
     def span(self) -> str:
-        """Lowest and highest bar in words."""
-        totals = [self.total(rank) for rank in range(self.ranks)]
-        low, high = self.show(min(totals)), self.show(max(totals))
+        low, high = self.show(min(self.totals)), self.show(max(self.totals))
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
-        """Describe the bar of ``rank`` in words."""
         parts = [f"{series.name} {self.show(series.values[rank])}" for series in self.series if series.values[rank]]
         text = f"{self.name(rank)}: {', '.join(parts) or 'nothing'}"
         if self.limit:
@@ -92,37 +75,38 @@ class StackedBars:
     def figure(self) -> Figure:
         """Draw rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
         if self.names or self.ranks <= MOST_ROWS:
-            rows = [_row(self, rank, self.top or 1.0) for rank in range(self.ranks)]
-            return Figure(self.title, self.unit, tag("div", *rows, class_="stacked-bars"))
+            top = self.top or 1.0
+            rows = [_row(self, rank, total, top) for rank, total in enumerate(self.totals)]
+            return Figure(self.title, self.unit, svg.tag("div", *rows, class_="stacked-bars"))
         return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
 
 
-def _row(bars: StackedBars, rank: int, top: float) -> Markup:
+def _row(bars: StackedBars, rank: int, total: float, top: float) -> Markup:
     parts, left = [], 0.0
     for series in bars.series:
         width = UNITS * series.values[rank] / top
         if width:
             size = {"x": f"{left:.2f}", "width": f"{max(width, 2):.2f}", "height": 16}
-            parts.append(tag("rect", class_=f"c{series.colour}", **size))
+            parts.append(svg.tag("rect", class_=f"c{series.colour}", **size))
         left += width
     if bars.limit:
         edge = min(UNITS * bars.limit / top, UNITS - 4)
-        parts.append(tag("rect", class_="limit", x=f"{edge:.2f}", width=4, height=16))
-    words, number = bars.words(rank), bars.show(bars.total(rank))
+        parts.append(svg.tag("rect", class_="limit", x=f"{edge:.2f}", width=4, height=16))
+    words, number = bars.words(rank), bars.show(total)
     if bars.limit:
         number += f" of {bars.show(bars.limit)}"
     attributes = {"viewBox": f"0 0 {UNITS} 16", "preserveAspectRatio": "none", "role": "img", "aria-label": words}
-    picture = tag("svg", tag("title", words), *parts, class_="stacked-bar", **attributes)
-    return tag("div", bars.name(rank), class_="rank") + picture + tag("div", number, class_="number")
+    picture = svg.tag("svg", svg.tag("title", words), *parts, class_="stacked-bar", **attributes)
+    return svg.tag("div", bars.name(rank), class_="rank") + picture + svg.tag("div", number, class_="number")
 
 
 def _plot(bars: StackedBars) -> Markup:
     # Vertical bars side by side, one path per series, so that a thousand ranks are a small file.
-    x, y = Axis(title=RANKS, whole=True), Axis(title=bars.unit, from_zero=True)
-    x_ticks = [tick for tick in ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
-    frame = Frame(x, y, x_ticks, ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
+    x, y = svg.Axis(title=RANKS, whole=True), svg.Axis(title=bars.unit, from_zero=True)
+    x_ticks = [tick for tick in svg.ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
+    frame = svg.Frame(x, y, x_ticks, svg.ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
     body = frame.grid()
-    width = (WIDTH - LEFT - RIGHT) / bars.ranks
+    width = (svg.WIDTH - svg.LEFT - svg.RIGHT) / bars.ranks
     bar = width * (0.8 if width > 4 else 1.0)
     base = [0.0] * bars.ranks
     for series in bars.series:
@@ -133,19 +117,18 @@ def _plot(bars: StackedBars) -> Markup:
                 moves.append(f"M{frame.x(rank) - bar / 2:.2f} {low:.1f}h{bar:.2f}V{high:.1f}h{-bar:.2f}z")
                 base[rank] += value
         if moves:
-            body.append(tag("g", tag("path", class_="fill", d="".join(moves)), class_=f"c{series.colour}"))
+            body.append(svg.tag("g", svg.tag("path", class_="fill", d="".join(moves)), class_=f"c{series.colour}"))
     if bars.limit:
-        limit = ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")
-        body += reference_lines(frame, [limit])
+        limit = svg.ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")
+        body += svg.reference_lines(frame, [limit])
     if bars.ranks <= MOST_HOVERS:
         # Invisible columns whose tooltips show their figures.
-        size = {"y": TOP, "width": f"{width:.2f}", "height": frame.bottom - TOP}
+        size = {"y": svg.TOP, "width": f"{width:.2f}", "height": svg.BOTTOM - svg.TOP}
         for rank in range(bars.ranks):
             left = f"{frame.x(rank) - width / 2:.2f}"
-            body.append(tag("rect", tag("title", bars.words(rank)), class_="hover", x=left, **size))
-    return drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
+            body.append(svg.tag("rect", svg.tag("title", bars.words(rank)), class_="hover", x=left, **size))
+    return svg.drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
 
 
 def milliseconds(value: float) -> str:
-    """Format ``value`` in milliseconds."""
     return f"{units.decimal(value, 2 if value >= 1 else 3)} ms"

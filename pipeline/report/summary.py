@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipeline import units
 from pipeline.records.gate import HOLD
-from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk, StageOutcome
+from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk
 from pipeline.specs import STAGES
 
 WIDTH = 80
@@ -20,7 +20,20 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
 
     ``where``: URL of the run's folder. ``files``: files in it that are worth a look.
     """
-    lines = [_title(result), RULE, *_stage_lines(result.stages), RULE]
+    ended = f"{result.status} in"
+    if result.status == "failed":
+        held = result.gate is not None and result.gate.verdict == HOLD
+        ended = "held by the gate after" if held else "failed after"
+    lines = [f"run {result.run}: {ended} {units.duration(result.seconds)}", RULE]
+    if result.stages:
+        lines.append(f"{'stage':<{NAME}}{'status':<9}{'seconds':>9}  artifact")
+    else:
+        lines.append("no stage ran")
+    for name, outcome in result.stages.items():
+        seconds = units.decimal(outcome.seconds, 1) if outcome.status != "skipped" else units.ABSENT
+        path = short_path(outcome.artifact or units.ABSENT, 20)
+        lines.append(f"{name:<{NAME}}{outcome.status:<9}{seconds:>9}  {path}")
+    lines.append(RULE)
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
             for index, text in enumerate(texts):
@@ -49,14 +62,14 @@ def doubts(figures: Evaluation) -> list[str]:
     # Records of an earlier release lack some of these.
     if figures.clicks is None or figures.samples is None or figures.ne is None:
         return []
-    more = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
+    hint = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
     if figures.ne_interval is None:
         without = units.count(figures.samples - figures.clicks)
         rows = f"{units.plural(figures.clicks, 'test row')} with a click and {without} without"
-        return [f"{rows} are too few, or lie too close together, to tell how good the model is; {more}"]
+        return [f"{rows} are too few, or lie too close together, to tell how good the model is; {hint}"]
     if figures.ne <= 1 <= figures.ne_interval[1]:
         high = units.decimal(figures.ne_interval[1], 3)
-        return [f"NE may be as high as {high}; 1 is that of the click rate, predicted for every row: {more}"]
+        return [f"NE may be as high as {high}; 1 is that of the click rate, predicted for every row: {hint}"]
     return []
 
 
@@ -89,28 +102,9 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
     return "\n".join(lines)
 
 
-def _title(result: Result) -> str:
-    ended = f"{result.status} in"
-    if result.status == "failed":
-        held = result.gate is not None and result.gate.verdict == HOLD
-        ended = "held by the gate after" if held else "failed after"
-    return f"run {result.run}: {ended} {units.duration(result.seconds)}"
-
-
-def _stage_lines(stages: Mapping[str, StageOutcome]) -> list[str]:
-    if not stages:
-        return ["no stage ran"]
-    lines = [f"{'stage':<{NAME}}{'status':<9}{'seconds':>9}  artifact"]
-    for name, stage in stages.items():
-        seconds = units.decimal(stage.seconds, 1) if stage.status != "skipped" else units.ABSENT
-        path = short_path(stage.artifact or units.ABSENT, 20)
-        lines.append(f"{name:<{NAME}}{stage.status:<9}{seconds:>9}  {path}")
-    return lines
-
-
-def short_path(path: str, beside: int) -> str:
-    """Shorten ``path`` to fit beside ``beside`` columns: first the key, then the front."""
-    width = WIDTH - NAME - beside
+def short_path(path: str, columns: int) -> str:
+    """Shorten ``path`` to fit beside ``columns`` columns: first the key, then the front."""
+    width = WIDTH - NAME - columns
     if len(path) <= width:
         return path
     head, _, key = path.rpartition("/")
@@ -131,8 +125,18 @@ def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None =
 
 
 def error_text(error: ErrorPart) -> str:
-    """Describe the error that stopped the run."""
     return f"{error.message} (exit code {error.exit_code})"
+
+
+def paragraph(text: str, indent: str = "   ") -> str:
+    """Wrap ``text`` to 80 columns, with ``indent`` before its further lines. No word or name is broken."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Join the first ``most`` of ``names``, and say how many more there are."""
+    text = ", ".join(names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
 def _wrapped(name: str, text: str) -> list[str]:

@@ -14,7 +14,9 @@ from markupsafe import Markup, escape
 from pipeline import units
 
 WIDTH, HEIGHT = 380, 236
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 14, 36
+LEFT, RIGHT, TOP = 50, 14, 14
+# Pixel row of the lower edge of a frame; below it are the ticks' labels and the axis's title.
+BOTTOM = HEIGHT - 36
 MOST_POINTS = 480
 MOST_HOVERS = 120
 NOTE_HEIGHT = 12
@@ -66,19 +68,19 @@ def line_plot(
     y: Axis,
     references: Sequence[ReferenceLine] = (),
     label: str,
-    beside: Sequence[Point] = (),
+    dashed: Sequence[Point] = (),
     marked: tuple[Point, str] | None = None,
 ) -> Markup:
     """Plot a curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers.
 
-    ``beside``: points of a second curve, dashed. ``marked``: a point with a dot, and its tooltip.
+    ``dashed``: points of a second curve. ``marked``: a point with a dot, and its tooltip.
     """
     if not points:
         return Markup("")
-    shown, second = thin(points), thin(beside)
+    shown, second = thin(points), thin(dashed)
     frame = Frame.around([*shown, *second, *((shown[0][0], line.y) for line in references)], x, y)
     path = frame.path(shown)
-    area = f"{path} L{frame.x(shown[-1][0]):.1f} {frame.bottom:.1f} L{frame.x(shown[0][0]):.1f} {frame.bottom:.1f} Z"
+    area = f"{path} L{frame.x(shown[-1][0]):.1f} {BOTTOM:.1f} L{frame.x(shown[0][0]):.1f} {BOTTOM:.1f} Z"
     body = frame.grid()
     if y.from_zero:
         body.append(tag("path", class_="area", d=area))
@@ -96,10 +98,7 @@ def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) ->
     curves = [(curve, thin(curve.points)) for curve in series if curve.points]
     if not curves:
         return Markup("")
-    every: list[Point] = []
-    for _, points in curves:
-        every += points
-    frame = Frame.around(every, x, y)
+    frame = Frame.around([point for _, points in curves for point in points], x, y)
     body = frame.grid()
     for curve, points in curves:
         path = frame.path(points) if len(points) > 1 else ""
@@ -131,7 +130,7 @@ def reliability_plot(
     spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
     top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
     frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
-    end = min(frame.x_high, frame.y_high)
+    end = min(frame.x_high, frame.y_ticks[-1])
     body = [*frame.grid(), tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))]
     body += [frame.whisker(p, low, high) for (low, high), p in zip(spans, predicted, strict=True)]
     for p, rate, number in zip(predicted, observed, rows, strict=True):
@@ -155,12 +154,12 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     if len(points) <= most:
         return list(points)
     stretches = most // 2
-    kept: list[Point] = []
+    thinned: list[Point] = []
     for index in range(stretches):
         part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-        kept += sorted(ends)
-    return kept
+        thinned += sorted(ends)
+    return thinned
 
 
 def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[float]:
@@ -199,31 +198,14 @@ class Frame:
             low, high = (0.0 if x.from_zero else min(xs)), max(xs)
         return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
 
-    @property
-    def y_low(self) -> float:
-        """Value at the lower edge."""
-        return self.y_ticks[0]
-
-    @property
-    def y_high(self) -> float:
-        """Value at the upper edge."""
-        return self.y_ticks[-1]
-
-    @property
-    def bottom(self) -> float:
-        """Pixel row of the lower edge."""
-        return HEIGHT - BOTTOM
-
     def x(self, value: float) -> float:
-        """Return the pixel column of ``value``."""
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Return the pixel row of ``value``."""
-        return self.bottom - (value - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
+        low, high = self.y_ticks[0], self.y_ticks[-1]
+        return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
 
     def place(self, point: Point) -> str:
-        """Return ``point`` as SVG coordinates."""
         return f"{self.x(point[0]):.1f} {self.y(point[1]):.1f}"
 
     def path(self, points: Sequence[Point]) -> str:
@@ -231,17 +213,14 @@ class Frame:
         return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
-        """Draw a dot at ``point`` with ``text`` as its tooltip."""
         x, y = self.place(point).split()
         tooltip = [tag("title", text)] if text else []
         return tag("circle", *tooltip, class_="dot", cx=x, cy=y, r=3.5)
 
     def whisker(self, x: float, low: float, high: float) -> Markup:
-        """Draw the interval from ``low`` to ``high`` at ``x``."""
         return tag("path", class_="whisker", d=self.path([(x, low), (x, high)]))
 
     def grid(self) -> list[Markup]:
-        """Draw grid lines, tick labels and axis titles."""
         out: list[Markup] = []
         for tick in self.y_ticks:
             row = self.y(tick)
@@ -249,9 +228,9 @@ class Frame:
             out.append(text_at(LEFT - 7, row + 3.5, self._label(self.y_axis, tick, self.y_ticks), "end"))
         for tick in self.x_ticks:
             column = self.x(tick)
-            out.append(tag("path", class_="tick", d=f"M{column:.1f} {self.bottom} v4"))
-            out.append(text_at(column, self.bottom + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
-        out.append(tag("path", class_="axis", d=f"M{LEFT} {self.bottom} H{WIDTH - RIGHT}"))
+            out.append(tag("path", class_="tick", d=f"M{column:.1f} {BOTTOM} v4"))
+            out.append(text_at(column, BOTTOM + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
+        out.append(tag("path", class_="axis", d=f"M{LEFT} {BOTTOM} H{WIDTH - RIGHT}"))
         out.append(text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, self.x_axis.title, "middle", "title"))
         return out
 
@@ -261,12 +240,10 @@ class Frame:
 
 
 def percent_tick(value: float, spread: float) -> str:
-    """Format a share as per cent, for ``Axis.show``."""
     return f"{value:.{_percent_digits(spread)}%}"
 
 
 def signed_tick(value: float, spread: float) -> str:
-    """Format a change as per cent with its sign, for ``Axis.show``."""
     return f"{value:+.{_percent_digits(spread)}%}"
 
 

@@ -21,7 +21,6 @@ SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train
 
 
 def stages_table(stages: Mapping[str, StageOutcome]) -> PageTable:
-    """Tabulate the stages with their times and artifacts."""
     total = sum(stage.seconds for stage in stages.values())
     rows = []
     for index, (name, stage) in enumerate(stages.items()):
@@ -38,21 +37,22 @@ def stages_table(stages: Mapping[str, StageOutcome]) -> PageTable:
 
 def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
     """Draw the time of each stage as one bar; "" if none took any."""
-    seconds = {name: stage.seconds for name, stage in stages.items()}
-    total = sum(seconds.values())
+    total = sum(stage.seconds for stage in stages.values())
     if not total:
         return Markup("")
-    parts, left = [], 0.0
-    for index, (name, value) in enumerate(seconds.items()):
-        width = 1000 * value / total
-        if value:
-            title = tag("title", f"{name}: {units.duration(value)}, {units.percent(value / total)}")
+    parts, labels, left = [], [], 0.0
+    for index, (name, stage) in enumerate(stages.items()):
+        share = stage.seconds / total
+        width = 1000 * stage.seconds / total
+        if stage.seconds:
+            took = units.duration(stage.seconds)
+            title = tag("title", f"{name}: {took}, {units.percent(share)}")
             size = {"x": f"{left:.2f}", "width": f"{max(width - 1.5, 1.0):.2f}", "height": 26}
             parts.append(tag("rect", title, class_=f"c{index % COLOURS}", **size))
+            labels.append(f"{name} {took}")
         left += width
-    label = "; ".join(f"{name} {units.duration(value)}" for name, value in seconds.items() if value)
-    attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img", "aria-label": label}
-    return tag("svg", *parts, class_="bar", **attributes)
+    attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img"}
+    return tag("svg", *parts, class_="bar", **attributes, aria_label="; ".join(labels))
 
 
 def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable:
@@ -120,13 +120,11 @@ def config_excerpt(text: str) -> list[str]:
         if line and not line[0].isspace() and line[0] not in "#-" and ":" in line:
             name = line.partition(":")[0]
             blocks[name] = [line]
-        elif name and line.strip() and (name != "data" or _is_plain_value(line)):
-            blocks[name].append(line)
+        elif name and line.strip():
+            plain = line.startswith("  ") and line[2:3] not in (" ", "-", "") and line.partition(":")[2].strip(" {}[]")
+            if plain or name != "data":
+                blocks[name].append(line)
     return ["\n".join(blocks[name]) for name in SHOWN_CONFIG if name in blocks]
-
-
-def _is_plain_value(line: str) -> bool:
-    return line.startswith("  ") and line[2:3] not in (" ", "-", "") and bool(line.partition(":")[2].strip(" {}[]"))
 
 
 def tasks_table(scores: Evaluation) -> PageTable:
@@ -171,9 +169,12 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
         parts.append(f"day {part.day}")
     if part.replaces:
         parts.append(f"replaces {part.replaces}")
-    parts += [f"{units.count(rows)} rows kept for {day}" for day, rows in (part.rows_late or {}).items()]
-    parts += [f"{units.count(rows)} rows of {name} freed" for name, rows in (part.rows_freed or {}).items()]
-    parts += [f"{units.count(rows)} of them replaced in {name}" for name, rows in (part.rows_replaced or {}).items()]
+    for day, rows in (part.rows_late or {}).items():
+        parts.append(f"{units.count(rows)} rows kept for {day}")
+    for name, rows in (part.rows_freed or {}).items():
+        parts.append(f"{units.count(rows)} rows of {name} freed")
+    for name, rows in (part.rows_replaced or {}).items():
+        parts.append(f"{units.count(rows)} of them replaced in {name}")
     if part.split_by_place:
         parts.append("split by file and row number")
     against = data[QUALITY]["checks"]["against"]
@@ -219,7 +220,8 @@ def phase_lines(train: TrainPart) -> list[str]:
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
     if train.phases:
-        lines.append("of it " + ", ".join(f"{words(name)} {_ms(part)}" for name, part in train.phases.items()))
+        phases = [f"{words(name)} {_ms(part)}" for name, part in train.phases.items()]
+        lines.append(f"of it {', '.join(phases)}")
     if memory := train.memory:
         line = f"memory for training {units.size(memory.measured_bytes)} on the fullest rank"
         if units.known(memory.predicted_bytes):
@@ -232,27 +234,26 @@ def phases_table(train: TrainPart) -> PageTable:
     """Tabulate the phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
     longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
-    rows = [_phase_row(words(name), part, longest) for name, part in phases.items()]
+    # Bars are full at the longest phase; the whole step has none.
+    steps = [(words(name), part, longest) for name, part in phases.items()]
     if train.step is not None:
-        rows.append(_phase_row("whole step, slowest rank", train.step, 0.0))
+        steps.append(("whole step, slowest rank", train.step, 0.0))
+    rows = []
+    for name, part, full in steps:
+        cells = [name]
+        for ms in (part.predicted_ms, part.measured_ms):
+            text = units.ABSENT
+            if units.known(ms):
+                text = f"{units.decimal(ms, 3)} ms"
+                if full:
+                    text = with_meter(text, ms / full)
+            cells.append(text)
+        rows.append((*cells, _ratio(part.measured_ms, part.predicted_ms)))
     if memory := train.memory:
-        predicted, measured = memory.predicted_bytes, memory.measured_bytes
-        sizes = (units.size(predicted), units.size(measured))
-        rows.append(("memory of the fullest rank", *sizes, _ratio(measured, predicted)))
+        sizes = (units.size(memory.predicted_bytes), units.size(memory.measured_bytes))
+        ratio = _ratio(memory.measured_bytes, memory.predicted_bytes)
+        rows.append(("memory of the fullest rank", *sizes, ratio))
     return PageTable(("Phase", "Predicted*", "Measured*", "Measured / predicted*"), rows)
-
-
-def _phase_row(name: str, part: Milliseconds, longest: float) -> tuple[str, str, str, str]:
-    # Bars are full at ``longest`` ms; 0: no bars.
-    cells = []
-    for ms in (part.predicted_ms, part.measured_ms):
-        text = units.ABSENT
-        if units.known(ms):
-            text = f"{units.decimal(ms, 3)} ms"
-            if longest:
-                text = with_meter(text, ms / longest)
-        cells.append(text)
-    return name, cells[0], cells[1], _ratio(part.measured_ms, part.predicted_ms)
 
 
 def _ms(part: Milliseconds, word: str = "") -> str:

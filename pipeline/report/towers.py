@@ -1,17 +1,20 @@
-"""``towers.html``: which features share a tower, and why."""
+"""``towers.html``: which features share a tower, and why; the similarity heat map and the tower map as inline SVG."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+
+from markupsafe import Markup
 
 from pipeline import units
 from pipeline.records.plan import Plan
 from pipeline.records.towers import TowerEvidence, Towers
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, with_swatch
+from pipeline.report.svg import drawing, tag
 from pipeline.report.tables import rank_words
-from pipeline.report.towermap import heat_map, tower_map
 
 TOWERS_PAGE = "towers.html"
 MOST_FEATURES = 2_000
@@ -24,9 +27,19 @@ STRATEGIES = {
     "strided": "features are assigned in turn",
 }
 
+SIDE, MARGIN, PAD = 440, 74, 14
+# Per side; more features are averaged into as many cells.
+MOST_CELLS = 96
+MOST_LABELS = 64
+LONGEST = 11
+# Pixels: radius of a point with and without a label, width of a letter.
+DOT, SMALL_DOT, LETTER = 8.0, 5.0, 6.2
+
+Matrix = Sequence[Sequence[float]]
+Box = tuple[float, float, float, float]
+
 
 def towers_page(towers: Towers) -> str:
-    """Return the page as HTML."""
     evidence = towers.evidence or TowerEvidence(strategy="")
     strategy = STRATEGIES.get(evidence.strategy, "")
     about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
@@ -52,19 +65,23 @@ def similarities(towers: Towers) -> tuple[float, float] | None:
     if evidence is None or not evidence.similarity:
         return None
     tower_of = _tower_of_feature(towers)
-    inside: dict[bool, list[float]] = {True: [], False: []}
+    within, across = list[float](), list[float]()
     for i, left in enumerate(evidence.features):
         for j, right in enumerate(evidence.features[:i]):
-            inside[tower_of[left] == tower_of[right]].append(evidence.similarity[i][j])
-    within, across = (sum(values) / len(values) if values else float("nan") for values in (inside[True], inside[False]))
-    return within, across
+            pairs = within if tower_of[left] == tower_of[right] else across
+            pairs.append(evidence.similarity[i][j])
+    # No features share a tower where each has its own, and all do where there is one.
+    means = [sum(pairs) / len(pairs) if pairs else float("nan") for pairs in (within, across)]
+    return means[0], means[1]
 
 
 def load_shares(towers: Towers, name: str) -> list[float]:
     """Return every tower's share of load ``name`` in the evidence; empty if it is unknown or zero."""
-    loads = towers.evidence.loads.get(name, []) if towers.evidence else []
+    if towers.evidence is None:
+        return []
+    loads = towers.evidence.loads.get(name, [])
     total = sum(loads)
-    if not total or towers.evidence is None:
+    if not total:
         return []
     load_of = dict(zip(towers.evidence.features, loads, strict=True))
     return [sum(load_of[feature] for feature in tower.features) / total for tower in towers.towers]
@@ -89,10 +106,10 @@ def _figures(towers: Towers, evidence: TowerEvidence) -> list[tuple[str, str, st
     if means is not None:
         within, across = means
         cards.append(("Similarity within towers", units.decimal(within, 2), f"{units.decimal(across, 2)} across them"))
-    for name, title in (("ms", "Predicted cost"), ("bytes", "Memory")):
-        if shares := load_shares(towers, name):
-            most = max(shares) * len(shares)
-            cards.append((f"{title}, fullest", f"{most:.2f} ×", "an even share"))
+    titles = {"ms": "Predicted cost", "bytes": "Memory"}
+    for name, shares in _load_shares_by_name(towers).items():
+        most = max(shares) * len(shares)
+        cards.append((f"{titles[name]}, fullest", f"{most:.2f} ×", "an even share"))
     return cards
 
 
@@ -184,3 +201,103 @@ def refined_text(plan: Plan, flat: Plan) -> str:
     shown = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     steps = f"step {plan.predicted_step_ms:.3f} ms (predicted; {flat.predicted_step_ms:.3f} flat)"
     return f"  the plan on their hosts: {shown}; {steps}"
+
+
+def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) -> Markup:
+    """Draw ``similarity`` [F][F] as cells from faint to strong, ordered by tower, with lines between towers."""
+    order = sorted(range(len(names)), key=lambda index: (towers[index], index))
+    count = min(len(order), MOST_CELLS)
+    bins = [order[i * len(order) // count : (i + 1) * len(order) // count] for i in range(count)]
+    labels = [names[b[0]] if len(b) == 1 else f"{names[b[0]]} to {names[b[-1]]}" for b in bins]
+    off_diagonal = [value for i, row in enumerate(similarity) for j, value in enumerate(row) if i != j]
+    low, high = min(off_diagonal, default=0.0), max(off_diagonal, default=1.0)
+    size, labelled = SIDE / len(bins), len(bins) == len(order) <= MOST_LABELS
+    body = []
+    for row, left in enumerate(bins):
+        for column, right in enumerate(bins):
+            # Without pairs of a feature with itself.
+            values = [similarity[i][j] for i in left for j in right if i != j]
+            if values:
+                value = sum(values) / len(values)
+                words = f"{labels[row]} and {labels[column]}: {units.decimal(value, 2)}"
+                share = (value - low) / (high - low) if high > low else 0.5
+                body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, share, words))
+    # Lines where one tower ends and the next begins.
+    far = MARGIN + SIDE
+    for index in range(1, len(bins)):
+        if towers[bins[index][0]] != towers[bins[index - 1][0]]:
+            cut = MARGIN + index * size
+            body.append(tag("path", class_="cut", d=f"M{MARGIN} {cut:.1f} H{far} M{cut:.1f} {MARGIN} V{far}"))
+    if labelled:
+        letters = f"font-size:{min(11.0, size * 0.82):.1f}px"
+        for place, index in enumerate(order):
+            position = f"{MARGIN + (place + 0.5) * size + 3.2:.1f}"
+            shown = (_short(names[index]), tag("title", names[index]))
+            body.append(tag("text", *shown, x=MARGIN - 5, y=position, text_anchor="end", style=letters))
+            body.append(tag("text", *shown, transform=f"translate({position} {MARGIN - 5}) rotate(-90)", style=letters))
+    # The legend: ten steps from the lowest to the highest value.
+    x, y, step = MARGIN + 40, MARGIN + SIDE + 14, 16
+    body.append(tag("text", units.decimal(low, 2), x=x - 6, y=y + 12, text_anchor="end"))
+    for i in range(10):
+        body.append(_cell(x + i * step, y, step, i / 9, ""))
+    body.append(tag("text", units.decimal(high, 2), x=x + 10 * step + 6, y=y + 12))
+    # Without labels their room is cut off.
+    free = 0 if labelled else MARGIN - PAD
+    width, height = MARGIN + SIDE + PAD - free, MARGIN + SIDE + 46 - free
+    return drawing(body, "Similarity of every pair of features", (free, free, width, height))
+
+
+def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) -> Markup:
+    """Draw every feature at its place, in the colour and with the number of its tower."""
+    width = MARGIN + SIDE + PAD
+    low = [min(point[axis] for point in placement) for axis in (0, 1)]
+    extent = [max(point[axis] for point in placement) - low[axis] for axis in (0, 1)]
+    room = (width - 2 * (DOT + PAD + 20)) / max(*extent, 1e-9)
+    spots = []
+    for point in placement:
+        x, y = (width / 2 + (point[a] - low[a] - extent[a] / 2) * room for a in (0, 1))
+        spots.append((x, y))
+    taken: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in spots]
+    body, labelled = [], len(names) <= MOST_LABELS
+    radius, letters = (DOT, 10) if labelled else (SMALL_DOT, 7)
+    for name, tower, (x, y) in zip(names, towers, spots, strict=True):
+        circle = tag("circle", class_=f"c{tower % COLOURS}", cx=f"{x:.1f}", cy=f"{y:.1f}", r=radius)
+        place = {"x": f"{x:.1f}", "y": f"{y + letters / 3:.1f}", "text_anchor": "middle"}
+        number = tag("text", tower, class_="inside", style=f"font-size:{letters}px", **place)
+        body.append(tag("g", circle, number, tag("title", f"{name}, tower {tower}")))
+        if labelled:
+            body += _spot_label(_short(name), x, y, width, taken)
+    return drawing(body, "Features in the plane by tower", (0, 0, width, width))
+
+
+def _cell(x: float, y: float, size: float, share: float, words: str) -> Markup:
+    # A square, from faint (``share`` 0) to strong (1).
+    box = {"x": f"{x:.2f}", "y": f"{y:.2f}", "width": f"{size:.2f}", "height": f"{size:.2f}"}
+    opacity = f"{0.04 + 0.96 * min(max(share, 0.0), 1.0):.2f}"
+    return tag("rect", tag("title", words), class_="cell", **box, fill_opacity=opacity)
+
+
+def _spot_label(text: str, x: float, y: float, width: float, taken: list[Box]) -> list[Markup]:
+    # ``text`` beside a point, where nothing else is; nothing if there is no room.
+    long = LETTER * len(text)
+    gap = DOT + 3
+    for left, base, anchor in (
+        (x + gap, y + 4, "start"),
+        (x - gap - long, y + 4, "end"),
+        (x - long / 2, y - gap, "middle"),
+        (x - long / 2, y + gap + 8, "middle"),
+    ):
+        right, above, below = left + long, base - 9, base + 2
+        clear = left >= 0 and right <= width and above >= 0 and below <= width
+        for x0, y0, x1, y1 in taken:
+            if left < x1 and x0 < right and above < y1 and y0 < below:
+                clear = False
+        if clear:
+            taken.append((left, above, right, below))
+            place = {"start": left, "end": left + long, "middle": x}[anchor]
+            return [tag("text", text, x=f"{place:.1f}", y=f"{base:.1f}", text_anchor=anchor)]
+    return []
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
+from pipeline.config.renamed import leaves
 from pipeline.config.secrets import recorded
 from pipeline.config.track import TrackConfig
 from pipeline.errors import LostLeaseError
@@ -25,7 +26,8 @@ from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import RunTracking, Served, ServedVersion, Tracker
 from pipeline.store.artifacts import Store
 
-END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0  # in which trackers are told of the end; nobody waits longer for them
+# In which trackers are told of the end; nobody waits longer for them.
+END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[Non
     if not trackers:
         yield
         return
-    stop, over, lost, told = threading.Event(), threading.Event(), threading.Event(), threading.Event()
+    stop, ended, lost, finished = (threading.Event() for _ in range(4))
 
     def follow() -> None:
         try:
@@ -51,38 +53,32 @@ def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[Non
             if lost.is_set():
                 return
             follower.pass_on()
-            if over.is_set():
+            if ended.is_set():
                 follower.end(settings_of(recorded(config)))
                 tell_serving(track, store, config.model_name)
         finally:
-            told.set()
+            finished.set()
 
     thread = threading.Thread(target=follow, name="trackers", daemon=True)
     thread.start()
     try:
         yield
-        over.set()
+        ended.set()
     except LostLeaseError:
         lost.set()
         raise
     except Exception:
-        over.set()
+        ended.set()
         raise
     finally:
         stop.set()
-        if not clock.wait(told, END_SECONDS if over.is_set() else INTERRUPTED_SECONDS):
+        if not clock.wait(finished, END_SECONDS if ended.is_set() else INTERRUPTED_SECONDS):
             log.warning("%s: not told of the end of this run in time", ", ".join(trackers))
 
 
-def settings_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The plain values of a configuration by dotted name; those that are not set are left out."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= settings_of(value, f"{prefix}{name}.")
-        elif isinstance(value, bool | int | float | str):
-            flat[f"{prefix}{name}"] = value
-    return flat
+def settings_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of a configuration by dotted name; those that are not set are left out."""
+    return {path: value for path, value in leaves(tree).items() if isinstance(value, bool | int | float | str)}
 
 
 def tell_night(track: TrackConfig, store: Store, record: NightRecord) -> None:
@@ -101,7 +97,7 @@ def tell_serving(track: TrackConfig, store: Store, model: str) -> None:
 
 
 def versions_served(store: Store, model: str) -> Served | None:
-    """What ``current.json`` of ``model`` says; None where nothing was published. Removed versions are left out."""
+    """Read ``current.json`` of ``model``; None where nothing was published. Removed versions are left out."""
     path = f"models/{model}/current.json"
     if not store.exists(path):
         return None
@@ -110,19 +106,12 @@ def versions_served(store: Store, model: str) -> Served | None:
     versions = []
     for name in sorted({*current["line"], *last}):
         artifact = store.find(f"models/{model}/{name}")
-        if artifact is not None:
-            made, entry = artifact.summary, last.get(name, {})
-            versions.append(
-                ServedVersion(
-                    version=name,
-                    uri=store.url_of(artifact.path),
-                    run=made.get("run"),
-                    verdict=made.get("verdict"),
-                    ne=made.get("ne"),
-                    by=entry.get("by", ""),
-                    reason=entry.get("reason", ""),
-                )
-            )
+        if artifact is None:
+            continue
+        fields: dict[str, Any] = {key: artifact.summary.get(key) for key in ("run", "verdict", "ne")}
+        for key in ("by", "reason"):
+            fields[key] = last.get(name, {}).get(key, "")
+        versions.append(ServedVersion(version=name, uri=store.url_of(artifact.path), **fields))
     return Served(model=model, serving=current["version"], versions=tuple(versions))
 
 
@@ -130,15 +119,9 @@ def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) ->
     for name in track.to:
         try:
             call(TRACKERS.get(name))
-        except Exception as error:  # whatever another program's library raises
+        # Whatever another program's library raises.
+        except Exception as error:
             log.warning("%s was not told of %s: %s: %s", name, what, type(error).__name__, error)
-
-
-def _with_norms(store: Store, run: str) -> list[dict[str, Any]]:
-    """The records of ``run``, each with ``norms`` where they were measured at its step."""
-    norms = {record["step"]: record["norms"] for record in read_records(store, run, NORMS)}
-    records = read_records(store, run)
-    return [{**each, "norms": norms[each["step"]]} if each["step"] in norms else each for each in records]
 
 
 class _RecordFollower:
@@ -151,10 +134,15 @@ class _RecordFollower:
     def pass_on(self) -> None:
         """Pass on what the store has now."""
         try:
-            records = _with_norms(self.store, self.run)
-        except Exception as error:  # the store may be away; the next look reads everything
+            norms = {record["step"]: record["norms"] for record in read_records(self.store, self.run, NORMS)}
+            records = read_records(self.store, self.run)
+        # The store may be away; the next time reads everything.
+        except Exception as error:
             log.debug("the run's records cannot be read: %s", error)
             return
+        for record in records:
+            if record["step"] in norms:
+                record["norms"] = norms[record["step"]]
         self.tell(lambda tracking: tracking.records(records))
 
     def end(self, settings: Mapping[str, Any]) -> None:
@@ -162,7 +150,8 @@ class _RecordFollower:
         path = f"{run_directory(self.run)}/{Result.FILE}"
         try:
             result = read(Result, self.store, path)
-        except Exception as error:  # the run ended without one, or the store is away
+        # The run ended without one, or the store is away.
+        except Exception as error:
             log.debug("the run's result cannot be read: %s", error)
             return
         self.tell(lambda tracking: tracking.ended(result, settings))
@@ -173,7 +162,8 @@ class _RecordFollower:
             try:
                 call(tracking)
                 self.silent.discard(name)
-            except Exception as error:  # whatever another program's library raises
+            # Whatever another program's library raises.
+            except Exception as error:
                 if name not in self.silent:
                     log.warning("%s is not told of this run: %s: %s", name, type(error).__name__, error)
                 self.silent.add(name)

@@ -32,7 +32,7 @@ def tower_hosts(count: int, hosts: int) -> list[tuple[int, ...]]:
     """
     if hosts % count == 0:
         span = hosts // count
-        return [tuple(range(number * span, (number + 1) * span)) for number in range(count)]
+        return [tuple(range(first, first + span)) for first in range(0, hosts, span)]
     if count % hosts == 0:
         towers_per_host = count // hosts
         return [(number // towers_per_host,) for number in range(count)]
@@ -118,21 +118,13 @@ def check_partition(
         return
     _check_sequences(partition, sequences)
     count = tower_count(partition, hosts)
+    # It refuses numbers that do not divide.
     tower_hosts(count, hosts)
     if count > len(features):
         raise ConfigError(
             f"{count} towers for {len(features)} features ({', '.join(features)}), expected a feature in each",
             hint=f"partition.towers={largest_count(len(features), hosts)}",
         )
-    _check_shardings(plan)
-    _check_names(partition, features)
-    _check_pins_and_groups(partition, count)
-    _check_enough_features(partition, features, count, hosts)
-    if partition.module == "dlrm" and partition.c == partition.p == 0:
-        raise ConfigError("partition.c and partition.p are both 0, so towers have no output", hint="partition.c=1")
-
-
-def _check_shardings(plan: PlanConfig) -> None:
     # Every table needs a sharding type, pinned or not, that stays within its tower's hosts.
     for name, pin in plan.tables.items():
         if pin.sharding in WHOLE_WORLD:
@@ -147,9 +139,13 @@ def _check_shardings(plan: PlanConfig) -> None:
             f"plan.sharding_types=[{','.join(types)}] spread over all hosts, but a tower's tables stay on its own",
             hint=f"plan.sharding_types=[table_wise,row_wise,{','.join(types)}]",
         )
+    _check_pins_and_groups(partition, features, count)
+    _check_enough_features(partition, features, count, hosts)
+    if partition.module == "dlrm" and partition.c == partition.p == 0:
+        raise ConfigError("partition.c and partition.p are both 0, so towers have no output", hint="partition.c=1")
 
 
-def _check_names(partition: PartitionConfig, features: Sequence[str]) -> None:
+def _check_pins_and_groups(partition: PartitionConfig, features: Sequence[str], count: int) -> None:
     named = [("partition.pins", name) for name in partition.pins]
     for group in partition.groups:
         named += [("partition.groups", name) for name in group]
@@ -160,9 +156,6 @@ def _check_names(partition: PartitionConfig, features: Sequence[str]) -> None:
                 f"{setting} names {name!r}, which is not a feature; the nearest is {near!r}",
                 hint=f"use {near} instead of {name}; the features are {', '.join(features)}",
             )
-
-
-def _check_pins_and_groups(partition: PartitionConfig, count: int) -> None:
     for name, tower in partition.pins.items():
         if not 0 <= tower < count:
             raise ConfigError(
@@ -190,12 +183,12 @@ def _check_pins_and_groups(partition: PartitionConfig, count: int) -> None:
 def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequence[str]]) -> None:
     # A sequence is looked up where its tables are: with all features whose tables its events have.
     for name, features in sequences.items():
-        pinned = {each: partition.pins[each] for each in (*features, name) if each in partition.pins}
+        pinned = {member: partition.pins[member] for member in (*features, name) if member in partition.pins}
         if len(set(pinned.values())) <= 1:
             continue
-        shown = ", ".join(f"{each} to tower {tower}" for each, tower in pinned.items())
+        shown = ", ".join(f"{member} to tower {tower}" for member, tower in pinned.items())
         first_tower = next(iter(pinned.values()))
-        moves = [f"++partition.pins.{each}={first_tower}" for each, tower in pinned.items() if tower != first_tower]
+        moves = [f"++partition.pins.{member}={first_tower}" for member, tower in pinned.items() if tower != first_tower]
         raise ConfigError(
             f"partition.pins sends {shown}, but the events of sequence {name!r} are looked up in the tables of "
             f"{', '.join(features)}: a sequence and its tables lie in one tower",

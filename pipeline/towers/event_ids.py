@@ -23,7 +23,7 @@ Ids: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # lengths, values, weight
 
 def by_key(ids: KeyedJaggedTensor) -> dict[str, Ids]:
     """Return the ids of every key."""
-    return {key: (each.lengths(), each.values(), each.weights_or_none()) for key, each in ids.to_dict().items()}
+    return {key: (jagged.lengths(), jagged.values(), jagged.weights_or_none()) for key, jagged in ids.to_dict().items()}
 
 
 def merge_kjts(parts: Mapping[str, Ids], keys: Sequence[str], stride: int, *, weighted: bool) -> KeyedJaggedTensor:
@@ -41,7 +41,7 @@ def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, event
     rows_of = dict(zip(sequences, events, strict=True))
     counts = {name: torch.bincount(rows, minlength=samples).int() for name, rows in rows_of.items()}
     sizes = [len(rows_of[segment.sequence]) if segment.sequence else samples for segment in lookups.segments]
-    found: dict[str, Ids] = {}
+    ids_of: dict[str, Ids] = {}
     for table, (lengths, values, weights) in by_key(ids).items():
         # The last rows fill the lookup up to those of other ranks.
         lengths_by_segment = lengths.split([*sizes, len(lengths) - sum(sizes)])
@@ -52,12 +52,12 @@ def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, event
             column = segment.columns.get(table)
             if column is None:
                 continue
-            found[column] = (
+            ids_of[column] = (
                 counts[segment.sequence] if segment.sequence else lengths_by_segment[number],
                 values_by_segment[number],
                 None if weights_by_segment is None else weights_by_segment[number],
             )
-    return found
+    return ids_of
 
 
 class Blocks(Protocol):

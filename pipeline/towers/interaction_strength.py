@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.towers.placement import Matrix
+from pipeline.towers.partitioner import Matrix
 
 _PRODUCTS = 1 << 24  # cosines held at a time
 

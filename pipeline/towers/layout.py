@@ -171,5 +171,5 @@ def _by_global_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> li
         return []
     by_rank: dict[int, Any] = {}
     for group, group_figures in enumerate(figures):
-        by_rank.update(zip(layout.tower_ranks(group), group_figures, strict=True))
+        by_rank |= zip(layout.tower_ranks(group), group_figures, strict=True)
     return [by_rank[rank] for rank in sorted(by_rank)]

@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-# A checkpoint's threads communicate while a step runs.
-_OWN_THREADS = "nightjar-"
+# Threads of a checkpoint, which communicate while a step runs.
+_CHECKPOINT_THREADS = "nightjar-"
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Links:
     def _counted(self, function: Callable[..., Any], parts: Callable[..., Sequence[int]]) -> Callable[..., Any]:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not threading.current_thread().name.startswith(_OWN_THREADS):
+            if not threading.current_thread().name.startswith(_CHECKPOINT_THREADS):
                 ranks = self._ranks_of(kwargs.get("group"))
                 self._add(parts(len(ranks), *args, **kwargs), ranks)
             return function(*args, **kwargs)

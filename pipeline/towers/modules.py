@@ -24,7 +24,6 @@ class PassThrough(nn.Module):
         self.vectors, self.dim = features, width
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, F, N] unchanged."""
         return embeddings
 
 
@@ -99,7 +98,8 @@ class ProjectedTower(nn.Module):
         self.vectors, self.dim = module.vectors, module.dim
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False):  # as in a flat model
+        # As in a flat model.
+        with torch.autocast(embeddings.device.type, enabled=False):
             vectors = self.project(embeddings.float())
         outputs: Tensor = self.module(vectors)
         return outputs

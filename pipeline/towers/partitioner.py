@@ -1,21 +1,352 @@
 """Which features share a tower: the tower partitioner (TP) of DMT (MLSys'24), with loads, pins and groups.
 
 similarity -> distances -> the plane -> towers of bounded load. Equal inputs give equal towers.
+
+The plane's objective is the paper's, the sum of (||X_i - X_j|| - D_ij)^2 over all pairs. The paper descends it with
+Adam from a random start. Majorisation (SMACOF: de Leeuw 1977) needs no step size and never increases it; it starts from
+classical scaling (Torgerson 1952), so that equal matrices give equal pictures.
+
+Items are features that stay together. Loads are figures by feature (their number, predicted ms, bytes): of each a tower
+may hold ``1 + imbalance`` times an even share, or more for the largest single item, or up to the given room. k-means
+whose assignment step is an integer program keeps these bounds, then exchanges improve the towers. Where no assignment
+keeps the bounds, the result exceeds them a little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.partition import PartitionConfig
 from pipeline.records.towers import TowerEvidence
-from pipeline.towers.clustering import cluster, make_problem
-from pipeline.towers.placement import Matrix, distances, mean_between, place
 
+PLANE = 2
+MOST_ITERATIONS = 500
+# Of the stress, by iteration.
+LEAST_GAIN = 1e-7
+STARTS = 8
+ROUNDS = 8
+LLOYD_ROUNDS = 50
+# Of twice the capacity, for every item; the costs of one are at most 1.
+EXCESS_COST = 10.0
+# Pairs of item and tower that an integer program decides; larger problems are relaxed and rounded.
+MOST_EXACT = 2_000
+# Nodes, not seconds: the same towers on every machine.
+_OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}
+MOST_PASSES = 50
+TOLERANCE = 1e-9
+# Of a load over its capacity by the capacity; distances are at most 1 and features fewer.
+EXCESS_PRICE = 1e6
 COUNT = "features"
-DIGITS = 4  # of similarities and positions in towers.json
+# Of similarities and positions in towers.json.
+DIGITS = 4
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Matrix = Floats
+
+
+def place(distances: Matrix, dimensions: int = PLANE) -> Floats:
+    """Positions [F, dimensions] that minimise the stress for ``distances`` [F, F] locally, centred at 0."""
+    positions = _classical(distances, dimensions)
+    last = stress(positions, distances)
+    for _ in range(MOST_ITERATIONS):
+        positions = _majorise(positions, distances)
+        now = stress(positions, distances)
+        if last - now <= LEAST_GAIN * max(last, 1e-12):
+            break
+        last = now
+    return positions
+
+
+def stress(positions: Floats, distances: Matrix) -> float:
+    """Sum over pairs of the squared difference between distances in ``positions`` and the given ones."""
+    return float(np.square(between(positions, positions) - distances)[np.triu_indices(len(distances), 1)].sum())
+
+
+def between(left: Floats, right: Floats) -> Matrix:
+    """Euclidean distances [n, m] of two sets of points."""
+    square = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
+    return np.sqrt(np.maximum(square, 0.0))
+
+
+def _classical(distances: Matrix, dimensions: int) -> Floats:
+    # Torgerson's scaling: the leading eigenvectors of the doubly centred squared distances.
+    size = len(distances)
+    centre = np.eye(size) - 1.0 / max(size, 1)
+    values, vectors = np.linalg.eigh(-0.5 * centre @ np.square(distances) @ centre)
+    order = np.argsort(values)[::-1][:dimensions]
+    lead = vectors[:, order]
+    # An eigenvector's sign is free: its largest entry is made positive, so that every library gives the same picture.
+    lead = lead * np.where(lead[np.abs(lead).argmax(0), np.arange(lead.shape[1])] < 0, -1.0, 1.0)
+    positions = np.zeros((size, dimensions))
+    positions[:, : lead.shape[1]] = lead * np.sqrt(np.maximum(values[order], 0.0))
+    # Coinciding points do not repel each other: a spiral, too small to see, separates them.
+    angle = 2.4 * np.arange(size)
+    positions[:, 0] += 1e-4 * np.cos(angle)
+    positions[:, 1 % dimensions] += 1e-4 * np.sin(angle)
+    return positions
+
+
+def _majorise(positions: Floats, distances: Matrix) -> Floats:
+    # One Guttman transform.
+    now = between(positions, positions)
+    ratio = np.divide(distances, now, out=np.zeros_like(now), where=now > 1e-12)
+    step = -ratio
+    np.fill_diagonal(step, 0.0)
+    np.fill_diagonal(step, -step.sum(1))
+    return step @ positions / len(positions)
+
+
+def stretched(similarity: Matrix) -> Matrix:
+    """``similarity`` [F, F] with its off-diagonal values spread affinely over [0, 1], its diagonal 1.
+
+    Not from the paper: the cosines of a trained probe lie close together, and a plane of distances between 0.6 and 0.7
+    shows a disc. Where all pairs are equally similar, each becomes 0.5.
+    """
+    off_diagonal = ~np.eye(len(similarity), dtype=bool)
+    spread = np.full_like(similarity, 0.5)
+    if off_diagonal.any():
+        low, high = similarity[off_diagonal].min(), similarity[off_diagonal].max()
+        if high - low > 1e-12:
+            spread = (similarity - low) / (high - low)
+    np.fill_diagonal(spread, 1.0)
+    return np.clip(spread, 0.0, 1.0)
+
+
+def distances(similarity: Matrix, strategy: str) -> Matrix:
+    """Distances [F, F] in [0, 1], diagonal 0, from a symmetric ``similarity``.
+
+    ``coherent``: features that interact are close, so they share towers; ``diverse``: they are far apart, so every
+    tower gets some of each kind.
+    """
+    separation = stretched(similarity)
+    if strategy == "coherent":
+        separation = 1.0 - separation
+    np.fill_diagonal(separation, 0.0)
+    return separation
+
+
+def cluster(problem: ClusteringProblem, positions: Floats, distances: Matrix, seed: int) -> Ints:
+    """The tower of every item: [items].
+
+    k-means on ``positions`` [F, d] from several starts; ``ExchangeDescent`` improves each on ``distances`` [F, F],
+    which the positions only approximate. Equal inputs give equal towers.
+    """
+    attempts = []
+    for start in range(STARTS):
+        assigned = _kmeans(problem, positions, np.random.default_rng([seed, start]))
+        attempts.append(ExchangeDescent(problem, assigned, distances).run())
+    return min(attempts, key=lambda attempt: attempt[1])[0]
+
+
+def _kmeans(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Ints:
+    # Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves.
+    centres = _first_centres(problem, positions, rng)
+    for bounded, rounds in ((False, LLOYD_ROUNDS), (True, ROUNDS)):
+        last = None
+        for _ in range(rounds):
+            # Squared distances of every item's features to every centre, summed: [items, T].
+            square = np.square(between(positions, centres))
+            cost = np.array([square[list(item)].sum(0) for item in problem.items])
+            assigned = _bounded(problem, cost) if bounded else _nearest(problem, cost)
+            if last is not None and np.array_equal(assigned, last):
+                break
+            last = assigned
+            member = np.eye(problem.towers)[assigned].T @ problem.membership
+            held = member.sum(1) > 0
+            centres[held] = (member @ positions)[held] / member.sum(1)[held, None]
+    return assigned
+
+
+def _first_centres(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Floats:
+    # k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features.
+    centres: dict[int, Floats] = {}
+    pinned: dict[int, list[int]] = {}
+    for item, tower in problem.pinned.items():
+        pinned.setdefault(tower, []).extend(problem.items[item])
+    for tower in set(pinned):
+        centres[tower] = positions[pinned[tower]].mean(0)
+    for tower in range(problem.towers):
+        if tower in centres:
+            continue
+        # A feature far from all centres is likelier to be the next one.
+        odds = None
+        if centres:
+            nearest = np.square(between(positions, np.array(list(centres.values())))).min(1)
+            if nearest.sum() > 0:
+                odds = nearest / nearest.sum()
+        centres[tower] = positions[rng.choice(len(positions), p=odds)]
+    return np.array([centres[tower] for tower in range(problem.towers)])
+
+
+def _nearest(problem: ClusteringProblem, cost: Floats) -> Ints:
+    assigned = cost.argmin(1)
+    for item, tower in problem.pinned.items():
+        assigned[item] = tower
+    return assigned
+
+
+def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
+    # The cheapest assignment within the capacities, or with a small excess where there is none: [items]. An integer
+    # program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one tower,
+    # and every tower gets an item. Large problems are relaxed and rounded; ``ExchangeDescent`` then mends the loads.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
+
+    items, towers = cost.shape
+    every, loads = eye_array(towers), csr_array(problem.loads.reshape(-1, items))
+    body = vstack([kron(eye_array(items), np.ones((1, towers))), kron(np.ones((1, items)), every), kron(loads, every)])
+    capacity = np.repeat(problem.capacity, towers)
+    excess = csr_array(np.concatenate([np.zeros(items + towers), -capacity])[:, None])
+    lower = np.concatenate([np.ones(items + towers), np.full(len(capacity), -np.inf)])
+    upper = np.concatenate([np.ones(items), np.full(towers, np.inf), capacity + 1e-9])
+    fixed = np.zeros((items, towers))
+    for item, tower in problem.pinned.items():
+        fixed[item, tower] = 1.0
+    # HiGHS' tolerances are absolute.
+    scale = max(float(cost.max(initial=0.0)), 1e-12)
+    done = milp(
+        np.append(cost.ravel() / scale, EXCESS_COST * items),
+        integrality=np.append(np.full(items * towers, items * towers <= MOST_EXACT, dtype=int), 0),
+        bounds=Bounds(np.append(fixed.ravel(), 0.0), np.append(np.ones(items * towers), np.inf)),
+        constraints=LinearConstraint(hstack([csr_array(body), excess]), lower, upper),
+        options=_OPTIONS,
+    )
+    if done.x is None:
+        # HiGHS met its node limit before it found an assignment.
+        return _nearest(problem, cost)
+    return np.asarray(done.x[:-1].reshape(items, towers).argmax(1), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusteringProblem:
+    """The items to divide among ``towers`` (each one or more features, by index) and their bounds.
+
+    ``loads``: [L, items]; ``capacity``: [L], of a tower; ``pinned``: {item: tower}.
+    """
+
+    towers: int
+    items: Sequence[Sequence[int]]
+    loads: Floats
+    capacity: Floats
+    pinned: Mapping[int, int]
+
+    @cached_property
+    def membership(self) -> Floats:
+        """1 where the item has the feature: [items, F]."""
+        member = np.zeros((len(self.items), sum(map(len, self.items))))
+        for index, item in enumerate(self.items):
+            member[index, list(item)] = 1.0
+        return member
+
+    def used(self, assigned: Ints) -> Floats:
+        """The loads of every tower: [L, T]."""
+        return np.stack([np.bincount(assigned, weights=load, minlength=self.towers) for load in self.loads])
+
+
+def make_problem(
+    items: Sequence[Sequence[int]],
+    towers: int,
+    loads: Mapping[str, Floats],
+    pinned: Mapping[int, int],
+    imbalance: float,
+    room: Mapping[str, float] | None = None,
+) -> ClusteringProblem:
+    """The problem for ``items``; ``loads``: by name, [F] each, in any unit; a load of zeros is left out.
+
+    ``room``: by name, the share of a load that any tower may hold.
+    """
+    rows, capacity = [], []
+    for name, load in loads.items():
+        shares = np.array([load[list(item)].sum() for item in items]) / max(load.sum(), 1e-300)
+        if shares.sum() > 0:
+            # Equal loads come in whole numbers: 26 features in 4 towers are 7 in the largest at best.
+            least = -(-len(load) // towers) / len(load) if np.ptp(load) == 0 else 0.0
+            rows.append(shares)
+            capacity.append(max((1 + imbalance) / towers, least, shares.max(), (room or {}).get(name, 0.0)))
+    return ClusteringProblem(
+        towers=towers, items=items, loads=np.array(rows), capacity=np.array(capacity), pinned=pinned
+    )
+
+
+class ExchangeDescent:
+    """A descent from ``assigned`` [items].
+
+    ``_pair`` [items, items] is the sum of the distances between two items' features, divided by the number of all
+    features; ``_near`` [items, T] is the same between an item and a tower.
+    """
+
+    def __init__(self, problem: ClusteringProblem, assigned: Ints, distances: Matrix) -> None:
+        self.problem, self.assigned = problem, assigned.copy()
+        self._pair = problem.membership @ distances @ problem.membership.T / len(distances)
+        self._own = np.diag(self._pair).copy()
+        self._loads = problem.loads / problem.capacity[:, None]
+        self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
+        self._count()
+        # Rounding may leave a tower empty: it gets the free item that is farthest from the others of its own tower.
+        for tower in np.flatnonzero(self._items == 0):
+            spare = self._free[self._items[self.assigned[self._free]] > 1]
+            self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = int(tower)
+            self._count()
+
+    def run(self) -> tuple[Ints, float]:
+        """Change until no move or swap helps; returns (towers [items], their cost)."""
+        for _ in range(MOST_PASSES):
+            changed = [self._improve(int(item)) for item in self._free]
+            if not any(changed):
+                break
+        inside = float(self._near[np.arange(len(self.assigned)), self.assigned].sum())
+        return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
+
+    def _count(self) -> None:
+        # What depends on ``assigned``.
+        towers = np.eye(self.problem.towers)[self.assigned]
+        self._near = self._pair @ towers
+        self._items = towers.sum(0)
+        self._used = self._loads @ towers
+
+    def _over(self, used: Floats) -> Floats:
+        # The shares by which loads [L, ...] exceed their capacities, summed over the loads.
+        return np.maximum(used - 1.0 - TOLERANCE, 0.0).sum(0)
+
+    def _improve(self, item: int) -> bool:
+        # Make the best move or swap of ``item`` if it helps; whether it did.
+        gains = np.concatenate([self._moves(item), self._swaps(item)])
+        best = int(gains.argmin()) if len(gains) else 0
+        if not len(gains) or gains[best] > -TOLERANCE:
+            return False
+        if best < self.problem.towers:
+            self.assigned[item] = best
+        else:
+            other = self._free[best - self.problem.towers]
+            self.assigned[[item, other]] = self.assigned[[other, item]]
+        self._count()
+        return True
+
+    def _moves(self, item: int) -> Floats:
+        # Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed.
+        tower, load = self.assigned[item], self._loads[:, item, None]
+        cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
+        now = self._over(self._used)
+        excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
+        bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
+        return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
+
+    def _swaps(self, item: int) -> Floats:
+        # Change of cost by swapping ``item`` with each free item; infinite within its own tower.
+        others, tower = self._free, self.assigned[item]
+        towers = self.assigned[others]
+        near = self._near
+        cost = near[others, tower] - near[item, tower] + near[item, towers] - near[others, towers]
+        cost = 2 * (cost - 2 * self._pair[item, others] + self._own[item] + self._own[others])
+        extra, now = self._loads[:, others] - self._loads[:, item, None], self._over(self._used)
+        excess = self._over(self._used[:, tower, None] + extra) - now[tower]
+        excess += self._over(self._used[:, towers] - extra) - now[towers]
+        return np.where(towers == tower, np.inf, cost + EXCESS_PRICE * excess)
 
 
 def partition(
@@ -101,11 +432,13 @@ def _reasons(
 
 
 def _nearness(feature: int, home: int, members: Sequence[list[int]], strategy: str, similarity: Matrix) -> str:
-    means = np.array([mean_between(similarity, [feature], tower) for tower in members])
-    others = [number for number in range(len(members)) if number != home]
-    if np.isnan(means[home]):
+    if members[home] == [feature]:
         return "alone in its tower"
+    means = []
+    for tower in members:
+        means.append(float(np.mean([similarity[feature, other] for other in tower if other != feature])))
     text = f"similarity {means[home]:.2f} to its tower"
+    others = [number for number in range(len(members)) if number != home]
     if not others:
         return text
     sign = -1 if strategy == "coherent" else 1

@@ -88,14 +88,14 @@ class TowerEmbeddings(nn.Module):
         super().__init__()
         self.layout, self.groups, self.dtype, self._width = layout, groups, dtype, width
         self.collection = collection if len(collection.embedding_bags) else None
-        own = layout.tower_hosts[groups.number].features
+        features_here = layout.tower_hosts[groups.number].features
         # The modules of sequences are at the flat model's path, where checkpoints and versions look for them.
         self._events = events
         self.event_tables = events.tables if events is not None and events.blocks is not None else None
         self.penalty = 0.0
         spec = layout.towers.module
         features, self.even = list(widths), set(widths.values()) <= {width}
-        self._widths = {name: widths[name] for name in own}
+        self._widths = {name: widths[name] for name in features_here}
         towers = []
         for number, tower in enumerate(layout.towers.towers):
             tower_widths = {name: widths[name] for name in tower.features}
@@ -103,16 +103,15 @@ class TowerEmbeddings(nn.Module):
         self.tower = nn.ModuleList(towers)
         self.dim = towers[0].dim
         columns = events.columns if events is not None else {}
-        self._pooled = [name for name in own if name not in columns]
+        self._pooled = [name for name in features_here if name not in columns]
         # By group of tower hosts, what is sent there and the width of what comes back.
         self._keys: list[str] = []
         key_counts, sizes = [], []
         for group in layout.tower_hosts:
-            keys: list[str] = []
+            first = len(self._keys)
             for name in group.features:
-                keys += columns.get(name, [name])
-            self._keys += keys
-            key_counts.append(len(keys))
+                self._keys += columns.get(name, [name])
+            key_counts.append(len(self._keys) - first)
             sizes.append(self.dim * sum(towers[number].vectors for number in group.towers))
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
@@ -139,9 +138,11 @@ class TowerEmbeddings(nn.Module):
 
         Empty where no module has parameters. Where some have, the others count too: they hold the rest.
         """
-        if not any(True for _ in self.tower.parameters()):
-            return {}
-        return {f"{path}.tower.{number}.": list(each.features) for number, each in enumerate(self.layout.towers.towers)}
+        features: dict[str, list[str]] = {}
+        if next(self.tower.parameters(), None) is not None:
+            for number, tower in enumerate(self.layout.towers.towers):
+                features[f"{path}.tower.{number}."] = list(tower.features)
+        return features
 
     def parameters_of(self, group: int) -> list[nn.Parameter]:
         """The parameters that the ranks of the tower hosts with number ``group`` train: of modules and sequences."""
@@ -149,10 +150,7 @@ class TowerEmbeddings(nn.Module):
         vectors: Mapping[str, nn.Module] = dict(self._events.vectors.items()) if self._events is not None else {}
         modules = [self.tower[number] for number in hosts.towers]
         modules += [vectors[name] for name in hosts.features if name in vectors]
-        parameters: list[nn.Parameter] = []
-        for module in modules:
-            parameters += module.parameters()
-        return parameters
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters of towers that this rank trains."""
@@ -160,10 +158,8 @@ class TowerEmbeddings(nn.Module):
 
     def apart_parameters(self) -> list[nn.Parameter]:
         """The parameters of all towers, which only the ranks of some hosts train."""
-        parameters: list[nn.Parameter] = []
-        for group in range(len(self.layout.tower_hosts)):
-            parameters += self.parameters_of(group)
-        return parameters
+        groups = range(len(self.layout.tower_hosts))
+        return [parameter for group in groups for parameter in self.parameters_of(group)]
 
     @torch.no_grad()
     def send(
@@ -217,7 +213,7 @@ class TowerEmbeddings(nn.Module):
         return reordered(vectors, self._found, self.names)
 
     def _embeddings(self, mine: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
-        """What this rank's towers take, [B, F of its tower hosts, N], or side by side where tables differ in width."""
+        # What this rank's towers take, [B, F of its tower hosts, N], or side by side where tables differ in width.
         if self._events is None or self._events.blocks is None or self.event_tables is None:
             assert self.collection is not None
             return self._penalised(feature_vectors(self.collection(mine), None, self._pooled, even=self.even), weights)
@@ -229,20 +225,18 @@ class TowerEmbeddings(nn.Module):
             pooled = self.collection(merge_kjts(parts, plain, samples, weighted=mine.weights_or_none() is not None))
         if self._pooled:
             features = feature_vectors(pooled, taken.pooled, self._pooled, even=self.even)
-        else:  # a tower of sequences alone
+        else:
+            # A tower of sequences alone.
             features = torch.zeros((samples, 0, self._width) if self.even else (samples, 0), device=lookup.device())
         features = self._penalised(features, weights)
         with torch.autocast(features.device.type, self.dtype, enabled=self.dtype is not None):
             vectors = blocks(taken, places)
-        return self._in_place(features, vectors)
-
-    def _in_place(self, features: Tensor, vectors: Tensor) -> Tensor:
-        """The embeddings of features and the ``vectors`` [B, S, D] of sequences in the order of this rank's towers."""
+        # Features and sequences, the vectors [B, S, D], in the order of this rank's towers.
         sizes = [1 if self.even else self._widths[name] for name in self._pooled]
-        parts = dict(zip(self._pooled, features.split(sizes, dim=1), strict=True))
-        sequences = [name for name in self._widths if name not in parts]
-        parts |= dict(zip(sequences, vectors.split(1, dim=1) if self.even else vectors.unbind(1), strict=True))
-        return torch.cat([parts[name] for name in self._widths], dim=1)
+        columns = dict(zip(self._pooled, features.split(sizes, dim=1), strict=True))
+        sequences = [name for name in self._widths if name not in columns]
+        columns |= dict(zip(sequences, vectors.split(1, dim=1) if self.even else vectors.unbind(1), strict=True))
+        return torch.cat([columns[name] for name in self._widths], dim=1)
 
     def _penalised(self, embeddings: Tensor, weights: Tensor | None) -> Tensor:
         if not self.penalty or weights is None or not torch.is_grad_enabled():

@@ -25,7 +25,7 @@ from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.towers.interaction_strength import Interaction
-from pipeline.towers.placement import Matrix
+from pipeline.towers.partitioner import Matrix
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.lr_schedule import warmup_steps

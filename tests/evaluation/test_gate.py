@@ -8,8 +8,8 @@ import pytest
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
-from pipeline.evaluation.drift import calibration_by_prediction, kolmogorov_smirnov, population_stability
-from pipeline.evaluation.gate.wording import not_worse
+from pipeline.evaluation.gate.power import not_worse
+from pipeline.evaluation.metrics import calibration_by_prediction, kolmogorov_smirnov, population_stability
 from pipeline.records import Best, Curve, Former, GateRecord, Interval
 from tests.records.made import gate_record
 

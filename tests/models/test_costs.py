@@ -19,7 +19,7 @@ from pipeline.models.costs import model_costs
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs
-from pipeline.planning.reservations import PER_PARAMETER, dense_bytes
+from pipeline.planning.problem import PER_PARAMETER, dense_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.specs import DENSE_OPTIMIZERS, MODELS, ORDINARY_STATE, ModelInputs
 

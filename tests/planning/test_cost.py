@@ -8,7 +8,7 @@ from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
-from pipeline.planning.reservations import dense_bytes, host_bytes
+from pipeline.planning.problem import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.records.scratch import write_amplification
 from pipeline.specs import TABLE_OPTIMIZERS, ModelCosts

@@ -11,7 +11,7 @@ from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.sequence_costs import SAMPLES, events_of_batch, lengths_like
 from pipeline.planning.cost import fixed_ms, timed_costs
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.reservations import dense_bytes, event_bytes
+from pipeline.planning.problem import dense_bytes, event_bytes
 from pipeline.records import SequenceColumn, SequenceGroup, SequenceProfile
 from tests.commands import nightjar_in_turn
 from tests.planning.plan_cases import configure, cpu, dataset

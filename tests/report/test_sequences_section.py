@@ -4,8 +4,8 @@ from made_up_run import result_of
 from test_html_report import checked
 
 from pipeline.records import SequenceProfile
+from pipeline.report.charts import MOST_EVENTS, sequence_figures
 from pipeline.report.html import ReportData, render
-from pipeline.report.sequences import MOST_EVENTS, sequence_figures
 
 PROFILE = {
     "mean": 3.2,

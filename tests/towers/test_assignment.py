@@ -7,16 +7,8 @@ import pytest
 from pipeline.compose import compose
 from pipeline.errors import ConfigError
 from pipeline.records import Tower, TowerModuleSpec, Towers
-from pipeline.towers import (
-    check_partition,
-    flat_towers,
-    kept_together,
-    layout_of,
-    strided,
-    tower_hosts,
-    towers_of,
-    united_plan,
-)
+from pipeline.towers.assignment import check_partition, flat_towers, kept_together, strided, tower_hosts, towers_of
+from pipeline.towers.layout import layout_of, united_plan
 from tests.embeddings.ranks import plan_for
 
 FEATURES = ["a", "b", "c", "d", "e"]

@@ -12,7 +12,7 @@ from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
-from pipeline.towers import check_partition
+from pipeline.towers.assignment import check_partition
 from tests.logged import listen
 
 SMALL = (

@@ -6,9 +6,16 @@ import pytest
 from benchmarks.ari import adjusted_rand_index
 from pipeline.config import PartitionConfig
 from pipeline.records import Tower, Towers
-from pipeline.towers.clustering import ExchangeDescent, make_problem
-from pipeline.towers.partitioner import partition
-from pipeline.towers.placement import between, distances, place, stress, stretched
+from pipeline.towers.partitioner import (
+    ExchangeDescent,
+    between,
+    distances,
+    make_problem,
+    partition,
+    place,
+    stress,
+    stretched,
+)
 
 
 def planted(features: int, blocks: int, seed: int, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:

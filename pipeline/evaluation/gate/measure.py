@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.gate import GateConfig
+from pipeline.evaluation import metrics
 from pipeline.evaluation.bootstrap import (
     FIGURES,
     Resampled,
@@ -20,14 +21,7 @@ from pipeline.evaluation.bootstrap import (
     ratio,
     resample,
 )
-from pipeline.evaluation.drift import (
-    calibration_by_prediction,
-    histogram,
-    kolmogorov_smirnov,
-    population_stability,
-)
 from pipeline.evaluation.gate.power import error_of
-from pipeline.evaluation.metrics import check_labels, evaluate, known_rows, reliability, sigmoid
 from pipeline.records.gate import (
     Beside,
     Best,
@@ -59,25 +53,28 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     Raises:
         DataError: The labels allow no figures.
     """
-    clicked = check_labels(scored.labels)
+    clicked = metrics.check_labels(scored.labels)
+    not_finite = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
+    for task in scored.tasks.values():
+        not_finite["candidate"] += int((~np.isfinite(task.candidate)).sum())
+        if task.incumbent is not None:
+            not_finite["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
     record = GateRecord(
         rows=len(clicked),
         clicks=int(clicked.sum()),
         click_rate=float(clicked.mean()),
         confidence=settings.confidence,
-        predictions_not_finite=_count_not_finite(scored),
+        predictions_not_finite=not_finite,
     )
-    if any(record.predictions_not_finite.values()):
+    if any(not_finite.values()):
         return record
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
     slices = list(_largest_slices(scored, settings))
-    tasks = {}
-    for name, task in scored.tasks.items():
-        tasks[name] = _measure_task(task, settings, seed)
+    tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
     return replace(
         record,
         **_measure_all_rows(scored, bootstrap, settings),
-        slices=tuple(_measure_slice(scored, each, bootstrap, settings.confidence, len(slices)) for each in slices),
+        slices=tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(slices)) for part in slices),
         tasks=tasks or None,
     )
 
@@ -98,15 +95,6 @@ def former_figures(record: GateRecord) -> Former | None:
         coverage=record.coverage,
         importance=record.importance,
     )
-
-
-def _count_not_finite(scored: ScoredRows) -> dict[str, int]:
-    counts = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
-    for task in scored.tasks.values():
-        counts["candidate"] += int((~np.isfinite(task.candidate)).sum())
-        if task.incumbent is not None:
-            counts["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
-    return counts
 
 
 def _models(scored: ScoredRows) -> dict[str, Floats]:
@@ -140,7 +128,7 @@ def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateC
     candidate = bootstrap.resample(scored.candidate)
     figures: dict[str, Any] = {
         "candidate": _model_figures(scored, scored.candidate, candidate, confidence),
-        "histogram": histogram(models),
+        "histogram": metrics.histogram(models),
         "serving": _compare_with_trained(scored, candidate["ne"].point),
     }
     if scored.incumbent is not None:
@@ -148,8 +136,8 @@ def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateC
         figures["incumbent"] = _model_figures(scored, scored.incumbent, incumbent, confidence)
         figures["change"] = _change(candidate, incumbent, confidence)
         figures["shift"] = Shift(
-            psi=population_stability(scored.incumbent, scored.candidate),
-            ks=kolmogorov_smirnov(scored.incumbent, scored.candidate),
+            psi=metrics.population_stability(scored.incumbent, scored.candidate),
+            ks=metrics.kolmogorov_smirnov(scored.incumbent, scored.candidate),
         )
     if scored.best is not None:
         figures["best"] = Best(**_compare_ne(candidate["ne"], scored.best, bootstrap, settings))
@@ -157,9 +145,9 @@ def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateC
         figures["baseline"] = Beside(**_compare_ne(candidate["ne"], scored.baseline, bootstrap, settings))
     curves = {}
     for name, logits in models.items():
-        curves[name] = reliability(scored.labels, logits, weights=scored.weights)
+        curves[name] = metrics.reliability(scored.labels, logits, weights=scored.weights)
     if scored.uncalibrated is not None:
-        curves["uncalibrated"] = reliability(scored.labels, scored.uncalibrated, weights=scored.weights)
+        curves["uncalibrated"] = metrics.reliability(scored.labels, scored.uncalibrated, weights=scored.weights)
         if scored.calibrated is not None:
             before = _intervals(bootstrap.resample(scored.uncalibrated), confidence)
             figures["calibrated"] = replace(scored.calibrated, before=Figures(**before))
@@ -172,7 +160,9 @@ def _intervals(drawn: dict[str, Resampled], confidence: float, tests: int = 1) -
 
 
 def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resampled], confidence: float) -> ModelFigures:
-    off, error = calibration_by_prediction(reliability(scored.labels, logits, bins=10, weights=scored.weights))
+    off, error = metrics.calibration_by_prediction(
+        metrics.reliability(scored.labels, logits, bins=10, weights=scored.weights)
+    )
     return ModelFigures(
         **_intervals(drawn, confidence), calibration_by_prediction=off, calibration_by_prediction_error=error
     )
@@ -192,16 +182,16 @@ def _change(
 def _compare_with_trained(scored: ScoredRows, served_ne: float) -> Serving | None:
     if scored.trained is None:
         return None
-    trained_ne = evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
+    trained_ne = metrics.evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
     served = scored.candidate
     if scored.uncalibrated is not None:
         # Training has no calibrator, so the program is compared without it.
         served = scored.uncalibrated
-        served_ne = evaluate(scored.labels, served, weights=scored.weights)["ne"]
+        served_ne = metrics.evaluate(scored.labels, served, weights=scored.weights)["ne"]
     return Serving(
         trained_ne=trained_ne,
         gap=served_ne / trained_ne - 1,
-        largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(served)).max()),
+        largest_difference=float(np.abs(metrics.sigmoid(scored.trained) - metrics.sigmoid(served)).max()),
         ulps=units_in_the_last_place(scored.trained, served),
     )
 
@@ -258,17 +248,17 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig) -> Iterator[_Slice
                 yield _SliceRows(name, value, rows, clicks=int((scored.labels[rows] == 1).sum()))
 
 
-def _measure_slice(scored: ScoredRows, each: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
+def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
     """The figures of one of ``tests`` slices, whose intervals shall hold together."""
-    candidate = bootstrap.resample(scored.candidate, each.rows)
+    candidate = bootstrap.resample(scored.candidate, part.rows)
     incumbent = None
     if scored.incumbent is not None:
-        incumbent = bootstrap.resample(scored.incumbent, each.rows)
+        incumbent = bootstrap.resample(scored.incumbent, part.rows)
     return Slice(
-        slice=each.column,
-        value=each.value,
-        rows=len(each.rows),
-        clicks=each.clicks,
+        slice=part.column,
+        value=part.value,
+        rows=len(part.rows),
+        clicks=part.clicks,
         candidate=Figures(**_intervals(candidate, confidence, tests)),
         incumbent=None if incumbent is None else Figures(**_intervals(incumbent, confidence, tests)),
         change=None if incumbent is None else _change(candidate, incumbent, confidence, tests),
@@ -277,7 +267,7 @@ def _measure_slice(scored: ScoredRows, each: _SliceRows, bootstrap: _Bootstrap, 
 
 def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
     """The figures of a task on the rows with its label; where these allow none, their number alone."""
-    known = known_rows(task.labels, task.kind, task.weights)
+    known = metrics.known_rows(task.labels, task.kind, task.weights)
     rows, kind = int(known.sum()), LABEL_KINDS.get(task.kind)
     if not rows:
         return TaskComparison(kind=task.kind, figure=kind.title)
@@ -314,12 +304,8 @@ def _resample_task(
     predicted, observed = kind.predicted(values), labels.astype(np.float64)
     if row_weights is None:
         row_weights = np.ones(len(observed))
-    columns = (
-        row_weights,
-        row_weights * (predicted - observed) ** 2,
-        row_weights * predicted,
-        row_weights * observed,
-    )
+    squares = row_weights * (predicted - observed) ** 2
+    columns = (row_weights, squares, row_weights * predicted, row_weights * observed)
     sums = np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
     points, drawn = _number_figures(sums.sum(0)[None]), _number_figures(draws @ sums)
     return {name: Resampled(float(points[name][0]), drawn[name]) for name in points}

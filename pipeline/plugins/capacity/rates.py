@@ -15,7 +15,7 @@ from pipeline.calibration.trial import DENSE, Trial, make_dataset
 from pipeline.config import Config
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.reservations import row_bytes
+from pipeline.planning.problem import row_bytes
 from pipeline.plugins.capacity.record import ScaleFigure
 from pipeline.plugins.capacity.worlds import Rates
 from pipeline.store.artifacts import Store
