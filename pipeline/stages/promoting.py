@@ -135,7 +135,7 @@ def write_report(draft: Draft, record: GateRecord) -> None:
 def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str) -> Artifact | None:
     """A new version called ``name``, whole and judged, not promoted; on rank 0."""
     from pipeline.checkpoint.collectives import log_on_rank0, world_size
-    from pipeline.publishing.card import CARD_TEXT, card_text
+    from pipeline.publishing.versions import CARD_TEXT, card_text
     from pipeline.stages.sharing import shared_draft
 
     members = members_of(inputs["train"].summary)
