@@ -9,7 +9,6 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,12 +18,19 @@ from pathlib import Path
 from pipeline.cpus import cgroup_folders
 
 _ROOT = Path("/")
-_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroups, version 2 and 1
-_SECONDS = 30.0  # that nvidia-smi may take
-_IFF_LOOPBACK = 8  # of the kernel's interface flags
-BLINK_SECONDS = 0.2  # for which ``is_busy`` looks
-BUSY_SHARE = 0.1  # of all CPUs, from which on others disturb what is measured
-CLOCK_SLACK = 0.05  # seconds: the kernel counts in hundredths, and not all of them at the same time
+_STATUS = _ROOT / "proc/self/status"
+# Of cgroups, version 2 and 1.
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+# That nvidia-smi may take.
+_SECONDS = 30.0
+# Of the kernel's interface flags.
+_IFF_LOOPBACK = 8
+# For which ``is_busy`` looks.
+BLINK_SECONDS = 0.2
+# Of all CPUs, from which on others disturb what is measured.
+BUSY_SHARE = 0.1
+# Seconds: the kernel counts in hundredths, and not all of them at the same time.
+CLOCK_SLACK = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,47 +47,37 @@ def usable_memory(root: Path | None = None) -> int:
     ``root``: the folder of ``proc`` and the cgroups, by default ``/``. Without ``proc``, what the C library says.
     """
     root = root or _ROOT
-    return min([_installed(root), *_limits(root)])
+    installed = _figure(root / "proc/meminfo", "MemTotal")
+    limits = [installed or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        for folder in cgroup_folders("memory", root):
+            for name in _LIMITS:
+                if (folder / name).is_file() and (text := (folder / name).read_text().strip()) != "max":
+                    limits.append(int(text))
+    except (OSError, ValueError):
+        # No cgroups here, or files of another form: what was found so far counts.
+        pass
+    return min(limits)
 
 
 def spare_memory() -> int:
     """Bytes that this process could still take: what the machine has left, and its cgroups beside this process."""
-    return max(
-        min(_figure("/proc/meminfo", "MemAvailable"), usable_memory() - _figure("/proc/self/status", "VmRSS")), 0
-    )
+    left = usable_memory() - _figure(_STATUS, "VmRSS")
+    return max(min(_figure(_ROOT / "proc/meminfo", "MemAvailable"), left), 0)
 
 
 def own_memory() -> int:
     """Bytes of this process that are in no file, which another process like it would take anew."""
-    return _figure("/proc/self/status", "RssAnon")
+    return _figure(_STATUS, "RssAnon")
 
 
-def _figure(file: str, key: str) -> int:
-    """The line ``key`` of a file of ``proc``, in bytes; 0 where there is none, as without ``proc``."""
+def _figure(file: Path, key: str) -> int:
+    # The line ``key`` of a file of proc, in bytes; 0 where there is none, as without proc.
     try:
-        lines = Path(file).read_text().splitlines()
+        lines = file.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
     except (OSError, StopIteration, ValueError):
         return 0
-
-
-def _installed(root: Path) -> int:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _limits(root: Path) -> Iterator[int]:
-    """Limits of this process's cgroups and their parents; none where there are no cgroups."""
-    try:
-        for folder in cgroup_folders("memory", root):
-            for file in (folder / name for name in _LIMITS):
-                if file.is_file() and (text := file.read_text().strip()) != "max":
-                    yield int(text)
-    except (OSError, ValueError):
-        return
 
 
 @cache
@@ -98,7 +94,7 @@ def processor() -> str:
 def gpus() -> tuple[Gpu, ...]:
     """The GPUs that this process may use; none where the installed packages are those for CPUs.
 
-    ``CUDA_VISIBLE_DEVICES`` names them, as it does in CUDA.
+    ``CUDA_VISIBLE_DEVICES`` names them, as it does in CUDA: by numbers or beginnings of UUIDs.
     """
     if not _has_driver():
         return ()
@@ -107,34 +103,31 @@ def gpus() -> tuple[Gpu, ...]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    every = dict(_gpu(line) for line in done.stdout.splitlines() if line.count(",") >= 2)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(every.values()) if visible is None else tuple(_visible(every, visible.split(",")))
-
-
-def _gpu(line: str) -> tuple[str, Gpu]:
-    """UUID and GPU of a line of nvidia-smi, which has MiB, or ``[N/A]``."""
-    head, _, memory = line.rpartition(",")
-    uuid, _, name = head.partition(",")
-    return uuid.strip(), Gpu(name.strip(), int(memory) << 20 if memory.strip().isdigit() else 0)
-
-
-def _visible(every: Mapping[str, Gpu], names: Iterable[str]) -> Iterator[Gpu]:
-    """The GPUs of ``names``, which are numbers or (beginnings of) UUIDs; as in CUDA, the first that is none ends them.
-
-    A part of a GPU (``MIG-..``), which nvidia-smi does not list, counts as the first one.
-    """
-    cards = list(every.values())
-    for name in map(str.strip, names):
+    by_uuid: dict[str, Gpu] = {}
+    for line in done.stdout.splitlines():
+        if line.count(",") >= 2:
+            # Memory is in MiB, or [N/A].
+            head, _, memory = line.rpartition(",")
+            uuid, _, name = head.partition(",")
+            by_uuid[uuid.strip()] = Gpu(name.strip(), int(memory) << 20 if memory.strip().isdigit() else 0)
+    cards = list(by_uuid.values())
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return tuple(cards)
+    visible: list[Gpu] = []
+    for name in map(str.strip, names.split(",")):
         if name.isdigit():
             named = cards[int(name) : int(name) + 1]
         elif name.startswith("MIG-"):
+            # A part of a GPU, which nvidia-smi does not list, counts as the first one.
             named = cards[:1]
         else:
-            named = [card for uuid, card in every.items() if name and uuid.startswith(name)]
+            named = [card for uuid, card in by_uuid.items() if name and uuid.startswith(name)]
+        # As in CUDA, the first name of no GPU ends the list.
         if len(named) != 1:
-            return
-        yield from named
+            break
+        visible += named
+    return tuple(visible)
 
 
 def _has_driver() -> bool:
@@ -156,8 +149,8 @@ def kept_figures(key: str) -> Path:
     In containers whose home cannot be written they are among temporary files, or every plan would measure again.
     """
     path = _cached_figures(key)
-    there = next(each for each in path.parents if _may(each, os.F_OK))
-    return path if _may(there, os.W_OK) else _private(_temporary()) / ".cache" / "machines" / path.name
+    existing = next(folder for folder in path.parents if _may(folder, os.F_OK))
+    return path if _may(existing, os.W_OK) else _private(_temporary()) / ".cache" / "machines" / path.name
 
 
 def known_figures(key: str) -> Path:
@@ -171,7 +164,7 @@ def _cached_figures(key: str) -> Path:
 
 
 def _may(path: Path, mode: int) -> bool:
-    """``os.access``: no folder above that cannot be entered raises an error, as it does with ``Path.exists``."""
+    # No folder above that cannot be entered raises an error, as it does with Path.exists.
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
@@ -219,8 +212,16 @@ def loopback_variables() -> dict[str, str]:
 
     Without them, gloo listens where the machine's name leads, NCCL on the first interface that is no loopback.
     """
-    name = next((name for _, name in socket.if_nameindex() if _is_loopback(name)), "")
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}  # =: this very name
+    for _, name in socket.if_nameindex():
+        try:
+            loopback = bool(int(Path(f"/sys/class/net/{name}/flags").read_text(), 16) & _IFF_LOOPBACK)
+        except (OSError, ValueError):
+            # The system does not say: its usual names.
+            loopback = name in ("lo", "lo0")
+        if loopback:
+            # To NCCL, = means this very name.
+            return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    return {}
 
 
 def stay_on_loopback() -> None:
@@ -229,16 +230,8 @@ def stay_on_loopback() -> None:
         os.environ.setdefault(name, value)
 
 
-def _is_loopback(name: str) -> bool:
-    """Whether the interface is the loopback; where the system does not say, by its usual names."""
-    try:
-        return bool(int(Path(f"/sys/class/net/{name}/flags").read_text(), 16) & _IFF_LOOPBACK)
-    except (OSError, ValueError):
-        return name in ("lo", "lo0")
-
-
 def _own_folder(given: str | None, usual: str) -> Path:
-    """Our folder in the user's; a user without a home, as in containers, has one among temporary files."""
+    # A user without a home, as in containers, has a folder among temporary files.
     try:
         return (Path(given) if given else Path.home() / usual) / "nightjar"
     except RuntimeError:
@@ -251,10 +244,8 @@ def _temporary() -> Path:
 
 @cache
 def _private(folder: Path) -> Path:
-    """``folder``, made if need be; a new one of another name where somebody else could write to it.
-
-    Everybody may make a folder among temporary files, and what lies in this one is trusted.
-    """
+    # Everybody may make a folder among temporary files, and what lies in this one is trusted: where somebody else could
+    # write to it, a new one of another name takes its place.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -45,7 +45,7 @@ from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraini
 from pipeline.config.track import MlflowConfig, OpenTelemetryConfig, PrometheusConfig, TrackConfig
 from pipeline.config.train import ClipConfig, DebugConfig, GuardConfig, TrainConfig
 from pipeline.config.tuning import SearchConfig, TuneConfig
-from pipeline.specs.registries import STAGES, default_stages
+from pipeline.specs.registry import STAGES, default_stages
 
 __all__ = [
     "AUTO",

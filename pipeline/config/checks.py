@@ -19,7 +19,7 @@ from pipeline.specs import STAGES
 from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 from pipeline.specs.model import SEQUENCE_BLOCKS, TASK_ARCHITECTURES
-from pipeline.specs.registries import default_stages
+from pipeline.specs.registry import default_stages
 
 
 def check(config: Config) -> None:

@@ -9,8 +9,7 @@ from omegaconf import MISSING
 
 from pipeline.config.fields import setting
 from pipeline.logs import FORMATS as LOG_FORMATS
-from pipeline.specs.registries import STAGES, inline_stages
-from pipeline.specs.registry import LAUNCHERS, find_plugins
+from pipeline.specs.registry import LAUNCHERS, STAGES, find_plugins, inline_stages
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import setting
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
-from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
+from pipeline.specs.label_kind import CALIBRATORS, Calibrator, calibrator_docs
 from pipeline.specs.registry import with_options
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
-from pipeline.specs.registries import TRACKERS
+from pipeline.specs.registry import TRACKERS
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import setting
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
-from pipeline.specs.registries import SEARCH_PARTS, search_part_docs
+from pipeline.specs.registry import SEARCH_PARTS, search_part_docs
 
 
 @dataclass(kw_only=True)

@@ -98,8 +98,17 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
         now = store_time(store)
         removed = []
         for entry in entries:
+            if entry.version in stay:
+                continue
             path = version_path(model, entry.version)
-            if entry.version in stay or now - _last_written(store, path, entry) < min_age_seconds:
+            full = store.full(path)
+            if entry.created is None:
+                # Of an unfinished version, the time of its newest file.
+                last_written = max(written(store, file) for file in store.fs.find(full) or [full])
+            else:
+                # By the clock of an object store, which its publisher's may differ from.
+                last_written = entry.created if store.is_local else written(store, store.full(f"{path}/{MANIFEST}"))
+            if now - last_written < min_age_seconds:
                 continue
             problem = "never finished" if entry.problem == UNFINISHED else entry.problem
             reason = problem or f"not among the newest {keep}"
@@ -116,12 +125,3 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
         for version in removed:
             remove(store, version_path(model, version.version))
     return removed
-
-
-def _last_written(store: Store, path: str, entry: ListedVersion) -> float:
-    # Seconds since 1970, by the clock of an object store, which its publisher's may differ from.
-    if entry.created is not None:
-        return entry.created if store.is_local else written(store, store.full(f"{path}/{MANIFEST}"))
-    # Of an unfinished version, the time of its newest file.
-    full = store.full(path)
-    return max(written(store, file) for file in store.fs.find(full) or [full])

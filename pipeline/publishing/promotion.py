@@ -128,7 +128,13 @@ class Training:
     def of(version: Artifact) -> Training:
         """The training that the manifest of ``version`` names."""
         summary = version.summary
-        paths = [path for path in (summary.get("checkpoint"), *summary.get("members", ())) if path]
+        weights = []
+        for path in (summary.get("checkpoint"), *summary.get("members", ())):
+            if path:
+                directory, _, step = path.rpartition("/")
+                # A forced training has a numbered directory: <key>.2.
+                key = directory.rpartition("/")[2].partition(".")[0]
+                weights.append(f"{key}/{step}")
         checksums = {}
         for name, entry in version.files.items():
             if name == WEIGHTS or name.startswith("tables/"):
@@ -136,21 +142,12 @@ class Training:
         content = None
         if WEIGHTS in checksums:
             content = xxhash.xxh3_128_hexdigest(json.dumps(checksums, sort_keys=True).encode())
-        return Training(
-            key=version.inputs.get("train"), weights=",".join(map(_key_and_step, paths)) or None, content=content
-        )
+        return Training(key=version.inputs.get("train"), weights=",".join(weights) or None, content=content)
 
     def is_same(self, other: Training) -> bool:
         """Whether both are one training."""
         pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
         return any(one is not None and one == another for one, another in pairs)
-
-
-def _key_and_step(path: str) -> str:
-    directory, _, step = path.rpartition("/")
-    # A forced training has a numbered directory: <key>.2.
-    key = directory.rpartition("/")[2].partition(".")[0]
-    return f"{key}/{step}"
 
 
 def withdrawal(

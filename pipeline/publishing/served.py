@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from pipeline.publishing.dense import CONFIG, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.served_tables import TableReader, shares
 from pipeline.records.model_version import CALIBRATOR, CalibratorRecord
+from pipeline.records.record import Record
 from pipeline.records.serving import DENSE, SERVING, WEIGHTS, Description
 from pipeline.specs.model import MODELS
 from pipeline.store.artifacts import Store
@@ -43,22 +44,15 @@ class Lists(Protocol):
 Ids = Mapping[str, NDArray[np.integer] | Lists]  # by feature: [b], or of several ids
 
 
-def read_description(path: Path) -> Description:
-    """Read ``serving.json`` at ``path``; ArtifactError if it is damaged or has another format."""
+R = TypeVar("R", bound=Record)
+
+
+def _read_record(kind: type[R], path: Path, problem: str) -> R:
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} does not describe a model: {error}", hint=Description.REMEDY) from None
-    return Description.from_json(record, str(path))
-
-
-def read_calibrator(path: Path) -> CalibratorRecord:
-    """Read ``calibrator.json`` at ``path``; ArtifactError if it is damaged or has another format."""
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} is no calibrator: {error}", hint=CalibratorRecord.REMEDY) from None
-    return CalibratorRecord.from_json(record, str(path))
+        raise ArtifactError(f"{path} {problem}: {error}", hint=kind.REMEDY) from None
+    return kind.from_json(record, str(path))
 
 
 class ServedModel:
@@ -76,7 +70,7 @@ class ServedModel:
     """
 
     def __init__(self, directory: Path, memory: int, *, calibrate: bool = True, ranks: int = 1) -> None:
-        self.description = read_description(directory / SERVING)
+        self.description = _read_record(Description, directory / SERVING, "does not describe a model")
         tables = self.description.tables
         budget = shares(tables, memory)
         self.tables = {}
@@ -85,11 +79,21 @@ class ServedModel:
         # Versions of earlier releases have the program alone. A later one says so, so that nobody leads back to the
         # program by removing a file.
         built = bool(self.description.weights) or (directory / DENSE).exists()
-        if built:
-            _require_package(self.description, directory)
+        # The package that adds the ranking model must be the one of the version.
+        package, model = self.description.package, self.description.model
+        installed = MODELS.package(model) if package and model in MODELS.names() else ""
+        if built and installed != package:
+            raise OtherCodeError(
+                f"{directory} was made by {package}, but {installed or 'no such package'} is installed, which may "
+                "compute another model of its weights",
+                hint=f"pip install {package.replace(' ', '==')}, or publish again with what is installed",
+            )
         self._program = read_dense(directory) if built else read_program(directory / PROGRAM)
-        file = self.description.calibrator if calibrate else None
-        self.calibrator = None if file is None else read_calibrator(directory / file)
+        self.calibrator: CalibratorRecord | None = None
+        if calibrate and self.description.calibrator is not None:
+            self.calibrator = _read_record(
+                CalibratorRecord, directory / self.description.calibrator, "is no calibrator"
+            )
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
@@ -172,18 +176,6 @@ class ServedModel:
             "hits": sum(cache.hits for cache in caches),
             "misses": sum(cache.misses for cache in caches),
         }
-
-
-def _require_package(description: Description, directory: Path) -> None:
-    # OtherCodeError where the package that adds the ranking model is not the one of the version.
-    expected, model = description.package, description.model
-    installed = MODELS.package(model) if expected and model in MODELS.names() else ""
-    if installed != expected:
-        raise OtherCodeError(
-            f"{directory} was made by {expected}, but {installed or 'no such package'} is installed, which may compute "
-            "another model of its weights",
-            hint=f"pip install {expected.replace(' ', '==')}, or publish again with what is installed",
-        )
 
 
 @contextmanager

@@ -1,12 +1,16 @@
-"""Versions of a model, ``models/<model>/<version>/``: their names, and whether a version is complete."""
+"""Versions of a model, ``models/<model>/<version>/``: names, whether a version is complete, and its card as text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.records.model_version import ModelCard
+from pipeline.records.serving import TableLayout
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
 from pipeline.store.manifest import MANIFEST, Artifact
@@ -17,6 +21,9 @@ _ANOTHER = "another version: nightjar models ls {model}"
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
 # Begins the names of a version's large files.
 _TABLES = "tables/"
+CARD_TEXT = "README.md"
+# Tables that the card's text shows.
+_LARGEST = 8
 
 
 def model_path(model: str) -> str:
@@ -112,6 +119,40 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
 def models(store: Store) -> list[str]:
     """The names of the models in the store."""
     return store.names("models")
+
+
+def card_text(card: ModelCard) -> str:
+    """Return ``README.md`` of a version."""
+    gate = card.gate
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(card.created))
+    lines = [f"# {card.model} {card.version}", "", f"Made {made} by run `{card.lineage.run}`.", ""]
+    verdict = f"{gate.verdict} (forced: {gate.forced})" if gate.forced else gate.verdict
+    lines += ["## Verdict", "", verdict, ""]
+    if gate.reasons:
+        lines += [*(f"- {reason}" for reason in gate.reasons), ""]
+    lines += ["## Figures on held-out rows, as served", "", "| figure | value | interval |", "|---|---|---|"]
+    for name, (point, low, high) in card.figures.items():
+        lines.append(f"| {name} | {point:.5f} | {low:.5f} to {high:.5f} |")
+    if card.calibrator is not None:
+        lines += ["", f"Calibrator: {card.calibrator.words}."]
+    lines += ["", "## Data", "", *_facts(card.data), "", "## Lineage", "", *_facts(card.lineage.to_json())]
+    lines += ["", "## Tables", "", *_tables(card.tables), "", "## Plan", "", *_facts(card.plan.to_json())]
+    lines += ["", "All settings: `config.yaml`. Every file's checksum: `manifest.json`.", ""]
+    return "\n".join(lines)
+
+
+def _facts(record: Mapping[str, Any]) -> list[str]:
+    return [f"- {name.replace('_', ' ')}: {value}" for name, value in record.items() if value is not None]
+
+
+def _tables(tables: Mapping[str, TableLayout]) -> list[str]:
+    sizes = {name: table.bytes for name, table in tables.items()}
+    total = f"{len(tables)} tables, {sum(sizes.values()):,} bytes"
+    lines = [f"{total}; the largest:", "", "| table | rows | width | coding | bytes |", "|---|---|---|---|---|"]
+    for name in sorted(tables, key=lambda name: -sizes[name])[:_LARGEST]:
+        table = tables[name]
+        lines.append(f"| {name} | {table.rows:,} | {table.dim} | {table.coding} | {sizes[name]:,} |")
+    return lines
 
 
 def _version(record: Record) -> References:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -100,8 +100,8 @@ def read(kind: type[R], store: Reads, path: str) -> R:
 class _WrongError(Exception):
     """A value that does not fit its type; ``path``: its key, the innermost part first."""
 
-    def __init__(self, said: str, *path: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *path: str) -> None:
+        super().__init__(message)
         self.path = [*path]
 
 
@@ -137,9 +137,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -180,41 +180,32 @@ def _convert(hint: Any, value: object) -> Any:
         return _record(hint, value)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _one_of(arguments, value)
+        if value is None and types.NoneType in arguments:
+            return None
+        kinds = [kind for kind in arguments if kind is not types.NoneType]
+        for kind in kinds[:-1]:
+            try:
+                return _convert(kind, value)
+            except _WrongError:
+                continue
+        return _convert(kinds[-1], value)
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise _WrongError(f"is {_shown(value)}, expected an object")
-        return {key: _at(str(key), arguments[1], each) for key, each in value.items()}
+        return {key: _at(str(key), arguments[1], item) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         raise _WrongError(f"is {_shown(value)}, expected a list")
-    return _listed(hint, origin, arguments, value)
-
-
-def _listed(hint: Any, origin: Any, arguments: tuple[Any, ...], value: list[Any] | tuple[Any, ...]) -> Any:
-    if origin is list:
-        return _each([arguments[0]] * len(value), value)
-    if origin is tuple and arguments[1:] == (...,):
-        return tuple(_each([arguments[0]] * len(value), value))
-    kinds = list(get_type_hints(hint).values()) if origin is None else arguments  # of a NamedTuple
+    if origin is list or arguments[1:] == (...,):
+        kinds = [arguments[0]] * len(value)
+    else:
+        # Without an origin it is a NamedTuple.
+        kinds = list(get_type_hints(hint).values() if origin is None else arguments)
     if len(kinds) != len(value):
         raise _WrongError(f"has {len(value)} values, expected {len(kinds)}")
-    return hint(*_each(kinds, value)) if origin is None else tuple(_each(kinds, value))
-
-
-def _each(kinds: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    return [_at(str(place), kind, value) for place, (kind, value) in enumerate(zip(kinds, values, strict=True))]
-
-
-def _one_of(kinds: tuple[Any, ...], value: object) -> Any:
-    if value is None and types.NoneType in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not types.NoneType]
-    for kind in others[:-1]:
-        try:
-            return _convert(kind, value)
-        except _WrongError:
-            continue
-    return _convert(others[-1], value)
+    items = [_at(str(index), kind, item) for index, (kind, item) in enumerate(zip(kinds, value, strict=True))]
+    if origin is list:
+        return items
+    return hint(*items) if origin is None else tuple(items)
 
 
 def _shown(value: object) -> str:

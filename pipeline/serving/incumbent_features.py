@@ -11,7 +11,7 @@ Where the rows do not show what the other model would see (``comparable``), it c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,8 +36,10 @@ _QUIET = {"holds", "weights", "cross_bins", "sequence"}
 # Of the record of a dense feature, what its values follow from.
 _FITTED = ("transform", "clip", "mean", "std", "missing", "bounds")
 _COARSE = "has a mean so far from the model's that float32 rounds its numbers away"
-_MOST_ROUNDING = 1e-3  # of the standard deviation that the model knows
+# Of the standard deviation that the model knows.
+_MOST_ROUNDING = 1e-3
 _MERGED = "does not tell a zero from a missing value"
+_OTHER_MAPPING = "feature {!r} is mapped by {} in the dataset, by {} in the model"
 
 
 class NotComparableError(Exception):
@@ -90,7 +92,8 @@ class DenseTranslation:
         if self.raw:
             return self.then.values(values)
         then, bounds = self.then, self.then.fitted.bounds
-        if bounds is not None:  # through the same roundings as the values, so that equal numbers stay equal
+        if bounds is not None:
+            # Through the same roundings as the values, so that equal numbers stay equal.
             rounded = self.now.numbers(self.now.values(bounds), bounds=True)
             then = replace(then, fitted=replace(then.fitted, bounds=rounded))
         return then.values(self.now.numbers(values))
@@ -129,11 +132,17 @@ class IdsTranslation:
 
 @dataclass(frozen=True)
 class Translation:
-    """By feature, None: nothing changes."""
+    """How the rows of a dataset become those of another model.
+
+    Attributes:
+        dense: By column; None: nothing changes.
+        sparse: By feature; None: nothing changes.
+        longest: By feature, lookups of a row that the other model makes, where the dataset may have more.
+    """
 
     dense: dict[str, DenseTranslation | None]
     sparse: dict[str, IdsTranslation | None]
-    longest: dict[str, int] = field(default_factory=dict)  # by feature, lookups of a row that the other model makes
+    longest: dict[str, int] = field(default_factory=dict)
 
     @property
     def raw(self) -> list[str]:
@@ -176,127 +185,93 @@ def translation(store: Store, dataset: str, version: str, allow: Collection[str]
         for name in then[group]:
             if name not in now[group]:
                 raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
-    differing = differences(store, dataset, version, now, then, allow)
-    if problem := unreadable_sequence(now, then) or next(differing, ""):
+    problem = unreadable_sequence(now, then) or next(differences(store, dataset, version, now, then, allow), "")
+    if problem:
         raise NotComparableError(problem)
-    return Translation(
-        {
-            column: change
-            for name, record in then["dense"].items()
-            for column, change in _dense_columns(name, now["dense"][name], record, raw).items()
-        },
-        {
-            name: _binned(name, now["sparse"][name], record, raw)
-            if ID_MAPPINGS.get(record["mapping"]).numbers
-            else _ids(store, (dataset, version), name, now["sparse"][name], record, name in unseen)
-            for name, record in then["sparse"].items()
-        },
-        {
-            name: most
-            for name, record in then["sparse"].items()
-            if (most := _longest(name, now["sparse"][name], record))
-        },
-    )
+    dense: dict[str, DenseTranslation | None] = {}
+    for name, record in then["dense"].items():
+        width = record.get("width", 1)
+        columns = vector_columns(name, width) if width > 1 else [name]
+        dense |= dict.fromkeys(columns, _translate_dense(name, now["dense"][name], record, raw))
+    sparse: dict[str, IdsTranslation | None] = {}
+    for name, record in then["sparse"].items():
+        if ID_MAPPINGS.get(record["mapping"]).numbers:
+            sparse[name] = _translate_bins(name, now["sparse"][name], record, raw)
+        else:
+            sparse[name] = _translate_ids(store, dataset, version, name, now["sparse"][name], record, name in unseen)
+    longest = {}
+    for name, record in then["sparse"].items():
+        most, current = record.get("max_ids"), now["sparse"][name].get("max_ids")
+        if current is not None and (most is None or current < most):
+            raise NotComparableError(
+                f"feature {name!r} has at most {current} ids per row in the dataset, where the model takes "
+                f"{'all of them' if most is None else most}; "
+                f"data.sparse.{name}.max_ids={'null' if most is None else most} keeps them"
+            )
+        if most is not None and current != most:
+            longest[name] = most * ID_MAPPINGS.get(record["mapping"]).rows_per_id
+    return Translation(dense, sparse, longest)
 
 
-def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None:
-    """How many lookups of a row the model makes, where the dataset may have more; None: all that there are."""
-    today, other = now.get("max_ids"), then.get("max_ids")
-    if today is not None and (other is None or today < other):
-        raise NotComparableError(
-            f"feature {name!r} has at most {today} ids per row in the dataset, where the model takes "
-            f"{'all of them' if other is None else other}; "
-            f"data.sparse.{name}.max_ids={'null' if other is None else other} keeps them"
-        )
-    return None if today == other or other is None else other * ID_MAPPINGS.get(then["mapping"]).rows_per_id
-
-
-def _dense_columns(
-    name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]
-) -> dict[str, DenseTranslation | None]:
-    """What a dense feature's columns become: one of a number, ``width`` of a vector."""
+def _translate_dense(
+    name: str, now: dict[str, Any], then: dict[str, Any], raw_features: frozenset[str]
+) -> DenseTranslation | None:
+    # Of all columns of a feature: one of a number, ``width`` of a vector.
     width = then.get("width", 1)
     if width != now.get("width", 1):
         today = now.get("width", 1)
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
-    if width > 1 and _clips_more(now["clip"], then["clip"]):
-        raise NotComparableError(f"feature {name!r}, a vector, is clipped to {now['clip']} in the dataset")
-    if width > 1 and _is_coarse(name, now, then):
-        raise NotComparableError(f"feature {name!r}, a vector, {_COARSE} in the dataset")
-    if width > 1 and _merges(name, now, then):
-        raise NotComparableError(f"feature {name!r}, a vector, {_MERGED} in the dataset")
-    change = _dense(name, now, then, kept)
-    if change is not None and "unit" in (now["transform"], then["transform"]):
+    if all(now.get(key) == then.get(key) for key in _FITTED):
+        return None
+    now_scale, then_scale = FeatureScale.of(name, now), FeatureScale.of(name, then)
+    now_clip, then_clip = now["clip"], then["clip"]
+    clipped = bool(now_clip) and (not then_clip or now_clip[0] > then_clip[0] or now_clip[1] < then_clip[1])
+    merged = now_scale.feature.zero_is_missing and not then_scale.feature.zero_is_missing
+    coarse = False
+    if now_scale.feature.linear and then_scale.feature.linear:
+        # float32 rounds a number by its distance from the mean; what counts is the deviation that the model knows.
+        distance = abs(now_scale.fitted.mean - then_scale.fitted.mean)
+        coarse = distance * float(np.finfo(np.float32).eps) > _MOST_ROUNDING * then_scale.fitted.std
+    cut = f"is clipped to {now_clip}"
+    if width > 1:
+        for lost, reason in ((clipped, cut), (coarse, _COARSE), (merged, _MERGED)):
+            if lost:
+                raise NotComparableError(f"feature {name!r}, a vector, {reason} in the dataset")
+    binned = now["transform"] in BINNINGS
+    other_bounds = f"has other bounds of {now['transform']}"
+    for lost, reason in ((binned, other_bounds), (clipped, cut), (merged, _MERGED), (coarse, _COARSE)):
+        if lost:
+            _require_raw(name, reason, raw_features)
+    if "unit" in (now["transform"], then["transform"]):
         raise NotComparableError(
             f"feature {name!r} has transform {now['transform']} in the dataset, {then['transform']} in the model"
         )
-    return dict.fromkeys(vector_columns(name, width) if width > 1 else [name], change)
+    raw = binned or clipped or merged or (now_scale.feature.linear and name in raw_features)
+    return DenseTranslation(now_scale, then_scale, raw)
 
 
-def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
-    if all(now.get(each) == then.get(each) for each in _FITTED):
-        return None
-    ranked, clipped = now["transform"] in BINNINGS, _clips_more(now["clip"], then["clip"])
-    merged = _merges(name, now, then)
-    if ranked:
-        _require_raw(name, f"has other bounds of {now['transform']}", kept)
-    if clipped:
-        _require_raw(name, f"is clipped to {now['clip']}", kept)
-    if merged:
-        _require_raw(name, _MERGED, kept)
-    today = FeatureScale.of(name, now)
-    if _is_coarse(name, now, then):
-        _require_raw(name, _COARSE, kept)
-    raw = ranked or clipped or merged or (today.feature.linear and name in kept)
-    return DenseTranslation(today, FeatureScale.of(name, then), raw)
-
-
-def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
-    """Whether float32 rounds numbers in the scale ``now`` that lie where those of ``then`` do, by more than little.
-
-    A number is rounded by its distance from the mean; what counts is the deviation that the model knows.
-    """
-    today, other = FeatureScale.of(name, now), FeatureScale.of(name, then)
-    if not (today.feature.linear and other.feature.linear):
-        return False
-    distance = abs(today.fitted.mean - other.fitted.mean)
-    return distance * float(np.finfo(np.float32).eps) > _MOST_ROUNDING * other.fitted.std
-
-
-def _merges(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
-    """Whether zeros and missing values have one value in the scale ``now``, and different ones in ``then``."""
-    return (
-        FeatureScale.of(name, now).feature.zero_is_missing and not FeatureScale.of(name, then).feature.zero_is_missing
-    )
-
-
-def _clips_more(now: Sequence[float], then: Sequence[float]) -> bool:
-    """Whether the bounds ``now`` cut off numbers that ``then`` tells apart; both are [] or [lowest, highest]."""
-    if not now:
-        return False
-    return not then or now[0] > then[0] or now[1] < then[1]
-
-
-def _require_raw(name: str, loss: str, kept: frozenset[str]) -> None:
-    if name not in kept:
+def _require_raw(name: str, loss: str, raw_features: frozenset[str]) -> None:
+    if name not in raw_features:
         raise NotComparableError(
             f"feature {name!r} {loss} in the dataset, which does not keep its raw numbers; "
             "stages=[ingest] force=true writes a dataset that does"
         )
 
 
-def _binned(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> IdsTranslation | None:
+def _translate_bins(
+    name: str, now: dict[str, Any], then: dict[str, Any], raw_features: frozenset[str]
+) -> IdsTranslation | None:
     if now["mapping"] != then["mapping"]:
-        raise NotComparableError(_mapped_otherwise(name, now, then))
+        raise NotComparableError(_OTHER_MAPPING.format(name, now["mapping"], then["mapping"]))
     if now["bounds"] == then["bounds"]:
         return None
-    _require_raw(name, f"has other bounds of {now['mapping']}", kept)
+    _require_raw(name, f"has other bounds of {now['mapping']}", raw_features)
     mapping = ID_MAPPINGS.get(then["mapping"])
     return IdsTranslation(mapping, mapping.read(name, then, lambda file: None), None)
 
 
-def _ids(
-    store: Store, paths: tuple[str, str], name: str, now: dict[str, Any], then: dict[str, Any], unseen: bool
+def _translate_ids(
+    store: Store, dataset: str, version: str, name: str, now: dict[str, Any], then: dict[str, Any], unseen: bool
 ) -> IdsTranslation | None:
     for setting in sorted((now.keys() | (then.keys() & _QUIET)) - _FREE):
         if now.get(setting) != then.get(setting):
@@ -311,35 +286,30 @@ def _ids(
                 f"{then['mapping']} into {then['rows']} in the model"
             )
         return None
-    dataset, version = paths
-    _, today = _fitted(store, dataset, name, now)
-    mapping, fitted = _fitted(store, version, name, then)
+    _, today = _read_mapping(store, dataset, name, now)
+    mapping, fitted = _read_mapping(store, version, name, then)
     if mapping.rows_per_id > 1:
-        raise NotComparableError(_mapped_otherwise(name, now, then))
+        raise NotComparableError(_OTHER_MAPPING.format(name, now["mapping"], then["mapping"]))
     table = np.full(now["rows"], UNSEEN_ROW, np.int32)
     table[:RESERVED_ROWS] = np.arange(RESERVED_ROWS)
-    if today.spread and today.spread == fitted.spread:  # rows that unknown ids hash into
+    # Rows that unknown ids hash into.
+    if today.spread and today.spread == fitted.spread:
         table[today.spread[0] :][: today.spread[1]] = np.arange(today.spread[0], sum(today.spread))
     # Where ids share a row, the most frequent one comes last: it speaks for the row.
     known = today.known.sort("count", "hash")
-    moved = IdsTranslation(mapping, fitted, table, unseen)
-    table[known["row"].to_numpy()] = moved.rows_of(known["hash"])
+    change = IdsTranslation(mapping, fitted, table, unseen)
+    table[known["row"].to_numpy()] = change.rows_of(known["hash"])
     same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
-    return None if same else moved
+    return None if same else change
 
 
-def _mapped_otherwise(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
-    return f"feature {name!r} is mapped by {now['mapping']} in the dataset, by {then['mapping']} in the model"
-
-
-def _fitted(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:
-    """The mapping of feature ``name`` and its fit in the dataset or version at ``path``, without candidates."""
-
-    def opened(file: str) -> pl.DataFrame | None:
+def _read_mapping(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:
+    # The mapping of a feature and its fit in the dataset or version at ``path``, without candidates.
+    def read_table(file: str) -> pl.DataFrame | None:
         if file != record["vocab"]:
             return None
         with store.open(f"{path}/{file}") as source:
             return pl.read_parquet(source.read())
 
     mapping = ID_MAPPINGS.get(record["mapping"])
-    return mapping, mapping.read(name, record, opened)
+    return mapping, mapping.read(name, record, read_table)

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec
 
@@ -21,11 +21,11 @@ from pipeline.config.data import DataConfig, connector_at
 from pipeline.cpus import available_cpus
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation.metrics import evaluate, evaluate_tasks, sigmoid
-from pipeline.ingest.file_source import FileSource, file_sources
-from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
+from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
 from pipeline.ingest.schema import DataSpec
-from pipeline.ingest.sources import Block, Source
+from pipeline.ingest.sources import Block
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
 from pipeline.records.dataset import LABEL, TaskColumn
@@ -38,9 +38,11 @@ from pipeline.store.errors import disk_errors
 from pipeline.store.files import whole_file
 from pipeline.units import MIB, plural
 
-SHOWN = 5  # rejected rows that the result tells of
+# Rejected rows that the result shows.
+SHOWN = 5
 P = ParamSpec("P")
-Scored = pl.DataFrame  # columns file, line, probability, further tasks; label where the rows have one
+# Columns file, line, probability, further tasks; label where the rows have one.
+Scored = pl.DataFrame
 
 
 def score_file(
@@ -56,13 +58,27 @@ def score_file(
     reject: Callable[[str, list[Reject]], None] = lambda file, rejects: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Score the raw rows at ``path`` (file, directory or glob), block by block; what was done.
+    """Score the raw rows at ``path`` (file, directory or glob), block by block.
 
-    ``version`` None: the one that serves. ``write`` gets the scores of every block, ``reject`` its rows that do not
-    parse, with their file; the result counts those and shows the first. ``labelled`` false: the rows have no label
-    column. ``ranks``: processes that score (None: as many as pay), which changes no bit of the scores. ``progress``
-    gets bytes read of how many, on disk. With labels of both classes the result has the figures ``eval``. Raises
-    ArtifactError for a version that is missing or damaged, DataError for rows that do not fit.
+    Args:
+        store: Where the model is.
+        model: Its name.
+        version: None: the one that serves.
+        path: The rows.
+        write: Gets the scores of every block.
+        cache_mib: Memory for table rows.
+        labelled: False: the rows have no label column.
+        ranks: Processes that score; None: as many as pay. Their number changes no bit of the scores.
+        reject: Gets the rows of a block that do not parse, with their file.
+        progress: Gets bytes read of how many, on disk.
+
+    Returns:
+        What was done. It counts rejected rows and shows the first, and has the figures ``eval`` with labels of both
+        classes.
+
+    Raises:
+        ArtifactError: The version is missing or damaged.
+        DataError: The rows do not fit.
     """
     name = version or promotion.read_current(store, model).version
     if name is None:
@@ -72,17 +88,17 @@ def score_file(
     versions.require_intact(store, model, artifact, versions.small_files(artifact))
     began, rows, rejected, written = time.monotonic(), 0, RejectCounter(reject), False
     kept: list[ScoredBlock] = []
-    with local_version(store, place, ("",)) as folder, _named(path), one_thread():
-        how: dict[str, Any] = {
+    with local_version(store, place, ("",)) as folder, _name_argument(path), one_thread():
+        opening: dict[str, Any] = {
             "path": path,
             "memory": int(cache_mib * MIB),
             "labelled": labelled,
             "ranks": ranks or available_cpus(),
         }
-        scorer = Scorer(store, place, folder, **how)
+        scorer = Scorer(store, place, folder, **opening)
         versions.require_intact(store, model, artifact, scorer.served.files_in_memory())
         total, blocks = blocks_of(scorer.data, scorer.spec, scorer.block_mib)
-        with Ranks(scorer, {"folder": str(folder), **how}) as side:
+        with Ranks(scorer, {"folder": str(folder), **opening}) as side:
             for scored, read in in_blocks(side, blocks, Effort(ranks, total, scorer.block_mib * MIB)):
                 rejected.add(scored.file, scored.rejects)
                 rows += len(scored.lines)
@@ -95,7 +111,8 @@ def score_file(
         progress(total, total)
         if rejected.rows and not rows:
             raise DataError(f"none of {plural(rejected.rows, 'row')} parses, the first: {rejected.first[0]}")
-        if not written:  # a file of scores has its columns even where it has no rows
+        if not written:
+            # A file of scores has its columns even where it has no rows.
             write(score_lines(scorer.none(), scorer.description))
     seconds = time.monotonic() - began
     done: dict[str, Any] = {
@@ -130,31 +147,33 @@ class RejectCounter:
 
 
 def blocks_of(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, Iterator[tuple[Block, int]]]:
-    """Bytes on disk, and the blocks, each with how many of the bytes were read by then."""
+    """Return bytes on disk, and the blocks, each with how many of the bytes were read by then."""
     if data.connector is None:
         files = find_files(data.path or "")
-        return files.bytes, _file_blocks(files, file_sources(data, spec, files, block_mib))
+        file_parts = file_sources(data, spec, files, block_mib)
+
+        def file_blocks() -> Iterator[tuple[Block, int]]:
+            before = 0
+            for source in file_parts:
+                for block, at in source.placed_blocks():
+                    yield block, before + at
+                before += int(files.fs.info(source.path)["size"])
+
+        return files.bytes, file_blocks()
     snapshot = data.connector.latest(data)
     total = max(snapshot.delivery(None).bytes, 1)
-    return total, _table_blocks(total, snapshot.sources(None, spec, int(block_mib * MIB)))
+    parts = snapshot.sources(None, spec, int(block_mib * MIB))
 
+    def table_blocks() -> Iterator[tuple[Block, int]]:
+        for number, part in enumerate(parts, start=1):
+            for block in part.blocks():
+                yield block, total * number // len(parts)
 
-def _table_blocks(total: int, sources: Sequence[Source]) -> Iterator[tuple[Block, int]]:
-    for number, source in enumerate(sources, start=1):
-        for block in source.blocks():
-            yield block, total * number // len(sources)
-
-
-def _file_blocks(files: LogFiles, sources: Sequence[FileSource]) -> Iterator[tuple[Block, int]]:
-    before = 0
-    for source in sources:
-        for block, at in source.placed_blocks():
-            yield block, before + at
-        before += int(files.fs.info(source.path)["size"])
+    return total, table_blocks()
 
 
 def score_lines(scored: ScoredBlock, description: Description) -> Scored:
-    """What is written of a block: its file, and of each row number in it, prediction and label, if it has one.
+    """Return what is written of a block: its file, and of each row number in it, prediction and label, if it has one.
 
     A further task has a column of its name, and for its labels (null where missing) one called ``label_<name>``.
     """
@@ -172,14 +191,13 @@ def score_lines(scored: ScoredBlock, description: Description) -> Scored:
 
 
 def _figures(kept: list[ScoredBlock], description: Description) -> dict[str, Any]:
-    """``eval``: NE, AUC, ... of labelled rows of both classes, and of further tasks; {} else."""
+    # ``eval``: NE, AUC, ... of labelled rows of both classes, and of further tasks; {} else.
     if not kept:
         return {}
-    labels = {name: np.concatenate([each.labels[name] for each in kept]) for name in kept[0].labels}
-    logits = np.concatenate([each.columns for each in kept])
-    weights = (
-        None if kept[0].weights is None else np.concatenate([w for w in (e.weights for e in kept) if w is not None])
-    )
+    labels = {name: np.concatenate([block.labels[name] for block in kept]) for name in kept[0].labels}
+    logits = np.concatenate([block.columns for block in kept])
+    parts = [block.weights for block in kept if block.weights is not None]
+    weights = np.concatenate(parts) if parts else None
     clicked = labels[MAIN_TASK]
     counted = clicked if weights is None else clicked[weights > 0]
     if not 0 < counted.sum() < len(counted):
@@ -188,13 +206,13 @@ def _figures(kept: list[ScoredBlock], description: Description) -> dict[str, Any
     tasks = [TaskColumn(name=name, kind=kind) for name, kind in (description.tasks or {}).items()]
     if tasks:
         others = evaluate_tasks(tasks, labels, logits, weights)
-        figures["tasks"] = {name: each.to_json() for name, each in others.items()}
+        figures["tasks"] = {name: task.to_json() for name, task in others.items()}
     return {"eval": figures}
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Errors about the rows name the command's argument and flags, not the settings of an ingestion."""
+def _name_argument(path: str) -> Iterator[None]:
+    # Errors about the rows name the command's argument and flags, not the settings of an ingestion.
     try:
         yield
     except DataError as error:
@@ -211,23 +229,24 @@ def _named(path: str) -> Iterator[None]:
 
 @contextmanager
 def score_sink(out: str, path: str) -> Iterator[Callable[[Scored], None]]:
-    """Takes scores block by block and writes them to ``out`` (any fsspec URL): Parquet by its name, else CSV.
+    """Open what writes scores, block by block, to ``out`` (any fsspec URL): Parquet by its name, else CSV.
 
     ``-`` is standard output. A file has its name only once it is whole. ConfigError where the rows at ``path`` would be
     overwritten.
     """
     if out == "-":
-        yield _csv(sys.stdout.buffer)
+        yield _csv_writer(sys.stdout.buffer)
         sys.stdout.flush()
         return
     _require_other_file(out, "--out", path)
     with whole_file(out, "--out") as sink, contextlib.ExitStack() as stack:
-        yield _guarded(_parquet(sink, stack) if out.endswith(".parquet") else _csv(sink), out, "--out")
+        write = _parquet_writer(sink, stack) if out.endswith(".parquet") else _csv_writer(sink)
+        yield _guarded(write, out, "--out")
 
 
 @contextmanager
 def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reject]], None]]:
-    """Takes rejected rows block by block and writes them to ``out``: a JSON object a line, as ``quarantine.jsonl``.
+    """Open what writes rejected rows, block by block, to ``out``: a JSON object a line, as ``quarantine.jsonl``.
 
     None: they are written nowhere. As ``score_sink`` otherwise.
     """
@@ -240,21 +259,20 @@ def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reje
 
 
 def _require_other_file(out: str, option: str, path: str) -> None:
-    """ConfigError where ``out`` is one of the rows' files at ``path``, under whatever name."""
-    with _named(path):
+    # ConfigError where ``out`` is one of the rows' files at ``path``, under whatever name.
+    with _name_argument(path):
         read = find_files(path) if connector_at(path)[0] is None else None
     fs, full = fsspec.core.url_to_fs(out)
     if read is None or type(fs) is not type(read.fs):
         return
     local = isinstance(fs, LocalFileSystem)
-    names = {os.path.realpath(each) if local else each for each in read.paths}
+    names = {os.path.realpath(name) if local else name for name in read.paths}
     if (os.path.realpath(full) if local else full) in names:
         raise ConfigError(f"{option} {out} is one of the input files", hint=f"{option} <another name>")
 
 
 def _guarded(write: Callable[P, None], out: str, option: str) -> Callable[P, None]:
-    """``write``, whose failures name its own file: two of them may be open."""
-
+    # Failures of ``write`` name its own file: two of them may be open.
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:
         with disk_errors(out, f"{option} "):
             write(*arguments, **named)
@@ -262,12 +280,12 @@ def _guarded(write: Callable[P, None], out: str, option: str) -> Callable[P, Non
     return guarded
 
 
-def _csv(sink: Any) -> Callable[[Scored], None]:
+def _csv_writer(sink: Any) -> Callable[[Scored], None]:
     blocks = itertools.count()
     return lambda scores: sink.write(scores.write_csv(include_header=next(blocks) == 0).encode())
 
 
-def _parquet(sink: Any, stack: contextlib.ExitStack) -> Callable[[Scored], None]:
+def _parquet_writer(sink: Any, stack: contextlib.ExitStack) -> Callable[[Scored], None]:
     import pyarrow.parquet as pq
 
     writers: list[Any] = []

@@ -25,7 +25,7 @@ from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import rows_counted_for
 from pipeline.ingest.schema import CRITEO_COLUMNS, DataSpec, data_spec
-from pipeline.ingest.sources import Block, RawBlock
+from pipeline.ingest.sources import Block
 from pipeline.ingest.state import read_state
 from pipeline.ingest.tasks import labels_of
 from pipeline.ingest.transform_pass import transform
@@ -40,9 +40,15 @@ from pipeline.store.artifacts import Store
 
 @dataclasses.dataclass(frozen=True)
 class ScoredBlock:
-    """What was made of a block of ``file``: ``lines`` of the rows that parse, their logits, and the ``rejects``.
+    """The scores of a block.
 
-    ``logits``: [n], or [n, T] of several tasks. ``labels`` [n] by task, empty where rows have none; ``weights`` [n].
+    Attributes:
+        file: The block's file.
+        lines: Numbers of the rows that parse, [n].
+        logits: Of these, [n]; of several tasks [n, T].
+        labels: By task, [n] each; empty where rows have none.
+        weights: How many rows each row counts as, [n]; None: one.
+        rejects: The rows that do not parse.
     """
 
     file: str
@@ -76,11 +82,15 @@ class Scorer:
 
     @property
     def description(self) -> Description:
-        """Of the version."""
+        """The version's ``serving.json``."""
         return self.served.description
 
+    def cache_figures(self) -> dict[str, float]:
+        """See ``ServedModel``."""
+        return self.served.cache_figures()
+
     def score(self, unread: Block) -> ScoredBlock:
-        """Logits and labels of the rows that parse, and the others."""
+        """Return logits and labels of the rows that parse, and the other rows."""
         block = unread.read()
         raw = block.frame
         if not self.labelled:
@@ -96,11 +106,11 @@ class Scorer:
             self.served.score(np.ascontiguousarray(dense), ids),
             labels_of(columns, self.spec) if self.labelled else {},
             rows_counted_for(columns, self.spec) if self.labelled else None,
-            _in_order(block, parsed.rejects),
+            sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line),
         )
 
     def none(self) -> ScoredBlock:
-        """No rows."""
+        """Return the scores of no rows."""
         nothing = np.zeros(0, np.float32)
         names = [MAIN_TASK, *(task.name for task in self.spec.tasks)] if self.labelled else []
         counted = self.spec.row_weight is not None or self.spec.sampling.known_before
@@ -114,15 +124,8 @@ class Scorer:
         )
 
 
-def _in_order(block: RawBlock, rejects: list[Reject]) -> list[Reject]:
-    return sorted([*block.rejects, *rejects], key=lambda reject: reject.line)
-
-
 def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
-    """``data`` as the version at ``place`` was made with, at ``path``, and ``ingest.block_mib``.
-
-    ArtifactError where the package of its ranking model is not installed.
-    """
+    # Group data as the version was made with, for the rows at ``path``, and ingest.block_mib.
     built = read(Description, store, f"{place}/{SERVING}")
     if built.package and built.model not in MODELS.names():
         raise ArtifactError(
@@ -136,51 +139,47 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
         options = data.options if data.connector is connector else {}
         data = dataclasses.replace(data, path=inside, format=connector.name, options=options, day=None, snapshot=None)
         return data, config.ingest.block_mib
-    if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
+    if data.format == "synthetic":
+        # A synthetic log is saved as a Criteo TSV.
         data = dataclasses.replace(data, format="criteo")
     ending = path.rpartition(".")[2]
-    if ending in ("parquet", "orc", "avro", "jsonl"):  # columns by name, whatever the training's logs were written as
+    if ending in ("parquet", "orc", "avro", "jsonl"):
+        # Their columns have names, whatever the training's logs were written as.
         data = dataclasses.replace(data, format=ending)
     if not labelled:
-        data = dataclasses.replace(data, columns=_without_label(data))
+        labels = {data.label.column, data.weight, data.sampling.column}
+        labels |= {task.column or name for name, task in data.tasks.items()}
+        columns = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
+        data = dataclasses.replace(data, columns=[name for name in columns if name not in labels])
     return data, config.ingest.block_mib
 
 
 def version_settings(store: Store, place: str) -> Config:
-    """The configuration of the version at ``place``; ArtifactError where what is there is none."""
+    """Read the configuration of the version at ``place``; ArtifactError where what is there is none."""
     from pipeline.compose import from_yaml
 
     with store.open(f"{place}/config.yaml") as source:
         text = source.read()
     try:
         return from_yaml(text.decode())
-    except (UnicodeDecodeError, AssertionError, RecursionError) as error:  # OmegaConf asserts that it is no scalar
+    # OmegaConf asserts that it is no scalar.
+    except (UnicodeDecodeError, AssertionError, RecursionError) as error:
         raise ArtifactError(
             f"{store.url_of(place)}/config.yaml is no configuration: {type(error).__name__}", hint="publish it again"
         ) from None
 
 
-def _without_label(data: DataConfig) -> list[str]:
-    names = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
-    labels = {
-        data.label.column,
-        data.weight,
-        data.sampling.column,
-        *(task.column or name for name, task in data.tasks.items()),
-    }
-    return [name for name in names if name not in labels]
-
-
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
-    """What a row must have: the features, and the label if there is one. Days and splits matter to training only.
-
-    Histories that ingestion built must come with the row, as lists of structs.
-    """
+    # What a row must have: the features, and the label if there is one. Days and splits matter to training only.
+    # Histories that ingestion built must come with the row, as lists of structs.
     data = dataclasses.replace(
         data, dedupe=DedupeConfig(), split=SplitConfig(), sequences=given_sequences(data.sequences)
     )
-    spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
-    unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
+    unused = ["data.day_column", "data.timestamp", "data.hour_column"]
+    if not labelled:
+        data = dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig())
+        unused.append("data.label.column")
+    spec = data_spec(data)
     columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}
     return dataclasses.replace(
         spec, day_column=None, timestamp=None, hour_column=None, true_probability=False, columns=columns
@@ -214,9 +213,9 @@ B = TypeVar("B")
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[int]:
-    """Within: torch computes with one thread, as every rank does; threads decide in which order a library adds.
+    """Let torch compute with one thread in this context, as every rank does; yields how many threads it had before.
 
-    Gives the number of threads that it had.
+    The number of threads decides in which order a library adds.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -227,6 +226,6 @@ def one_thread() -> Iterator[int]:
 
 
 def run_in_threads(work: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """``work`` of each item in the order of the items, by as many threads as torch has; it has one in each of them."""
-    with one_thread() as threads, contextlib.closing(in_order(work, iter(items), threads)) as made:
-        yield from made
+    """Yield ``work`` of each item in order, by as many threads as torch has; it has one in each of them."""
+    with one_thread() as threads, contextlib.closing(in_order(work, iter(items), threads)) as results:
+        yield from results

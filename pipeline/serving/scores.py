@@ -1,20 +1,26 @@
-"""Datasets scored by versions."""
+"""Datasets scored by versions: for the gate, for the importance of features, and for what an ensemble costs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.evaluation.baseline import BaselineRows
+from pipeline.evaluation.metrics import entropy_of_rate
 from pipeline.publishing.served import ServedModel
-from pipeline.publishing.served_tables import is_set
+from pipeline.publishing.served_tables import is_set, record_bytes
 from pipeline.records.dataset import MISSING_ROW, RESERVED_ROWS, SequenceGroup
+from pipeline.records.ensemble import ServingCost
+from pipeline.records.gate import Importance
+from pipeline.records.serving import TableLayout
 from pipeline.serving.incumbent_features import Translation
-from pipeline.serving.scorer import run_in_threads
+from pipeline.serving.scorer import one_thread, run_in_threads
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import DecodedColumns, RowGroup, SplitReader
@@ -33,13 +39,13 @@ class DatasetScores:
     lookups: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
 
-    def add(self, more: DatasetScores) -> None:
-        """Take in those of the next rows."""
-        for own, other in ((self.logits, more.logits), (self.codes, more.codes)):
-            for name, parts in other.items():
-                own.setdefault(name, []).extend(parts)
-        for counts, others in ((self.lookups, more.lookups), (self.served, more.served)):
-            for name, count in others.items():
+    def add(self, following: DatasetScores) -> None:
+        """Add those of the next rows."""
+        for arrays, next_arrays in ((self.logits, following.logits), (self.codes, following.codes)):
+            for name, parts in next_arrays.items():
+                arrays.setdefault(name, []).extend(parts)
+        for counts, next_counts in ((self.lookups, following.lookups), (self.served, following.served)):
+            for name, count in next_counts.items():
                 counts[name] = counts.get(name, 0) + count
 
     def coverage(self) -> dict[str, float]:
@@ -47,23 +53,33 @@ class DatasetScores:
         return {name: self.served[name] / count for name, count in self.lookups.items() if count}
 
 
+def _decode(split: SplitReader, group: RowGroup) -> DecodedColumns:
+    columns = split.allocate(group.rows)
+    columns.ragged = split.read(group, columns, 0)
+    return columns
+
+
 def row_blocks(split: SplitReader) -> Iterator[BaselineRows]:
-    """The rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
+    """Yield the rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
     for group in split.groups:
-        columns = split.allocate(group.rows)
-        columns.ragged = split.read(group, columns, 0)
-        ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
-        for name, each in ((column.name, columns.ragged[column.name]) for column in split.multi):
-            ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
+        columns = _decode(split, group)
+        ids: dict[str, Any] = dict(zip(split.single, columns.single, strict=True))
+        for column in split.multi:
+            lists = columns.ragged[column.name]
+            ids[column.name] = (lists.values, np.repeat(np.arange(group.rows), np.diff(lists.offsets)), lists.weights)
         yield BaselineRows(columns.labels, columns.dense.T, ids, split.counted_for(columns))
 
 
 def feature_codes(split: SplitReader, features: list[str]) -> dict[str, list[np.ndarray]]:
-    """A number for each row of ``split`` by feature: its row in the table, of several the first; an array a group."""
+    """Return by feature a number for each row of ``split`` to slice by, an array for each row group.
+
+    It is the row in the table, of several the first; of a sequence as ``length_codes`` says.
+    """
     codes: dict[str, list[np.ndarray]] = {name: [] for name in features}
-    for group in split.groups if features else ():
-        columns = split.allocate(group.rows)
-        columns.ragged = split.read(group, columns, 0)
+    if not features:
+        return codes
+    for group in split.groups:
+        columns = _decode(split, group)
         for name in features:
             codes[name].append(_codes(split, columns, name))
     return codes
@@ -78,26 +94,43 @@ def score_dataset(
 ) -> DatasetScores:
     """Score the rows of ``split`` with each of ``models``, in one pass, a row group in each of torch's threads.
 
-    ``trained``: of each table a bit for each row that training has moved (``publishing.writing``; None: not known, then
-    all but the reserved ones). ``slices``: sparse features whose row numbers are kept. ``groups``: only these row
-    groups. The number of threads changes no bit.
+    The number of threads changes no bit.
+
+    Args:
+        split: The rows.
+        models: By name, with how rows become those that the model reads.
+        trained: Of each feature's table a bit for each row that training has moved (``publishing.table_writer``). None:
+            not known, then all rows but the reserved ones count as trained.
+        slices: Sparse features and sequences whose codes are kept.
+        groups: Only these row groups.
     """
 
-    def scored(group: RowGroup) -> DatasetScores:
-        columns, own = split.allocate(group.rows), DatasetScores({})
-        columns.ragged = split.read(group, columns, 0)
+    def score_group(group: RowGroup) -> DatasetScores:
+        columns = _decode(split, group)
+        scores = DatasetScores({})
         for name, (model, translation) in models.items():
-            raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
-            unseen = split.unseen(group, translation.unseen) if translation is not None and translation.unseen else {}
-            own.logits[name] = [score_columns(split, columns, model, translation, raw, unseen)]
-        own.codes.update({name: [_codes(split, columns, name)] for name in slices})
-        _count_served(split, columns, trained, own)
-        return own
+            raw = unseen = NONE
+            if translation is not None and translation.raw:
+                raw = split.raw(group, translation.raw)
+            if translation is not None and translation.unseen:
+                unseen = split.unseen(group, translation.unseen)
+            scores.logits[name] = [score_columns(split, columns, model, translation, raw, unseen)]
+        for name in slices:
+            scores.codes[name] = [_codes(split, columns, name)]
+        for name, moved in trained.items():
+            ids = _ids(split, columns, name)
+            rows = ids.values if name in columns.ragged else ids
+            served = rows >= RESERVED_ROWS
+            if moved is not None:
+                served &= is_set(moved, rows)
+            scores.lookups[name] = int((rows != MISSING_ROW).sum())
+            scores.served[name] = int(served.sum())
+        return scores
 
-    scores = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
-    for each in run_in_threads(scored, split.groups if groups is None else groups):
-        scores.add(each)
-    return scores
+    total = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
+    for scores in run_in_threads(score_group, split.groups if groups is None else groups):
+        total.add(scores)
+    return total
 
 
 def score_columns(
@@ -108,23 +141,24 @@ def score_columns(
     raw: Mapping[str, np.ndarray] = NONE,
     unseen: Mapping[str, np.ndarray] = NONE,
 ) -> np.ndarray:
-    """Logits of decoded rows, as the other model would have seen them where there is a ``translation``.
+    """Return the logits of decoded rows, as the other model would have seen them where there is a ``translation``.
 
     ``raw``: numbers of the features that are translated from these; ``unseen``: hashes of the ids without a row.
     """
-    names, wanted = split.schema.dense, model.description.dense
-    dense = [raw[name] if name in raw else columns.dense[names.index(name)] for name in wanted]
-    ids: dict[str, Any] = {
-        name: raw[name] if name in raw else _ids(split, columns, name)
-        for name in (*model.description.sparse, *model.description.event_columns)
-    }
-    if translation is not None:
-        dense = [translation.values(name, values) for name, values in zip(wanted, dense, strict=True)]
-        for name, each in ids.items():
-            moved = translation.rows(name, each.values if name in columns.ragged else each, unseen.get(name))
-            ids[name] = replace(each, values=moved) if name in columns.ragged else moved
-            if name in columns.ragged and name in translation.longest:
-                ids[name] = ids[name].first(translation.longest[name])
+    dense = []
+    for name in model.description.dense:
+        values = raw[name] if name in raw else columns.dense[split.schema.dense.index(name)]
+        dense.append(values if translation is None else translation.values(name, values))
+    ids: dict[str, Any] = {}
+    for name in (*model.description.sparse, *model.description.event_columns):
+        rows: Any = raw[name] if name in raw else _ids(split, columns, name)
+        if translation is not None and name in columns.ragged:
+            rows = replace(rows, values=translation.rows(name, rows.values, unseen.get(name)))
+            if name in translation.longest:
+                rows = rows.first(translation.longest[name])
+        elif translation is not None:
+            rows = translation.rows(name, rows, unseen.get(name))
+        ids[name] = rows
     stacked = np.stack(dense, axis=1) if dense else np.zeros((len(columns.labels), 0), np.float32)
     return model.score(np.ascontiguousarray(stacked), ids)
 
@@ -134,7 +168,6 @@ def _ids(split: SplitReader, columns: DecodedColumns, name: str) -> Any:
 
 
 def _codes(split: SplitReader, columns: DecodedColumns, name: str) -> np.ndarray:
-    """A number for each row to slice by: its row in the table, of several the first; of a sequence its length."""
     for sequence in split.schema.sequences:
         if sequence.name == name:
             return length_codes(columns, sequence)
@@ -142,30 +175,126 @@ def _codes(split: SplitReader, columns: DecodedColumns, name: str) -> np.ndarray
     return ids.values[ids.offsets[:-1]] if name in columns.ragged else ids.copy()
 
 
-def _count_served(
-    split: SplitReader, columns: DecodedColumns, trained: Mapping[str, np.ndarray | None], scores: DatasetScores
-) -> None:
-    for name, moved in trained.items():
-        ids = _ids(split, columns, name)
-        values = ids.values if name in columns.ragged else ids
-        own = values >= RESERVED_ROWS
-        served = own if moved is None else own & is_set(moved, values)
-        scores.lookups[name] = int((values != MISSING_ROW).sum())
-        scores.served[name] = int(served.sum())
-
-
 def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray:
     """A number for each row, by which slices are cut: 0 without events, else 1 + log2 of their number, rounded down."""
     lists = [columns.ragged[column.name] for column in sequence.columns]
     starts, lengths = lists[0].offsets[:-1], np.diff(lists[0].offsets)
-    missing = np.all([each.values[starts] == MISSING_ROW for each in lists], axis=0)
+    missing = np.all([column.values[starts] == MISSING_ROW for column in lists], axis=0)
     codes: np.ndarray = 1 + np.floor(np.log2(lengths)).astype(np.int64)
     codes[(lengths == 1) & missing] = 0
     return codes
 
 
 def length_names(sequence: SequenceGroup) -> dict[int, str]:
-    """What the numbers of ``length_codes`` are called."""
+    """Return what the numbers of ``length_codes`` are called."""
     names = {0: "(no events)", 1: "1 event"}
-    steps = range(1, sequence.max_length.bit_length())
-    return names | {step + 1: f"{2**step} to {min(2 ** (step + 1) - 1, sequence.max_length)} events" for step in steps}
+    for power in range(1, sequence.max_length.bit_length()):
+        most = min(2 ** (power + 1) - 1, sequence.max_length)
+        names[power + 1] = f"{2**power} to {most} events"
+    return names
+
+
+# Row groups that a sample comes from: each is decoded as a whole.
+MOST_GROUPS = 8
+# Rows and tries of ``serving_cost``; the fastest try counts.
+_COST_ROWS = 4096
+_TRIES = 3
+
+
+def importance(
+    split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
+) -> dict[str, Importance]:
+    """Measure how far NE rises where the values of features change places between rows, by the names of ``groups``.
+
+    This is permutation importance (Breiman 2001, Random Forests, section 10), on about ``rows`` rows, evenly spread
+    over ``split``, with the model as it is served. Features of a group change places together.
+
+    Returns:
+        The same for the same ``seed``. Empty where these rows are of one class, or where the model gives one of them no
+        finite logit; a group that brings such logits is left out.
+    """
+    columns = sampled(split, rows)
+    labels, weights = columns.labels, split.counted_for(columns)
+    counted = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    rate = float((labels * counted).sum() / counted.sum()) if counted.any() else 0.0
+    if not 0 < rate < 1:
+        return {}
+    entropy = entropy_of_rate(rate, np.log, np.log1p)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    with one_thread():
+        losses = _losses(labels, score_columns(split, columns, model))
+    if not np.isfinite(losses).all():
+        return {}
+
+    def measure_group(features: Sequence[str]) -> Importance | None:
+        permuted = _losses(labels, score_columns(split, _permuted(split, columns, features, order), model))
+        if not np.isfinite(permuted).all():
+            return None
+        rises = (permuted - losses) / entropy
+        total = counted.sum()
+        mean = float((rises * counted).sum() / total)
+        error = float(np.sqrt((((rises - mean) * counted) ** 2).sum()) / total)
+        return Importance(rise=mean, error=error)
+
+    measured = zip(groups, run_in_threads(measure_group, groups.values()), strict=True)
+    return {name: rise for name, rise in measured if rise is not None}
+
+
+def sampled(split: SplitReader, rows: int) -> DecodedColumns:
+    """Decode about ``rows`` rows of ``split``: every n-th of at most ``MOST_GROUPS`` row groups, evenly spread."""
+    from pipeline.training.parquet import join, take_each
+
+    count = min(len(split.groups), MOST_GROUPS)
+    chosen = [split.groups[i * len(split.groups) // count] for i in range(count)]
+    step = max(1, sum(group.rows for group in chosen) // rows)
+    parts = []
+    for group in chosen:
+        parts += take_each(_decode(split, group), [np.arange(0, group.rows, step)])
+    return join(parts)
+
+
+def _permuted(
+    split: SplitReader, columns: DecodedColumns, features: Sequence[str], order: NDArray[np.integer]
+) -> DecodedColumns:
+    # Row i has the values of ``features`` from row order[i].
+    dense, single, ragged = columns.dense.copy(), columns.single.copy(), dict(columns.ragged)
+    for name in features:
+        if name in ragged:
+            ragged[name] = ragged[name].take(order)
+        elif name in split.single:
+            position = split.single.index(name)
+            single[position] = single[position][order]
+        else:
+            position = split.schema.dense.index(name)
+            dense[position] = dense[position][order]
+    return replace(columns, dense=dense, single=single, ragged=ragged)
+
+
+def _losses(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    # Log loss of each row, in nats; of several tasks that of the main one.
+    main = (logits if logits.ndim == 1 else logits[:, 0]).astype(np.float64)
+    return np.logaddexp(0.0, main) - labels * main
+
+
+def serving_cost(
+    split: SplitReader, models: Mapping[str, tuple[Any, Any]], layouts: Mapping[str, TableLayout], members: int
+) -> ServingCost:
+    """Measure what scoring by the candidate of ``models`` takes, and by an incumbent that needs no translation."""
+    columns = sampled(split, _COST_ROWS)
+    row_us = {}
+    for name in ("candidate", "incumbent"):
+        if name not in models or models[name][1] is not None:
+            continue
+        seconds = []
+        for _ in range(_TRIES):
+            began = time.perf_counter()
+            score_columns(split, columns, models[name][0])
+            seconds.append(time.perf_counter() - began)
+        row_us[name] = 1e6 * min(seconds) / max(1, len(columns.labels))
+    return ServingCost(
+        members=members,
+        bytes=sum(table.bytes for table in layouts.values()),
+        bytes_of_one=sum(table.rows * record_bytes(table.dim // members, table.coding) for table in layouts.values()),
+        row_us=row_us["candidate"],
+        row_us_of_incumbent=row_us.get("incumbent"),
+    )

@@ -33,7 +33,8 @@ from pipeline.serving.ipc import Channel, Message, block_message, block_of, scor
 from pipeline.serving.scorer import ScoredBlock, Scorer
 from pipeline.store.artifacts import Store
 
-COMMAND = "scorer"  # of the fork server: what its ranks do
+# Of the fork server: what its ranks do.
+COMMAND = "scorer"
 # What ranks have imported when they start: nothing that imports Polars, which has threads.
 MODULES = ("torch", "torch.export._trace", "pipeline.publishing.served")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
@@ -41,10 +42,10 @@ _SOCKET, _LOG_BYTES = "ranks", 2000
 
 
 class _Rank(Protocol):
-    """Whoever scores a block at a time."""
+    """Whoever scores a block at a time: a ``Scorer``, or another process with one."""
 
     def score(self, block: Block) -> ScoredBlock:
-        """What is made of ``block``."""
+        """See ``Scorer``."""
         ...
 
     def cache_figures(self) -> dict[str, float]:
@@ -53,41 +54,49 @@ class _Rank(Protocol):
 
 
 class Ranks:
-    """``own``, and processes that open the same version as ``opening`` says (arguments of ``opened``).
+    """``scorer`` of this process, and other processes that open the same version.
 
     Use it as a context manager: the processes end with it.
+
+    Args:
+        scorer: This process's.
+        opening: ``folder`` of the version, and further arguments of ``Scorer``.
     """
 
-    def __init__(self, own: Scorer, opening: Mapping[str, Any]) -> None:
+    def __init__(self, scorer: Scorer, opening: Mapping[str, Any]) -> None:
         self.count, self._opening = 1, dict(opening)
-        self._every: list[_Rank] = [_Own(own)]
+        self._ready: list[_Rank] = [scorer]
         self._free: queue.SimpleQueue[_Rank] = queue.SimpleQueue()
-        self._free.put(self._every[0])
+        self._free.put(scorer)
         self._ending = threading.Event()
         self._stack = contextlib.ExitStack()
 
     def start(self, others: int) -> None:
-        """Start ``others``, which takes them seconds. ``score`` may be called by one thread more than that at a time.
+        """Start ``others`` processes, which takes seconds. They die with the thread that calls this.
 
-        They die with the thread that calls this.
+        From then on, one thread more than that may call ``score`` at a time.
         """
         if not others:
             return
         self.count += others
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="nightjar-ranks-")))
-        listener = self._stack.enter_context(_listening(folder))
+        listener = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        with _short(folder) as short_folder:
+            listener.bind(f"{short_folder}/{_SOCKET}")
+        listener.listen()
         server = ForkServer(MODULES, _ONE_THREAD, folder, command=COMMAND)
         logs = [str(folder / f"{rank}.log") for rank in range(1, others + 1)]
         server.fork(Request([str(folder / _SOCKET)], logs[0], logs, _ONE_THREAD, meet=False))
         starter = threading.Thread(target=self._start, args=(listener, _Processes(server, logs), others), daemon=True)
-        for ending in (starter.join, server.close, self._ending.set):  # the last one first
+        # The last one is called first.
+        for ending in (starter.join, server.close, self._ending.set):
             self._stack.callback(ending)
         starter.start()
 
     @property
     def up(self) -> int:
         """How many take part by now, this process among them."""
-        return len(self._every)
+        return len(self._ready)
 
     def __enter__(self) -> Ranks:
         return self
@@ -107,63 +116,69 @@ class Ranks:
 
     def cache_figures(self) -> dict[str, float]:
         """Hits and misses of all ranks that have come up; no one may be at work."""
-        found = [rank.cache_figures() for rank in self._every]
-        return found[0] | {name: sum(each[name] for each in found) for name in ("hits", "misses")}
+        figures = [rank.cache_figures() for rank in self._ready]
+        return figures[0] | {name: sum(each[name] for each in figures) for name in ("hits", "misses")}
 
     def _start(self, listener: socket.socket, processes: _Processes, others: int) -> None:
-        """Let each of the others take part as soon as it is ready; an error meets the next blocks."""
+        # Each of the others takes part as soon as it is ready; an error meets the next blocks.
+        listener.settimeout(POLL_SECONDS)
+        starting: list[_Other] = []
         try:
-            waiting = [_Other(Channel(each), processes) for each in self._accepted(listener, processes, others)]
-            for each in waiting:
-                each.open(self._opening)
-            for each in waiting:
-                each.ready()
-                self._every.append(each)
-                self._free.put(each)
+            while len(starting) < others and not self._ending.is_set():
+                try:
+                    connection = listener.accept()[0]
+                except TimeoutError:
+                    if death := processes.death():
+                        raise death from None
+                    continue
+                connection.settimeout(None)
+                starting.append(_Other(Channel(connection), processes, self._opening))
+            for rank in starting:
+                rank.answer()
+                self._ready.append(rank)
+                self._free.put(rank)
         except NightjarError as error:
             for _ in range(others):
                 self._free.put(_Failed(error))
 
-    def _accepted(self, listener: socket.socket, processes: _Processes, others: int) -> Iterator[socket.socket]:
-        """The connections of the others, as they come; none any more once this process has nothing for them."""
-        listener.settimeout(POLL_SECONDS)
-        came = 0
-        while came < others and not self._ending.is_set():
-            try:
-                connection = listener.accept()[0]
-            except TimeoutError:
-                processes.require_alive()
-                continue
-            connection.settimeout(None)
-            came += 1
-            yield connection
-
 
 @dataclass(frozen=True)
 class Effort:
-    """What there is to score: ``total`` bytes on disk, in blocks of about ``block``; ``asked``: ranks, None: as pay."""
+    """What there is to score.
 
-    asked: int | None
+    Attributes:
+        given: Number of ranks; None: as many as pay.
+        total: Bytes on disk.
+        block: Bytes of a block, about.
+    """
+
+    given: int | None
     total: int
     block: int
 
-    def ranks(self, read: int, seconds: float, came: float) -> int:
-        """How many pay after a block that took ``seconds`` and ``read`` of the bytes, if more than one is to come.
+    def ranks(self, read: int, seconds: float, start: float) -> int:
+        """Return how many ranks pay after the first block, if more than one is to come.
 
-        ``came``: CPU seconds that it took this process to begin, as it takes the others. Each of them has memory of its
-        own, and there are CPUs for so many.
+        Args:
+            read: Bytes that the block took.
+            seconds: That it took.
+            start: CPU seconds that it took this process to begin, as it takes the others.
         """
-        if self.asked is not None:
-            return self.asked
+        if self.given is not None:
+            return self.given
         left = max((self.total - read) / max(read, self.block), 1.0)
+        # Each rank has memory of its own.
         fitting = 1 + spare_memory() // max(own_memory(), 1)
         most = max(min(available_cpus(), fitting, 1 + math.ceil(left)), 1)
-        return most if seconds * left * (1 - 1 / most) > came else 1
+        return most if seconds * left * (1 - 1 / most) > start else 1
 
 
 def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) -> Iterator[tuple[ScoredBlock, int]]:
-    """The scores of ``blocks`` in order, each with the bytes read by then; the first block tells how many ranks pay."""
-    came, began = time.process_time(), time.monotonic()
+    """Yield the scores of ``blocks`` in order, each with the bytes read by then.
+
+    The first block tells how many ranks pay.
+    """
+    start, began = time.process_time(), time.monotonic()
     first = next(blocks, None)
     if first is None:
         return
@@ -172,89 +187,66 @@ def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) 
     second = next(blocks, None)
     if second is None:
         return
-    side.start(effort.ranks(read, seconds, came) - 1)
-    every = itertools.chain([second], blocks)
-    with contextlib.closing(in_order(lambda each: (side.score(each[0]), each[1]), every, side.count)) as found:
-        yield from found
+    side.start(effort.ranks(read, seconds, start) - 1)
+    following = itertools.chain([second], blocks)
+    with contextlib.closing(in_order(lambda block: (side.score(block[0]), block[1]), following, side.count)) as scored:
+        yield from scored
 
 
 class _Processes:
-    """The processes behind the others: what became of them."""
+    """The processes behind the others."""
 
     def __init__(self, server: ForkServer, logs: list[str]) -> None:
         self._server, self._logs, self._lock = server, logs, threading.Lock()
 
-    def require_alive(self) -> None:
-        """LaunchError where one has ended."""
-        with self._lock:
-            codes = self._server.codes()
-        if codes:
-            raise self._death(*next(iter(codes.items())))
-
-    def ended(self) -> LaunchError:
-        """The error about the first that ended: its connection is closed, so its exit code is about to come."""
+    def death(self, *, wait: bool = False) -> LaunchError | None:
+        """Return the error about the first process that ended; ``wait``: until one has."""
         with self._lock:
             while not (codes := self._server.codes()):
+                if not wait:
+                    return None
                 time.sleep(POLL_SECONDS)
-        return self._death(*next(iter(codes.items())))
-
-    def _death(self, place: int, code: int) -> LaunchError:
+        rank, code = next(iter(codes.items()))
         how = f"was killed by signal {-code}{cause_of(-code)}" if code < 0 else f"ended with exit code {code}"
         message = ""
-        with contextlib.suppress(OSError):  # it had no time to open one
-            message = Path(self._logs[place]).read_text(errors="replace")[-_LOG_BYTES:].strip()
+        # Without a file it had no time to open one.
+        with contextlib.suppress(OSError):
+            message = Path(self._logs[rank]).read_text(errors="replace")[-_LOG_BYTES:].strip()
         return LaunchError(
-            f"rank {place + 1} of predict {how}; nothing is written" + (f"\n{message}" if message else ""),
+            f"rank {rank + 1} of predict {how}; nothing is written" + (f"\n{message}" if message else ""),
             hint="the same command with --ranks 1, or with fewer --ranks if memory was short",
         )
 
 
-class _Own:
-    """This process."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-
-    def score(self, block: Block) -> ScoredBlock:
-        """See ``_Rank``."""
-        return self._scorer.score(block)
-
-    def cache_figures(self) -> dict[str, float]:
-        """See ``_Rank``."""
-        return self._scorer.served.cache_figures()
-
-
 class _Other:
-    """Another process, behind ``channel``."""
+    """Another process, behind ``channel``, which opens the version; the first ``answer`` says that it has."""
 
-    def __init__(self, channel: Channel, processes: _Processes) -> None:
+    def __init__(self, channel: Channel, processes: _Processes, opening: Mapping[str, Any]) -> None:
         self._channel, self._processes = channel, processes
-
-    def open(self, opening: Mapping[str, Any]) -> None:
-        """Have it open the version; ``ready`` waits until it has."""
-        with contextlib.suppress(OSError):  # it is gone, as ``ready`` says
-            self._channel.send(opening)
-
-    def ready(self) -> None:
-        """Wait until it may be asked for scores."""
-        self._answer()
+        # A process that is gone cannot be written to, as the answer says; so below.
+        with contextlib.suppress(OSError):
+            channel.send(opening)
 
     def score(self, block: Block) -> ScoredBlock:
-        """See ``_Rank``."""
-        with contextlib.suppress(OSError):  # it is gone, as the answer says
+        """See ``Scorer``."""
+        with contextlib.suppress(OSError):
             self._channel.send(*block_message(block))
-        return scored_of(*self._answer())
+        return scored_of(*self.answer())
 
     def cache_figures(self) -> dict[str, float]:
-        """See ``_Rank``."""
+        """See ``ServedModel``."""
         self._channel.send({"kind": "figures"})
-        return self._answer()[0]
+        return self.answer()[0]
 
-    def _answer(self) -> tuple[dict[str, Any], bytes]:
+    def answer(self) -> Message:
+        """Wait for the answer to the last message; raises the error that it holds."""
         try:
             head, body = self._channel.receive()
         except (EOFError, OSError):
-            raise self._processes.ended() from None
+            # Its connection is closed, so its exit code is about to come.
+            death = self._processes.death(wait=True)
+            assert death is not None
+            raise death from None
         if "error" in head:
             raise NightjarError.from_json(head["error"])
         return head, body
@@ -267,25 +259,17 @@ class _Failed:
         self._error = error
 
     def score(self, block: Block) -> ScoredBlock:
-        """See ``_Rank``."""
+        """Raise why it did not start."""
         raise self._error
 
     def cache_figures(self) -> dict[str, float]:
-        """See ``_Rank``."""
+        """Raise why it did not start."""
         raise self._error
-
-
-@contextlib.contextmanager
-def _listening(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _short(folder) as place:
-        listener.bind(f"{place}/{_SOCKET}")
-        listener.listen()
-        yield listener
 
 
 @contextlib.contextmanager
 def _short(folder: Path) -> Iterator[str]:
-    """A path of ``folder`` that is short enough for a socket's: the kernel takes about a hundred characters."""
+    # A path of the folder that is short enough for a socket's: the kernel takes about a hundred characters.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{handle}"
@@ -298,28 +282,23 @@ def be_scorer(path: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, _short(Path(path).parent) as place:
         connection.connect(f"{place}/{Path(path).name}")
         channel = Channel(connection)
-        with contextlib.suppress(EOFError, BrokenPipeError):  # whoever asked has ended, or has what it wants
+        # Whoever asked may have ended, or has what it wants.
+        with contextlib.suppress(EOFError, BrokenPipeError):
             opening, _ = channel.receive()
+            version = Path(opening.pop("folder"))
             try:
-                scorer = opened(**opening)
+                scorer = Scorer(Store(str(version.parent)), version.name, version, **opening)
                 channel.send({})
             except NightjarError as error:
                 channel.send({"error": error.to_json()})
             while True:
-                channel.send(*_answer(scorer, *channel.receive()))
+                head, body = channel.receive()
+                if head["kind"] == "figures":
+                    answer: Message = scorer.cache_figures(), b""
+                else:
+                    try:
+                        answer = scored_message(scorer.score(block_of(head, body)))
+                    except NightjarError as error:
+                        answer = {"error": error.to_json()}, b""
+                channel.send(*answer)
     return 0
-
-
-def opened(folder: str, **how: Any) -> Scorer:
-    """A scorer of the version in ``folder``; ``how``: as ``Scorer`` takes it."""
-    place = Path(folder)
-    return Scorer(Store(str(place.parent)), place.name, place, **how)
-
-
-def _answer(scorer: Scorer, head: Mapping[str, Any], body: bytes) -> Message:
-    if head["kind"] == "figures":
-        return scorer.served.cache_figures(), b""
-    try:
-        return scored_message(scorer.score(block_of(head, body)))
-    except NightjarError as error:
-        return {"error": error.to_json()}, b""

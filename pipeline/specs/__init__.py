@@ -2,20 +2,30 @@
 
 from typing import Any
 
-from pipeline.specs import registries
-from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
+from pipeline.specs import registry
 from pipeline.specs.connector import CONNECTORS, Connector, Delivery, Excerpt, Snapshot
 from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
 from pipeline.specs.id_mapping import ID_MAPPINGS, IdMapping, id_mapping_docs, id_mapping_names, mapping_of
-from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSpec, TaskSums
+from pipeline.specs.label_kind import (
+    CALIBRATORS,
+    LABEL_KINDS,
+    MAIN_TASK,
+    Calibrator,
+    LabelKind,
+    TaskSpec,
+    TaskSums,
+    calibrator_docs,
+)
 from pipeline.specs.model import (
     MODELS,
     SEQUENCE_BLOCKS,
     TASK_ARCHITECTURES,
     BlockInputs,
+    Decision,
     Model,
     ModelCosts,
     ModelInputs,
+    SearchPart,
     SequenceBlock,
     TaskArchitecture,
     TaskInput,
@@ -23,9 +33,7 @@ from pipeline.specs.model import (
     task_inputs,
 )
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, ORDINARY_STATE, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
-from pipeline.specs.registries import default_stages, search_part_docs
-from pipeline.specs.registry import Registry
-from pipeline.specs.search_part import Decision, SearchPart
+from pipeline.specs.registry import Registry, default_stages, search_part_docs
 from pipeline.specs.stage import Stage
 from pipeline.specs.tracker import Tracker
 
@@ -82,10 +90,10 @@ __all__ = [
     "task_inputs",
 ]
 
-# The same registries as those of ``registries``, with the protocols that import ``pipeline.config`` for annotations.
-STAGES: Registry[Stage] = registries.STAGES
-TRACKERS: Registry[Tracker] = registries.TRACKERS
-SEARCH_PARTS: Registry[SearchPart] = registries.SEARCH_PARTS
+# The same registries as those of ``registry``, with the protocols that import ``pipeline.config`` for annotations.
+STAGES: Registry[Stage] = registry.STAGES
+TRACKERS: Registry[Tracker] = registry.TRACKERS
+SEARCH_PARTS: Registry[SearchPart] = registry.SEARCH_PARTS
 # All registries, for ``nightjar doctor`` and for the packages that artifact keys cover.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES,

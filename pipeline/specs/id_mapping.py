@@ -160,8 +160,6 @@ class HeldCounts(Counts):
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         """See ``Counts``."""
-        pass
-
         return access_histogram(self.per_row(fitted, missing))
 
 
@@ -315,10 +313,14 @@ class IdMapping(ABC):
 
         first, count = fitted.spread or (UNSEEN_ROW, 1)
         unknown = pl.Series([first], dtype=pl.Int32) if count == 1 else (hashes % count).cast(pl.Int32) + first
-        ways = [
-            way.zip_with(way.is_not_null(), unknown) if way.null_count() else way for way in self.apply(fitted, hashes)
-        ]
-        return tuple(way.set(hashes.is_null(), MISSING_ROW) if hashes.null_count() else way for way in ways)
+        ways = []
+        for way in self.apply(fitted, hashes):
+            if way.null_count():
+                way = way.zip_with(way.is_not_null(), unknown)
+            if hashes.null_count():
+                way = way.set(hashes.is_null(), MISSING_ROW)
+            ways.append(way)
+        return tuple(ways)
 
     def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
         """What ``transforms.json`` holds of a fit besides ``rows``."""
@@ -420,7 +422,8 @@ def id_mapping_names() -> tuple[str, ...]:
 def id_mapping_docs() -> str:
     """Documentation of these mappings, with the settings that each uses besides ``rows``."""
     sentences = []
-    for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
-        used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""
-        sentences.append(f"{each.name}: {each.doc}{used}")
+    for name in id_mapping_names():
+        mapping = ID_MAPPINGS.get(name)
+        used = f" It uses {', '.join(f'`{setting}`' for setting in mapping.settings)}." if mapping.settings else ""
+        sentences.append(f"{mapping.name}: {mapping.doc}{used}")
     return " ".join(sentences)

@@ -268,3 +268,25 @@ def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T
 
 def _options_of(spec: Any) -> list[str]:
     return [each.name for each in fields(spec) if each.name not in _OWN] if is_dataclass(spec) else []
+
+
+# The protocols of these three take configurations, whose settings list the names as choices: nothing here may import
+# ``pipeline.config``, not even for a type. ``pipeline.specs`` has the same registries with their types.
+STAGES: Registry[Any] = Registry("stage", setting="stages", home="pipeline.stages", group="nightjar.stages")
+TRACKERS: Registry[Any] = Registry("tracker", setting="track.to", group="nightjar.trackers")
+SEARCH_PARTS: Registry[Any] = Registry("search part", setting="search.parts", group="nightjar.search_parts")
+
+
+def default_stages() -> list[str]:
+    """The default of ``stages``."""
+    return [stage.name for stage in STAGES if stage.by_default]
+
+
+def inline_stages() -> list[str]:
+    """The default of ``launch.inline``."""
+    return [stage.name for stage in STAGES if stage.inline]
+
+
+def search_part_docs() -> str:
+    """Documentation of the searchable parts."""
+    return " ".join(f"{each.name}: {each.doc}" for each in SEARCH_PARTS)

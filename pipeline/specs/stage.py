@@ -54,74 +54,86 @@ class Use:
     def covers(self, path: str) -> bool:
         """Whether the setting at ``path`` is one of them. ``*`` in it stands for an entry of a dictionary."""
         parts = path.split(".")
-        for pattern in (each.split(".") for each in self.paths):
+        for own_path in self.paths:
+            pattern = own_path.split(".")
             whole = len(pattern) == len(parts) or (len(pattern) < len(parts) and pattern[-1] == "*")
-            if whole and all(one in ("*", other) for one, other in zip(pattern, parts, strict=False)):
+            if whole and all(name in ("*", part) for name, part in zip(pattern, parts, strict=False)):
                 return True
         return False
 
 
 def use(group: str, names: str, *, when: Callable[[Config], bool] = always, named: bool = False) -> Use:
-    """A ``Use`` of the settings ``names``, separated by blanks, of ``group`` ("": the root)."""
+    """Return a ``Use`` of the settings ``names``, separated by blanks, of ``group`` ("": the root)."""
     return Use(tuple(f"{group}.{name}" if group else name for name in names.split()), when, named)
 
 
 def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
-    """The settings that ``uses`` cover, nested as in the configuration, without ``named`` ones."""
+    """Return the settings that ``uses`` cover, nested as in the configuration, without ``named`` ones."""
     settings: dict[str, Any] = {}
-    for each in uses:
-        if each.named or not each.when(config):
+    for used in uses:
+        if used.named or not used.when(config):
             continue
-        for path in each.paths:
-            for place, value in values_at(config, path.split(".")):
+        for pattern in used.paths:
+            for path, value in values_at(config, pattern.split(".")):
                 group = settings
-                for name in place[:-1]:
+                for name in path[:-1]:
                     group = group.setdefault(name, {})
-                group[place[-1]] = value
+                group[path[-1]] = value
     return settings
 
 
 def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
-    """Path and value of every setting that ``parts`` match below ``node``, a dataclass or a dictionary."""
+    """Yield path and value of every setting that ``parts`` match below ``node``, a dataclass or a dictionary."""
     if not parts:
         yield [], _plain(node)
         return
     head, *rest = parts
-    names = [head] if head != "*" else list(node) if isinstance(node, dict) else [each.name for each in fields(node)]
-    quiet = set() if isinstance(node, dict) else _quiet(node)
-    for name in (each for each in names if each not in quiet):
+    if isinstance(node, dict):
+        names, quiet = list(node), set[str]()
+    else:
+        names, quiet = [declared.name for declared in fields(node)], _quiet(node)
+    for name in [head] if head != "*" else names:
+        if name in quiet:
+            continue
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
-        for place, value in values_at(entry, rest):
-            yield [name, *place], value
+        for path, value in values_at(entry, rest):
+            yield [name, *path], value
 
 
 def _plain(node: Any) -> Any:
-    """``node`` as plain data; entries of a dictionary without their quiet settings at defaults."""
+    # Entries of a dictionary come without their quiet settings at defaults.
     if isinstance(node, dict):
-        return {name: _entry(each) if dataclasses.is_dataclass(each) else each for name, each in node.items()}
+        return {name: _plain_entry(entry) for name, entry in node.items()}
     return dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
 
 
-def _entry(node: Any) -> dict[str, Any]:
-    """The entry ``node`` of a dictionary, and the groups of settings in it, without quiet settings at defaults."""
-    plain, quiet = dataclasses.asdict(node), _quiet(node)
-    groups = {name: each for name in plain if dataclasses.is_dataclass(each := getattr(node, name))}
-    return {name: _entry(groups[name]) if name in groups else plain[name] for name in plain if name not in quiet}
+def _plain_entry(node: Any) -> Any:
+    # Plain data of an entry of a dictionary, and of the groups of settings in it, without quiet settings at defaults.
+    if not dataclasses.is_dataclass(node):
+        return node
+    entry, quiet = dataclasses.asdict(cast(Any, node)), _quiet(node)
+    for name in list(entry):
+        if name in quiet:
+            del entry[name]
+        elif dataclasses.is_dataclass(group := getattr(node, name)):
+            entry[name] = _plain_entry(group)
+    return entry
 
 
 def _quiet(node: Any) -> set[str]:
-    """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
-    return {each.name for each in _declared_quiet(node.__class__) if getattr(node, each.name) == _default(each)}
+    # The settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
+    quiet = set()
+    for declared in _declared_quiet(node.__class__):
+        default = declared.default if declared.default_factory is MISSING else declared.default_factory()
+        if getattr(node, declared.name) == default:
+            quiet.add(declared.name)
+    return quiet
 
 
-@functools.cache  # every key goes through the same few classes, hundreds of times
+# Every key goes through the same few classes, hundreds of times.
+@functools.cache
 def _declared_quiet(kind: type) -> list[Field[Any]]:
-    told = ((each, each.metadata.values()) for each in fields(kind))
-    return [each for each, known in told if any(getattr(one, "quiet", False) for one in known)]
-
-
-def _default(each: Field[Any]) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+    return [each for each in fields(kind) if any(getattr(value, "quiet", False) for value in each.metadata.values())]
 
 
 class Drafting(Protocol):

@@ -143,7 +143,7 @@ def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artif
 
 def _make_version(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str) -> Artifact | None:
     from pipeline.checkpoint.collectives import log_on_rank0, world_size
-    from pipeline.publishing.card import CARD_TEXT, card_text
+    from pipeline.publishing.versions import CARD_TEXT, card_text
     from pipeline.stages.release_ranks import shared_draft
 
     model, path = config.model_name, versions.version_path(config.model_name, name)

@@ -56,7 +56,7 @@ def judge_version(
     """
     from pipeline.evaluation.gate.gate import judge
     from pipeline.evaluation.gate.measure import former_figures, measure
-    from pipeline.serving.ensemble_cost import serving_cost
+    from pipeline.serving.scores import serving_cost
     from pipeline.stages.release_ranks import score_on_ranks
     from pipeline.training.parquet import SplitReader
 

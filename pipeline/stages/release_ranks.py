@@ -29,9 +29,8 @@ from pipeline.publishing.table_writer import WrittenTable, write_table
 from pipeline.records.gate import Importance
 from pipeline.records.serving import TableLayout
 from pipeline.serving.incumbent_features import NotComparableError, Translation, translation
-from pipeline.serving.permutation_importance import importance
 from pipeline.serving.scorer import run_in_threads
-from pipeline.serving.scores import DatasetScores, score_dataset
+from pipeline.serving.scores import DatasetScores, importance, score_dataset
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import FileEntry
 from pipeline.training.distributed import connect

@@ -14,7 +14,7 @@ from pipeline.ingest.stage import ingest
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.records import Former, GateRecord, Importance, read
 from pipeline.report.gate import gate_markdown, gate_page
-from pipeline.serving.permutation_importance import importance, sampled
+from pipeline.serving.scores import importance, sampled
 from pipeline.specs import GateInputs
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

@@ -12,9 +12,8 @@ from pipeline.ingest.stage import ingest
 from pipeline.publishing.served_tables import bits
 from pipeline.publishing.table_writer import WrittenTable
 from pipeline.records import TableLayout
-from pipeline.serving.permutation_importance import importance
 from pipeline.serving.scorer import run_in_threads
-from pipeline.serving.scores import score_dataset
+from pipeline.serving.scores import importance, score_dataset
 from pipeline.stages.release_ranks import write_tables
 from pipeline.store import Draft, Store
 from pipeline.training.parquet import SplitReader

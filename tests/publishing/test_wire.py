@@ -81,9 +81,9 @@ def test_ranks_are_started_where_what_is_left_takes_longer_than_their_start(monk
     monkeypatch.setattr("pipeline.serving.scoring_processes.own_memory", lambda: 10)
     monkeypatch.setattr("pipeline.serving.scoring_processes.spare_memory", lambda: 100)
     log = Effort(None, 1000, 10)
-    assert log.ranks(10, seconds=1.0, came=5.0) == 4, "99 seconds are left"
-    assert log.ranks(10, seconds=1.0, came=80.0) == 1, "three quarters of them are saved at most"
-    assert log.ranks(500, seconds=1.0, came=0.4) == 2, "one more block keeps no more busy"
+    assert log.ranks(10, seconds=1.0, start=5.0) == 4, "99 seconds are left"
+    assert log.ranks(10, seconds=1.0, start=80.0) == 1, "three quarters of them are saved at most"
+    assert log.ranks(500, seconds=1.0, start=0.4) == 2, "one more block keeps no more busy"
     monkeypatch.setattr("pipeline.serving.scoring_processes.spare_memory", lambda: 10)
-    assert log.ranks(10, seconds=1.0, came=5.0) == 2, "each has a memory of its own"
-    assert Effort(3, 1000, 10).ranks(1000, seconds=0.0, came=9.0) == 3, "as asked for"
+    assert log.ranks(10, seconds=1.0, start=5.0) == 2, "each has a memory of its own"
+    assert Effort(3, 1000, 10).ranks(1000, seconds=0.0, start=9.0) == 3, "as asked for"
