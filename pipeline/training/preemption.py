@@ -23,7 +23,7 @@ class Agreement:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self._flag = torch.zeros(1, dtype=torch.int32)
-        self._flight: Any = None
+        self._pending: Any = None
         self._answered = False
         self._terminated = threading.Event()
         self._former: Any = None
@@ -46,16 +46,19 @@ class Agreement:
 
     def step(self, save: bool) -> int:
         """Submit this rank's wish at the end of a step; returns what all agree on: 0, SAVE or STOP."""
-        wish = STOP if self._terminated.is_set() else SAVE if save else 0
+        wish = SAVE if save else 0
+        if self._terminated.is_set():
+            wish = STOP
         if self._group is None:
             return wish
         agreed = 0
-        if self._flight is not None:
-            self._flight.wait()
+        if self._pending is not None:
+            self._pending.wait()
             agreed = int(self._flag.item())
+            # It was asked for before the checkpoint that has just been taken.
             if self._answered and agreed == SAVE:
                 agreed = 0
         self._answered = False
         self._flag = torch.tensor([wish], dtype=torch.int32)
-        self._flight = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
