@@ -27,13 +27,12 @@ from pipeline.errors import ArtifactError, LaunchError
 from pipeline.records.dataset import dataset_path
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.bias_correction import levels, set_level, unset_level
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.optimizer import drop_averages
 from pipeline.training.parquet import SplitReader
-from pipeline.training.remapped import remapped_rows
+from pipeline.training.predict import levels, set_level, unset_level
 from pipeline.training.resume_checks import (
     check_average,
     check_finer,
@@ -42,6 +41,7 @@ from pipeline.training.resume_checks import (
     length_line,
     planned_before,
     rates_differ,
+    remapped_rows,
     same_coding,
 )
 from pipeline.training.sampler import Order
