@@ -95,11 +95,9 @@ def workers_of(hardware: HardwareConfig) -> Workers:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep the memory that a step frees, for the tensors of the next step.
-
-    By default it gives large pieces back to the kernel, which clears every page again on its first use: up to half of
-    the time of a step of large batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
-    """
+    # Have glibc keep the memory that a step frees, for the tensors of the next step. By default it gives large pieces
+    # back to the kernel, which clears every page again on its first use: up to half of the time of a step of large
+    # batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for option, value in _MALLOC.items():
@@ -108,10 +106,8 @@ def _keep_freed_memory() -> None:
 
 
 def _use_large_pages(libc: ctypes.CDLL) -> None:
-    """Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
-
-    Tensors of a step lie there. What none of them uses takes no memory.
-    """
+    # Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
+    # Tensors of a step lie there. What none of them uses takes no memory.
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -228,8 +224,6 @@ def failure_left() -> NightjarError | None:
 
 
 class _SumOfRanks(torch.autograd.Function):
-    """The sum of a tensor over a group's ranks; the loss of each depends on it, so the gradients add up as well."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group, total = group, values.clone()

@@ -29,7 +29,10 @@ from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up, largest
 from pipeline.units import GIB
 
-WARN_SHARE = 0.9  # of the limit
+# Of the limit, from which on a warning says so.
+WARN_SHARE = 0.9
+# Directory of a local store for the files of tables on tier ssd.
+SCRATCH = "scratch"
 log = logging.getLogger(__name__)
 
 
@@ -140,7 +143,7 @@ class MemoryBudget(Callback):
         interval.figures["host_memory_bytes"] = taken
 
     def _rank_bytes(self, used: int) -> int:
-        """This rank's bytes; near its share of the limit, without memory that is free but kept for later."""
+        # This rank's bytes; near its share of the limit, without memory that is free but kept for later.
         local = self._hardware.ranks_per_host
         if used <= WARN_SHARE * self._limits[dist.get_rank() // local] / local:
             return used
@@ -154,7 +157,6 @@ class MemoryBudget(Callback):
         return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory{ranks}"
 
     def _setting(self, host: int) -> str:
-        """What gives ``host`` its memory."""
         hardware = self._hardware
         own = host * hardware.ranks_per_host >= hardware.workers and hardware.embedding_ddr_gib is not None
         return f"hardware.{'embedding_' if own else ''}ddr_gib"
@@ -163,9 +165,6 @@ class MemoryBudget(Callback):
         """Add the limit, and the most that a host took at an interval's end."""
         if self.active:
             figures["budget"] = {"limit_bytes": self.limit, "peak_bytes": self.peak}
-
-
-SCRATCH = "scratch"
 
 
 @contextmanager
@@ -195,8 +194,9 @@ def log_shortcomings(ssd: SsdStore | None) -> None:
     if ssd is None:
         return
     shortcomings = [(what, advice) for refused in all_gather_records(ssd.shortcomings()) for what, advice in refused]
-    for what, advice in dict.fromkeys(shortcomings) if dist.get_rank() == 0 else ():
-        log.warning("%s; %s", what, advice)
+    if dist.get_rank() == 0:
+        for what, advice in dict.fromkeys(shortcomings):
+            log.warning("%s; %s", what, advice)
 
 
 class SsdMeter(Callback):

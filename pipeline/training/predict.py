@@ -130,7 +130,7 @@ def predict(
 
 
 def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
-    """Whether a rank scores its part of the ``rows`` without the others: it is the only one, or has all tables."""
+    # Whether a rank scores its part of the rows without the others: it is the only one, or has all tables.
     if plan.world_size == 1:
         return True
     # Other exchanges round embeddings, and scores without an exchange would differ.
@@ -153,7 +153,6 @@ def even_batch(rows: int, ranks: int) -> int:
 
 
 def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
-    """The logits of an ensemble, from those of its ``members``; the only part as it is."""
     if parts[0] is None or len(parts) == 1:
         return parts[0]
     counted = shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
@@ -211,16 +210,14 @@ def main_logits(logits: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def _run(model: torch.nn.Module, batches: Iterable[Batch], device: torch.device) -> torch.Tensor:
-    """This rank's logits, one row per global batch: [batches, b], or [batches, b, T]."""
+    # This rank's logits, one row per global batch: [batches, b], or [batches, b, T].
     model.eval()
     return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in batches])
 
 
 def _meeting(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """``batches``, of which all ranks have equally many, and do not run far ahead of each other.
-
-    So the failure of one reaches the others, and none waits at the end for as long as a collective may take.
-    """
+    # batches, of which all ranks have equally many, and do not run far ahead of each other. So the failure of one
+    # reaches the others, and none waits at the end for as long as a collective may take.
     for number, batch in enumerate(batches, start=1):
         yield batch
         if number % MEETING == 0:
@@ -228,14 +225,14 @@ def _meeting(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
-    """The logits of the W workers on rank 0: [batches, W, b], or [batches, W, b, T]."""
+    # The logits of the W workers on rank 0: [batches, W, b], or [batches, W, b, T].
     parts = [torch.empty_like(logits) for _ in workers.ranks] if dist.get_rank() == 0 else None
     dist.gather(logits, parts, group=workers.group)
     return torch.stack(parts, dim=1) if parts else None
 
 
 def _in_row_order(logits: torch.Tensor, deal: BatchSampler) -> np.ndarray:
-    """Of the logits of all ranks those of rows, which ``deal`` does not shuffle, without the padding: [rows, ...]."""
+    # Of the logits of all ranks those of rows, which deal does not shuffle, without the padding: [rows, ...].
     found, ordered = logits.cpu().numpy(), np.empty((deal.rows, *logits.shape[3:]), np.float32)
     for batch, ranks in enumerate(found):
         for rank, own in enumerate(ranks):
@@ -307,7 +304,6 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
 
 def _record_events(into: list[int], module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-    """Keep the numbers of events and samples that a sequence's vectors are made of."""
     _, rows, _, samples = given
     into[:] = [len(rows), samples]
 
@@ -315,7 +311,6 @@ def _record_events(into: list[int], module: torch.nn.Module, given: tuple[Any, .
 def _keep(
     into: list[Tensor], counts: list[int], module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor
 ) -> None:
-    """Keep the weights without those of what filled up the batch, which are the last ones."""
     events, samples = counts
     # Else every sample's target is behind its events.
     alone = len(made) == events + fillers(events, samples)[0]
@@ -323,7 +318,7 @@ def _keep(
 
 
 def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
-    """The sample with most events, but not more than ``MOST_EVENTS`` where there is one; ``sample``: of each event."""
+    # The sample with most events, but not more than MOST_EVENTS where there is one; sample: of each event.
     lengths = torch.bincount(sample)
     among = lengths[:rows]
     # Beyond ``MOST_EVENTS``, the shorter the better.
@@ -384,11 +379,8 @@ def unset_level(executor: StepExecutor, former: Mapping[str, list[float]]) -> No
 
 
 def _level(rows: SplitReader, logits: NDArray[np.float32]) -> float:
-    """At the rate of the kept rows, where training has the model fit them.
-
-    At the true rate it would be 3 % too high: kept rows without a click would stand for those that were left out, to
-    which the model was not fitted.
-    """
+    # At the rate of the kept rows, where training has the model fit them. At the true rate it would be 3 % too high:
+    # kept rows without a click would stand for those that were left out, to which the model was not fitted.
     kept = logits.astype(np.float64) - np.log(rows.column(NEGATIVE_RATE).astype(np.float64))
     return level_of(rows.column(LABEL), kept, rows.column(ROW_WEIGHT) if rows.schema.row_weights else None)
 

@@ -204,8 +204,6 @@ def step_products(config: ModelConfig, inputs: ModelInputs, samples: int) -> Cou
 
 
 class _Recorder(TorchDispatchMode):
-    """Counts products by their sizes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.products: Counter[Product] = Counter()

@@ -157,7 +157,6 @@ def _length(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
-    """Former values of the changed settings of the length."""
     return {name: old for name, old in _length(then.get("train", {})).items() if old != getattr(train, name)}
 
 
@@ -213,13 +212,12 @@ def _vocab(feature: str) -> str:
 
 
 def _table_rows(store: Store, dataset: Artifact) -> dict[str, int]:
-    """Rows of every table of ``dataset``."""
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
     return {column.name: column.rows for column in schema.id_columns}
 
 
 def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: int = 0) -> np.ndarray:
-    """Hash (uint64) or id (object) of each row of ``feature``'s table, ``size`` or more; 0 or None without an id."""
+    # Hash (uint64) or id (object) of each row of feature's table, size or more; 0 or None without an id.
     with store.open(f"{dataset.path}/{_vocab(feature)}") as source:
         table = pq.read_table(source, columns=["row", column])
     rows, values = table["row"].to_numpy(), table[column].to_numpy()
@@ -230,13 +228,13 @@ def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: in
 
 
 def _differing(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Rows of ``then`` with another value, or none, in ``now``; rows beyond the end of ``then`` were never trained."""
+    # Rows of then with another value, or none, in now; rows beyond the end of then were never trained.
     size = min(len(then), len(now))
     gone = np.arange(size, len(then))
     return np.concatenate([np.flatnonzero(then[:size] != now[:size]), gone]).astype(np.int64)
 
 
 def _freed(store: Store, dataset: Artifact, feature: str) -> np.ndarray:
-    """The rows of ``feature`` that ``dataset`` lists as freed when it continued the mapping of the one before."""
+    # The rows of feature that dataset lists as freed when it continued the mapping of the one before.
     with store.open(f"{dataset.path}/freed/{feature}.parquet") as source:
         return np.unique(pq.read_table(source, columns=["row"])["row"].to_numpy()).astype(np.int64)

@@ -272,19 +272,21 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
 def _reductions(
     sharded: Sharded, dense: dict[str, torch.nn.Parameter], workers: Workers
 ) -> list[tuple[int, list[int], bool]]:
-    """This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
+    # This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part).
     if not workers.here:
         return []
-    all_ranks = list(workers.ranks)
-    tower_ranks, tower_parameters, tower_bytes = all_ranks, set[int](), 0
-    if sharded.towers is not None:
-        tower_ranks = list(sharded.towers.groups.tower_ranks)
-        tower_parameters = {id(parameter) for parameter in sharded.towers.apart_parameters()}
-        tower_bytes = sum(parameter.nbytes for parameter in sharded.towers.own_parameters())
-    shared_bytes = sum(p.nbytes for p in dense.values() if id(p) not in tower_parameters)
+    ranks, towers = list(workers.ranks), sharded.towers
+    shared_bytes = sum(parameter.nbytes for parameter in dense.values())
+    reductions = []
+    if towers is not None:
+        in_towers = {id(parameter) for parameter in towers.apart_parameters()}
+        shared_bytes = sum(parameter.nbytes for parameter in dense.values() if id(parameter) not in in_towers)
+        tower_bytes = sum(parameter.nbytes for parameter in towers.own_parameters())
+        reductions.append((tower_bytes, list(towers.groups.tower_ranks), True))
     table_bytes = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
-    reductions = [(shared_bytes, all_ranks, True), (tower_bytes, tower_ranks, True), (table_bytes, tower_ranks, False)]
-    return [(size, ranks, is_dense) for size, ranks, is_dense in reductions if size and len(ranks) > 1]
+    table_ranks = ranks if towers is None else list(towers.groups.tower_ranks)
+    reductions = [(shared_bytes, ranks, True), *reductions, (table_bytes, table_ranks, False)]
+    return [each for each in reductions if each[0] and len(each[1]) > 1]
 
 
 class TowerPipeline:
@@ -308,14 +310,20 @@ class TowerPipeline:
 
     def progress(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; StopIteration where there is none."""
-        batch, leaving = self._next or self._leave(self.start_sparse_data_dist(next(batches)))
-        received = self.wait_sparse_data_dist(leaving)
+        if self._next is None:
+            batch, sent = self.start_sparse_data_dist(next(batches))
+            self._next = batch, self.wait_sparse_data_dist(sent)
+        batch, ids = self._next
+        received = self.wait_sparse_data_dist(ids)
         coming = next(batches, None) if self._ahead else None
-        sent = self.start_sparse_data_dist(coming) if coming is not None else None
+        self._next = None
+        if coming is not None:
+            coming, sent = self.start_sparse_data_dist(coming)
         self._optimizers.zero_grad()
         output: Output
         loss, output = self._model(batch, received)
-        self._next = self._leave(sent) if sent is not None else None
+        if coming is not None:
+            self._next = coming, self.wait_sparse_data_dist(sent)
         loss.backward()
         self._towers.reduce_gradients()
         self._optimizers.step()
@@ -330,55 +338,49 @@ class TowerPipeline:
         """Wait for what was sent: first lengths, then ids."""
         return sent.wait()
 
-    def _leave(self, started: tuple[Batch, Sent]) -> tuple[Batch, Awaitable[KeyedJaggedTensor]]:
-        return started[0], self.wait_sparse_data_dist(started[1])
-
 
 @torch.no_grad()
 def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> None:
     """Copy every tower module and its optimizer state from the first rank of its hosts to all ranks. Collective."""
     # Of several states: only those of parameters that learn here have all names after a restore.
-    template = {name: value for state in optimizer.state.values() for name, value in state.items()}
+    template: dict[str, Any] = {}
+    for state in optimizer.state.values():
+        template |= state
     for group in range(len(towers.layout.tower_hosts)):
         source = towers.layout.tower_ranks(group)[0]
         for parameter in towers.parameters_of(group):
-            _send(parameter.data, source, parameter.device)
-            state = _state(optimizer, parameter, template)
+            _broadcast(parameter.data, source, parameter.device)
+            if not template:
+                continue
+            # This rank has no state yet of parameters that other ranks train.
+            state = optimizer.state[parameter]
+            for name, value in _initial_state(optimizer, parameter, template).items():
+                state.setdefault(name, value)
             for name in sorted(state):
-                state[name] = _send(state[name], source, parameter.device)
+                state[name] = _broadcast(state[name], source, parameter.device)
 
 
-def _send(value: Any, source: int, device: torch.device) -> Any:
-    """``value``, a tensor or a whole number, as the rank ``source`` has it; a tensor is filled in place. Collective."""
+def _broadcast(value: Any, source: int, device: torch.device) -> Any:
+    # A tensor is filled in place; other values are whole numbers.
     if not isinstance(value, Tensor):
-        return int(_send(torch.tensor(value), source, device))
+        return int(_broadcast(torch.tensor(value), source, device))
     # Adagrad counts its steps on the CPU, where NCCL does not reach.
     sent = value.to(device)
     dist.broadcast(sent, source)
     return value.copy_(sent)
 
 
-def _state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's state of ``parameter``; new, with zeros, where this rank has none yet."""
-    state: dict[str, Any] = optimizer.state[parameter] if template else {}
-    for name, value in _new_state(optimizer, parameter, template).items() if template else ():
-        state.setdefault(name, value)
-    return state
-
-
-def _new_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Any]) -> dict[str, Any]:
-    """Zeros for ``parameter``, by the names of ``template``, other parameters' states.
-
-    An optimizer whose states depend on the parameter's shape makes them itself.
-    """
-    zeros = {name: _zeros(parameter, value) for name, value in template.items()}
+def _initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Any]) -> dict[str, Any]:
+    zeros: dict[str, Any] = {}
+    for name, value in template.items():
+        zeros[name] = 0
+        if isinstance(value, Tensor):
+            zeros[name] = torch.zeros_like(parameter if value.dim() else value)
     if not hasattr(optimizer, "new_state"):
         return zeros
-    own: dict[str, Any] = optimizer.new_state(parameter)
-    return own | {name: value for name, value in zeros.items() if name in (AVERAGE, COUNT)}
-
-
-def _zeros(parameter: Tensor, value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return 0
-    return torch.zeros_like(parameter if value.dim() else value)
+    # States that depend on the parameter's shape are made by the optimizer itself, which knows no average.
+    state: dict[str, Any] = optimizer.new_state(parameter)
+    for name in (AVERAGE, COUNT):
+        if name in zeros:
+            state[name] = zeros[name]
+    return state

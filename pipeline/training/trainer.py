@@ -379,10 +379,8 @@ class Trainer:
             )
 
     def _judge(self, *, empty: bool, free: bool) -> None:
-        """Have the guard judge the model where its predictions ask for it; later, unless the pipeline is ``empty``.
-
-        ``free``: it has just been validated, or this is the last chance.
-        """
+        # Have the guard judge the model where its predictions ask for it; later, unless the pipeline is empty. free: it
+        # has just been validated, or this is the last chance.
         step = self.executor.steps
         age = step if self.validation is None else self.validation.age(step)
         if empty:
@@ -403,7 +401,7 @@ class Trainer:
         return self.order.samples_after(step, self.split.rows)
 
     def _summarize(self) -> dict[str, Any]:
-        """The figures of the session, the same on every rank. Collective."""
+        # The figures of the session, the same on every rank. Collective.
         step, device = self.executor.steps, self.executor.device
         seconds = max(self.seconds, 1e-9)
         peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
