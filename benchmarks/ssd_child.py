@@ -25,7 +25,7 @@ from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
 from pipeline.records import DatasetSchema
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
-from pipeline.training.memory_budget import MemoryMeter, give_back_freed
+from pipeline.training.memory import MemoryMeter, give_back_freed
 from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 

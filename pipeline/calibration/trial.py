@@ -130,7 +130,7 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
         ``step_ms``: the median; ``bytes``: peak resident memory above the imports', 0 without /proc.
     """
     from pipeline.training.distributed import connect
-    from pipeline.training.memory_budget import status_bytes
+    from pipeline.training.memory import status_bytes
     from pipeline.training.settings import TrainingSettings
     from pipeline.training.trainer import train
 

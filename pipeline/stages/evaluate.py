@@ -19,7 +19,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 if TYPE_CHECKING:
-    from pipeline.training.attention import EventAttention
+    from pipeline.training.predict import EventAttention
     from pipeline.training.parquet import SplitReader
 
 ATTENTION = "attention.json"

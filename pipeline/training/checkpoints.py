@@ -27,13 +27,12 @@ from pipeline.errors import ArtifactError, LaunchError
 from pipeline.records.dataset import dataset_path
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.bias_correction import levels, set_level, unset_level
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.optimizer import drop_averages
 from pipeline.training.parquet import SplitReader
-from pipeline.training.remapped import remapped_rows
+from pipeline.training.predict import levels, set_level, unset_level
 from pipeline.training.resume_checks import (
     check_average,
     check_finer,
@@ -42,6 +41,7 @@ from pipeline.training.resume_checks import (
     length_line,
     planned_before,
     rates_differ,
+    remapped_rows,
     same_coding,
 )
 from pipeline.training.sampler import Order
@@ -188,7 +188,6 @@ class Checkpoints:
             average.restart(state.step)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
-        """Put the weights that train in their place, where ``state`` was saved with what is published there."""
         unset_level(self.executor, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
             self.executor.optimizers.average.swap()
@@ -241,11 +240,6 @@ class Checkpoints:
         artifact = run_on_rank0(f"opening {path}", lambda: store.get(path, "train").to_json())
         return restore(store, Artifact.from_json(path, artifact), target)
 
-    def changed_without_lookups(self) -> None:
-        """Have the next checkpoint hold every row, and the guards see no figures of before."""
-        self.checkpointer.model.touched.fill()
-        self.metrics.begin_anew()
-
     def due(self, step: int) -> bool:
         """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""
         every = self.settings.checkpoint.every_steps
@@ -255,15 +249,6 @@ class Checkpoints:
         """Whether ``checkpoint.every_minutes`` have passed since the last one, by this rank's clock."""
         minutes = self.settings.checkpoint.every_minutes
         return minutes is not None and time.monotonic() - self._last_saved >= 60 * minutes
-
-    def save(self, *, final: bool = False, grace: float | None = None) -> None:
-        """Take a checkpoint of the executor's state. Collective.
-
-        Args:
-            final: It is the result of the run.
-            grace: Seconds in which it must be committed (TimeoutError). With either, it is committed on return.
-        """
-        self._save(final=final, averaged=final, levelled=final, grace=grace)
 
     def save_and_stop(self, *, saved: bool) -> NoReturn:
         """End the run after a SIGTERM, with this step committed if the grace time is enough. Collective.
@@ -284,14 +269,6 @@ class Checkpoints:
             hint="the same command continues from there",
         )
 
-    def save_best(self) -> None:
-        """Take an exact checkpoint of the weights that the last validation found best; it is committed. Collective."""
-        self._save(exact=True, averaged=True)
-
-    def save_snapshot(self) -> None:
-        """Take an exact checkpoint that may be published as a member of an ensemble; it is committed. Collective."""
-        self._save(exact=True, averaged=True, levelled=True)
-
     def end_early(self) -> None:
         """Take the last checkpoint of a training that was resumed where it ends now. Collective.
 
@@ -299,15 +276,13 @@ class Checkpoints:
         """
         path = self._redirect_last()
         if path is not None:
-            self._save(final=True, averaged=True, levelled=True)
+            self.save(final=True)
             if dist.get_rank() == 0:
                 log.info("training ends here; its last checkpoint is %s", path)
 
     def _recode_last(self, state: TrainState, saved_config: dict[str, Any]) -> None:
-        """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
-
-        ``saved_config``: the configuration that wrote it. It stays, since other artifacts name it.
-        """
+        # Write a finished training's last checkpoint again where checkpoint asks for another coding. Collective.
+        # saved_config: the configuration that wrote it. It stays, since other artifacts name it.
         wanted = self.settings.checkpoint
         if same_coding(wanted, saved_config):
             return
@@ -319,7 +294,7 @@ class Checkpoints:
                 log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
     def _redirect_last(self) -> str | None:
-        """Have the last checkpoint written beside the directory of the others; None where it lies there already."""
+        # Have the last checkpoint written beside the directory of the others; None where it lies there already.
         directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
         path = f"{directory}/{name_of(self.executor.steps)}"
         self.checkpointer.turn_to(directory)
@@ -328,22 +303,25 @@ class Checkpoints:
             return None
         return path
 
-    def _save(
-        self,
-        *,
-        averaged: bool,
-        levelled: bool = False,
-        final: bool = False,
-        exact: bool = False,
-        grace: float | None = None,
+    def save(
+        self, *, final: bool = False, best: bool = False, snapshot: bool = False, grace: float | None = None
     ) -> None:
+        """Take a checkpoint of the executor's state; it is committed on return but for a plain one. Collective.
+
+        Args:
+            final: It is the result of the run.
+            best: It has the weights that the last validation found best, exact to the bit.
+            snapshot: It may be published as a member of an ensemble, exact to the bit.
+            grace: Seconds in which it must be committed (TimeoutError).
+        """
+        exact = best or snapshot
         # 1. Put what is published in the place of what trains: first the level, which is that of the average.
         executor, step = self.executor, self.executor.steps
         unlevelled: dict[str, list[float]] = {}
-        if levelled and self._levels:
+        if (final or snapshot) and self._levels:
             unlevelled = set_level(executor, self._split, self.order)
         executor.gather()
-        average = executor.published_average if averaged else None
+        average = executor.published_average if final or exact else None
         if average is not None:
             average.swap()
 
@@ -414,7 +392,7 @@ def _features_text(towers: dict[str, list[str]]) -> str:
 
 
 def _all_rng_states() -> Tensor | None:
-    """Every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], on rank 0, which writes it. Collective."""
+    # Every rank's torch.get_rng_state(), uint8 [world size, bytes], on rank 0, which writes it. Collective.
     state = torch.get_rng_state()
     if dist.get_world_size() == 1:
         return state[None]

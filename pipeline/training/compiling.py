@@ -11,7 +11,7 @@ import logging
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -106,19 +106,17 @@ class AutoCompile(Callback):
             self._open = False
             log.debug("torch.compile is not tried: %.0f s of training are left", seconds)
             return
-        timed = self._agreed(trial(self._part, self._batch))
-        if timed is None:
+        # The slowest rank's times count, and one that cannot compile decides for all.
+        timed = trial(self._part, self._batch)
+        times = [1.0, 0.0, 0.0, 0.0] if timed is None else [0.0, *asdict(timed).values()]
+        failed, eager, compiled, seconds = largest(torch.tensor(times, dtype=torch.float64)).tolist()
+        if failed:
             self._decide(False, FAILED)
             return
+        timed = Timed(eager_ms=eager, compiled_ms=compiled, seconds=seconds)
         if dist.get_rank() == 0:
             self._keep(timed)
         self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, timing_message(timed, left))
-
-    def _agreed(self, timed: Timed | None) -> Timed | None:
-        """The slowest rank's times; None where it failed on one of them."""
-        own = [float(timed is None), *(asdict(timed).values() if timed else (0.0, 0.0, 0.0))]
-        failed, eager, compiled, seconds = largest(torch.tensor(own, dtype=torch.float64)).tolist()
-        return None if failed else Timed(eager_ms=eager, compiled_ms=compiled, seconds=seconds)
 
     def _decide(self, compiled: bool, why: str) -> None:
         if compiled:
@@ -133,7 +131,6 @@ class AutoCompile(Callback):
 
     @property
     def _path(self) -> str:
-        """Where the times lie: by everything that they depend on."""
         inputs = self._part.inputs
         assert inputs is not None
         made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
@@ -148,17 +145,15 @@ class AutoCompile(Callback):
         }
 
     def _known(self) -> Timed | None:
-        """The times of an earlier training, as rank 0 reads them; None without any."""
-        record = all_gather_records(self._read() if dist.get_rank() == 0 else None)[0]
+        # The times of an earlier training, as rank 0 reads them.
+        record = None
+        if dist.get_rank() == 0:
+            # Where there are no times, or none of use, they are measured again.
+            with suppress(NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
+                times: dict[str, Any] = self._store.read_json(self._path)["times"]
+                record = asdict(Timed(**{name: float(value) for name, value in times.items()}))
+        record = all_gather_records(record)[0]
         return Timed(**record) if record else None
-
-    def _read(self) -> dict[str, float] | None:
-        try:
-            times: dict[str, Any] = self._store.read_json(self._path)["times"]
-            return asdict(Timed(**{name: float(value) for name, value in times.items()}))
-        except (NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            # There are no times, or none of use: they are measured again.
-            return None
 
     def _keep(self, timed: Timed) -> None:
         try:
@@ -210,7 +205,7 @@ def trial(part: DensePart, batch: int) -> Timed | None:
 
 @contextmanager
 def _undisturbed(part: DensePart) -> Iterator[None]:
-    """Passes within leave the random state and what layers keep of batches as they are."""
+    # Passes within leave the random state and what layers keep of batches as they are.
     kept = [*part.ranking.buffers(), *(each for each in part.ranking.parameters() if not each.requires_grad)]
     before = [each.detach().clone() for each in kept]
     devices = {each.device for each in part.ranking.parameters() if each.device.type == "cuda"}
@@ -224,7 +219,7 @@ def _undisturbed(part: DensePart) -> Iterator[None]:
 
 
 def _passes(part: DensePart, batch: int) -> float:
-    """Seconds of a forward and a backward pass. Gradients are not kept, and no hook of a parameter runs."""
+    # Seconds of a forward and a backward pass. Gradients are not kept, and no hook of a parameter runs.
     inputs = part.inputs
     assert inputs is not None
     learning = [each for each in part.ranking.parameters() if each.requires_grad]
@@ -254,7 +249,5 @@ def timing_message(timed: Timed, steps: int) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of the GPU or the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return processor()
+    """Return the model of the GPU or the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from pipeline.embeddings.event_lookups import EventLookups, Segment, event_lookups
+from pipeline.embeddings.event_lookups import EventLookups, event_lookups
 from pipeline.errors import DataError
 from pipeline.records.dataset import BY_WEIGHTS, DatasetSchema
 from pipeline.training.parquet import DecodedColumns, SplitReader
@@ -31,8 +31,6 @@ from pipeline.training.shuffle_buffer import LaneReader, no_rows
 
 # Threads: a disk answers at once, while requests to an object store overlap.
 LOCAL_READERS, REMOTE_READERS = 2, 8
-# Lengths int32, values int32, weights of the values.
-Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 @dataclass
@@ -70,7 +68,6 @@ class Batch(Pipelineable):
             self._each(lambda part: part.record_stream(stream))
 
     def _each(self, apply: Callable[[Any], Any]) -> Batch:
-        """What ``apply`` makes of every part."""
         some = (None if part is None else apply(part) for part in (self.extra, self.lookups))
         whole = (apply(part) for part in (self.dense, self.sparse, self.labels, self.weights))
         return Batch(*whole, *some, tuple(apply(part) for part in self.events))
@@ -131,12 +128,16 @@ class BatchReader:
         try:
             if self._told is None:
                 return self._following().batch
-            return _as_long(*self._told.take(self._following))
+            # TorchRec's exchange wants as many rows of events on every rank as on the one that has most of them.
+            batch, most = self._told.take(self._following)
+            if batch.lookups is None or batch.lookups.stride() == most:
+                return batch
+            lookups = lengthened(batch.lookups, most)
+            return replace(batch, lookups=lookups.pin_memory() if batch.dense.is_pinned() else lookups)
         finally:
             self.wait_seconds += time.perf_counter() - began
 
     def _following(self) -> _Read:
-        """What the reading thread read next."""
         item = self._queue.get()
         if isinstance(item, _Read):
             return item
@@ -177,7 +178,7 @@ class BatchReader:
             self._put(error)
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[_Read]:
-        """Every batch, with what the other ranks must know of it. One rank's ids are announced before it is built."""
+        # Every batch, with what the other ranks must know of it. One rank's ids are announced before it is built.
         deal, (epoch, batch) = self.deal, self.start
         rank, world = deal.order.rank, deal.order.world_size
         reader = None
@@ -188,8 +189,11 @@ class BatchReader:
             if self._told is None and self._announce is not None:
                 self._announce.receive(self._announce.ids(self.split, rows, count))
             built = self._builder.build(rows, count, deal.total(batch))
-            own = None if self._told is None else self._told.make(self.split, rows, count, _events(built))
-            yield _Read(built.pin_memory() if self._pin else built, own)
+            announcement = None
+            if self._told is not None:
+                events = 0 if built.lookups is None else int(built.lookups.stride())
+                announcement = self._told.make(self.split, rows, count, events)
+            yield _Read(built.pin_memory() if self._pin else built, announcement)
             epoch, batch = (epoch, batch + 1) if batch + 1 < deal.batches else (epoch + 1, 0)
 
 
@@ -216,23 +220,8 @@ class BoundedBatches:
 
 
 class _Read(NamedTuple):
-    """A batch and what the other ranks must know of it."""
-
     batch: Batch
     announcement: Announcement | None
-
-
-def _events(batch: Batch) -> int:
-    """Rows of the lookup of sequences' tables."""
-    return 0 if batch.lookups is None else int(batch.lookups.stride())
-
-
-def _as_long(batch: Batch, most: int) -> Batch:
-    """``batch`` with ``most`` rows in the lookup of sequences' tables, as on the rank that has most of them."""
-    if batch.lookups is None or batch.lookups.stride() == most:
-        return batch
-    lookups = lengthened(batch.lookups, most)
-    return replace(batch, lookups=lookups.pin_memory() if batch.dense.is_pinned() else lookups)
 
 
 class _BatchBuilder:
@@ -310,40 +299,43 @@ class EventBuilder:
 
     def __init__(self, lookups: EventLookups, schema: DatasetSchema, single_at: Mapping[str, int]) -> None:
         self._lookups, self._single_at = lookups, single_at
-        self._first = _first_columns(schema)
+        # Of each sequence, whose columns have the same lengths.
+        self._first = {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
         pooled = set(lookups.features)
         self._weighted = any(column.weighted for column in schema.sparse if column.name in pooled)
 
     def build(self, rows: DecodedColumns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
         """The lookup, and the sample of each event."""
         count = len(rows.labels)
-        lengths = {name: np.diff(rows.ragged[column].offsets) for name, column in self._first.items()}
-        sizes = {name: int(each.sum()) for name, each in lengths.items()}
-        parts: list[Bags] = [
-            self._bags(segment.columns.get(table), segment, rows, sizes.get(segment.sequence, count))
-            for table in self._lookups.tables
-            for segment in self._lookups.segments
-        ]
-        bags = np.concatenate([part[0] for part in parts])
+        event_counts = {name: np.diff(rows.ragged[column].offsets) for name, column in self._first.items()}
+        lengths, values, weights = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        for table in self._lookups.tables:
+            for segment in self._lookups.segments:
+                size = int(event_counts[segment.sequence].sum()) if segment.sequence else count
+                column, weight = segment.columns.get(table), None
+                if column is None:
+                    length, value = np.zeros(size, np.int32), np.zeros(0, np.int32)
+                elif column in self._single_at:
+                    length, value = np.ones(size, np.int32), rows.single[self._single_at[column]]
+                elif segment.sequence:
+                    # Every event is a row of the lookup.
+                    length, value = np.ones(size, np.int32), rows.ragged[column].values
+                else:
+                    ragged = rows.ragged[column]
+                    length, value, weight = np.diff(ragged.offsets).astype(np.int32), ragged.values, ragged.weights
+                lengths.append(length)
+                values.append(value)
+                if self._weighted:
+                    weights.append(np.ones(len(value), np.float32) if weight is None else weight)
+        bags = np.concatenate(lengths)
         lookup = KeyedJaggedTensor(
             keys=[*self._lookups.tables],
-            values=torch.from_numpy(np.concatenate([part[1] for part in parts])),
+            values=torch.from_numpy(np.concatenate(values)),
             lengths=torch.from_numpy(bags),
-            weights=torch.from_numpy(np.concatenate([_weights(part) for part in parts])) if self._weighted else None,
+            weights=torch.from_numpy(np.concatenate(weights)) if self._weighted else None,
             stride=len(bags) // len(self._lookups.tables),
         )
-        return lookup, tuple(torch.from_numpy(np.repeat(np.arange(count), each)) for each in lengths.values())
-
-    def _bags(self, column: str | None, segment: Segment, rows: DecodedColumns, count: int) -> Bags:
-        """The ids of ``column`` in ``count`` rows of the lookup; None: there are none."""
-        if column is None:
-            return np.zeros(count, np.int32), np.zeros(0, np.int32), None
-        if column in self._single_at:
-            return np.ones(count, np.int32), rows.single[self._single_at[column]], None
-        ragged = rows.ragged[column]
-        if segment.sequence:
-            return np.ones(count, np.int32), ragged.values, None
-        return np.diff(ragged.offsets).astype(np.int32), ragged.values, ragged.weights
+        return lookup, tuple(torch.from_numpy(np.repeat(np.arange(count), each)) for each in event_counts.values())
 
 
 def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
@@ -357,15 +349,6 @@ def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
         weights=lookup.weights_or_none(),
         stride=rows,
     )
-
-
-def _first_columns(schema: DatasetSchema) -> dict[str, str]:
-    """A column of each sequence, whose lengths are those of all."""
-    return {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
-
-
-def _weights(bags: Bags) -> np.ndarray:
-    return np.ones(len(bags[1]), np.float32) if bags[2] is None else bags[2]
 
 
 @dataclass(frozen=True)
@@ -389,12 +372,14 @@ class RowCounts:
         """Factors [b] of the main task's loss; None where they are 1."""
         if self.sampled == BY_WEIGHTS:
             return self.in_figures(labels, extra)
-        return self._own(extra)
+        return self._row_weights(extra)
 
     def in_figures(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
         """How many rows of the whole log each row [b] stands for; None where it is one."""
-        own, others = self._own(extra), self.left_out(labels, extra)
-        return own if others is None else others if own is None else own * others
+        weights, others = self._row_weights(extra), self.left_out(labels, extra)
+        if weights is None or others is None:
+            return others if weights is None else weights
+        return weights * others
 
     def left_out(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
         """1 / w for rows without a click, 1 for the others; None where all rows are there. ``labels``: main ones."""
@@ -408,5 +393,7 @@ class RowCounts:
             return None
         return -extra[:, -1].log()
 
-    def _own(self, extra: Tensor | None) -> Tensor | None:
-        return extra[:, -2 if self.sampled else -1] if self.row_weights and extra is not None else None
+    def _row_weights(self, extra: Tensor | None) -> Tensor | None:
+        if not self.row_weights or extra is None:
+            return None
+        return extra[:, -2 if self.sampled else -1]

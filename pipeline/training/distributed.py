@@ -1,8 +1,4 @@
-"""Ranks: the process group, what they agree on, and how a failure of one reaches the others.
-
-A rank that fails leaves its error in the group's key-value store; the others, whose next collective then
-breaks, look there and raise the same error instead of a broken connection.
-"""
+"""Ranks: the process group, what they agree on, and how a failure of one reaches the others."""
 
 from __future__ import annotations
 
@@ -11,12 +7,19 @@ import ctypes
 import json
 import mmap
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from types import FrameType
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.config.hardware import HardwareConfig
@@ -25,6 +28,7 @@ from pipeline.embeddings.huge_pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.machine import stay_on_loopback
+from pipeline.models.layers.mlp import BatchNorm, MaxNorm
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"
@@ -91,11 +95,9 @@ def workers_of(hardware: HardwareConfig) -> Workers:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep the memory that a step frees, for the tensors of the next step.
-
-    By default it gives large pieces back to the kernel, which clears every page again on its first use: up to half of
-    the time of a step of large batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
-    """
+    # Have glibc keep the memory that a step frees, for the tensors of the next step. By default it gives large pieces
+    # back to the kernel, which clears every page again on its first use: up to half of the time of a step of large
+    # batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for option, value in _MALLOC.items():
@@ -104,10 +106,8 @@ def _keep_freed_memory() -> None:
 
 
 def _use_large_pages(libc: ctypes.CDLL) -> None:
-    """Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
-
-    Tensors of a step lie there. What none of them uses takes no memory.
-    """
+    # Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
+    # Tensors of a step lie there. What none of them uses takes no memory.
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -221,3 +221,110 @@ def failure_left() -> NightjarError | None:
     except RuntimeError:
         # The rank that serves the store is gone too.
         return None
+
+
+class _SumOfRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group, total = group, values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+@torch.compiler.disable
+def sum_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """``values`` added up over the ranks of ``group`` (None: all), differentiably.
+
+    Collective, in the backward pass too.
+    """
+    return cast(Tensor, _SumOfRanks.apply(values, group))
+
+
+@torch.compiler.disable
+def largest_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The elementwise maximum over the ranks of ``group`` (None: all), in place. Collective where there are several."""
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
+    return values
+
+
+def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks of ``group`` (None: all)."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    for layer in ranking.modules():
+        if isinstance(layer, BatchNorm):
+            layer.combine = partial(sum_of_ranks, group=group)
+        elif isinstance(layer, MaxNorm):
+            layer.combine = partial(largest_of_ranks, group=group)
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Make what this rank draws in training step ``step`` a function of (seed, rank, step): a resumed run draws alike.
+
+    Sets the global random state of all devices that this process uses.
+    """
+    mixed = np.random.SeedSequence([seed, dist.get_rank(), step])
+    # Without CUDA, torch.manual_seed would take a millisecond a step to note from where it was called.
+    set_state = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
+    set_state(int(mixed.generate_state(1, np.uint64)[0] >> 1))
+
+
+SAVE, STOP = 1, 2
+
+
+class Agreement:
+    """In each step every rank submits a wish (0, SAVE or STOP) and gets the largest wish of the step before.
+
+    The exchange runs beside the step on its own process group, so no step waits for it; all ranks act after the same
+    step. A SIGTERM becomes the wish STOP. A context manager, which restores the former handler.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._pending: Any = None
+        self._answered = False
+        self._terminated = threading.Event()
+        self._former: Any = None
+
+    def __enter__(self) -> Agreement:
+        if threading.current_thread() is threading.main_thread():
+            self._former = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGTERM, self._former)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._terminated.set()
+
+    def saved(self) -> None:
+        """Record, on every rank, that a checkpoint was taken after this step, which grants the wishes in flight."""
+        self._answered = True
+
+    def step(self, save: bool) -> int:
+        """Submit this rank's wish at the end of a step; returns what all agree on: 0, SAVE or STOP."""
+        wish = SAVE if save else 0
+        if self._terminated.is_set():
+            wish = STOP
+        if self._group is None:
+            return wish
+        agreed = 0
+        if self._pending is not None:
+            self._pending.wait()
+            agreed = int(self._flag.item())
+            # It was asked for before the checkpoint that has just been taken.
+            if self._answered and agreed == SAVE:
+                agreed = 0
+        self._answered = False
+        self._flag = torch.tensor([wish], dtype=torch.int32)
+        self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return agreed

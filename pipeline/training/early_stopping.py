@@ -87,8 +87,8 @@ class Stopping:
         """The state as plain data; ``load`` takes it back."""
         return {
             "looks": [asdict(look) for look in self.looks],
-            "best": _plain(self.best),
-            "start": _plain(self.start),
+            "best": asdict(self.best) if self.best else None,
+            "start": asdict(self.start) if self.start else None,
             "since": self.since,
             "drops": self.drops,
             "stopped": self.stopped,
@@ -99,17 +99,10 @@ class Stopping:
         """Go on with the looks of an earlier session; ``state``: empty for one without looks."""
         if state:
             self.looks = [ValidationResult(**look) for look in state["looks"]]
-            self.best, self.start = _validation_result(state["best"]), _validation_result(state["start"])
+            self.best = ValidationResult(**state["best"]) if state["best"] else None
+            self.start = ValidationResult(**state["start"]) if state["start"] else None
             self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
             self.kept = state.get("kept", self.best.step if self.best is not None else None)
-
-
-def _plain(look: ValidationResult | None) -> dict[str, Any] | None:
-    return None if look is None else asdict(look)
-
-
-def _validation_result(state: dict[str, Any] | None) -> ValidationResult | None:
-    return None if state is None else ValidationResult(**state)
 
 
 def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> bool:

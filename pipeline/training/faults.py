@@ -56,7 +56,6 @@ class FaultFinder:
             self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
 
     def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
-        """Keep, on the device, the number of the first pass whose loss is not finite, and its bad parts."""
         parts = _bad_parts(dense, embeddings)
         first, bad = self._marks or (torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts))
         now = (first == 0) & torch.isfinite(loss).logical_not()
@@ -79,16 +78,14 @@ class FaultFinder:
 
 
 def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
-    """Which inputs and which vectors are not finite: bool [n + V]."""
+    # Which inputs and which vectors are not finite: bool [n + V].
     return torch.cat([torch.isfinite(dense).all(0), torch.isfinite(embeddings).all(2).all(0)]).logical_not()
 
 
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[list[str]]:
-    """Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled, on this rank alone.
-
-    That is in evaluation mode, in which no layer asks other ranks.
-    """
+    # Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled, on this rank alone.
+    # That is in evaluation mode, in which no layer asks other ranks.
     bad: list[str] = []
 
     def look(name: str, module: nn.Module, output: object) -> None:

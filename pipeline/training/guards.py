@@ -15,10 +15,12 @@ from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
 from pipeline.training.metrics import MetricAccumulator, Sums
 
-LEAST_GAIN = 1e-4  # what NE must fall by, as a share of it, in ``window_steps`` to count as learning
+# What NE must fall by, as a share of it, in ``window_steps`` to count as learning.
+LEAST_GAIN = 1e-4
 # Near the base rate NE falls slowly, by less than that a window: there it must fall by it in so many windows.
 NEAR, PATIENCE = 0.01, 4
-LONGEST_WAIT = 16  # windows, at most, between two judgements that cost something
+# Windows, at most, between two judgements that cost something.
+LONGEST_WAIT = 16
 log = logging.getLogger(__name__)
 
 
@@ -30,16 +32,15 @@ def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[],
     if not sums.bad:
         return
     first = first_fault(fault())
+    warmup = 1000
+    if isinstance(config.warmup_steps, int):
+        warmup = max(100, 2 * config.warmup_steps)
     raise GuardError(
         f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.samples:.0f} rows): the first part "
         f"that is not finite is {first.part if first else 'the loss'}",
-        hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps="
-        f"{_longer(config.warmup_steps)}, or train.precision=fp32",
+        hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps={warmup}, "
+        "or train.precision=fp32",
     )
-
-
-def _longer(warmup: int | str) -> int:
-    return max(100, 2 * warmup) if isinstance(warmup, int) else 1000
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Collapse:
         guard = self._config.guard
         self._first = self._next = max(0, guard.collapse_after_steps - guard.window_steps)
         self._last, self._wait = 0, guard.window_steps
-        self._known = list[tuple[int, float]]()  # step and NE of each judgement
+        # Step and NE of each judgement.
+        self._known = list[tuple[int, float]]()
 
     def is_due(self, meter: MetricAccumulator, step: int, *, free: bool = False) -> bool:
         """Whether the last steps' predictions ask for a judgement of the model after ``step``; equal on all ranks.
@@ -80,10 +82,12 @@ class Collapse:
         ``free``: nothing speaks against one, because the model has just been looked at, or takes no more steps.
         """
         guard, window = self._config.guard, meter.window
-        if step < self._last:  # the model began anew
+        if step < self._last:
+            # The model began anew.
             self._begin()
         self._last = step
-        if not guard.collapse or step < (self._first if free else self._next) or not meter.window_full:
+        earliest = self._first if free else self._next
+        if not guard.collapse or step < earliest or not meter.window_full:
             return False
         if window.logit_std < guard.min_logit_std:
             return True
@@ -106,7 +110,7 @@ class Collapse:
         self._next = step + self._wait
         near = ne is not None and ne < guard.max_window_ne * (1 + NEAR) and not last
         span = PATIENCE * guard.window_steps if near else 0
-        best = min((each for at, each in self._known if at <= step - span), default=None)
+        best = min((known_ne for known_step, known_ne in self._known if known_step <= step - span), default=None)
         if ne is not None:
             self._known.append((step, ne))
         if not alike and (ne is None or ne < guard.max_window_ne):
@@ -145,7 +149,7 @@ def check_layers(
     An infinite moment freezes its weight for ever, though the weight itself stays finite. ``checkpoint.snapshot``
     checks the tables while it copies their rows, which saves a pass over them.
     """
-    fault = _spoilt(dense, optimizer)
+    fault = _first_not_finite(dense, optimizer)
     flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
     if add_up(flag).item():
         first = first_fault(Fault(step, LAYER, fault) if fault else None)
@@ -155,13 +159,12 @@ def check_layers(
         )
 
 
-def _spoilt(dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> str | None:
-    """The first layer, or else the first state of a layer's optimizer, that is not finite."""
-    values: list[tuple[str, object]] = [(f"layer parameter {name!r}", value) for name, value in dense.items()]
-    values += [
-        (f"{key} of layer parameter {name!r}", state)
-        for name, value in dense.items()
-        for key, state in optimizer.state.get(value, {}).items()
-    ]
-    bad = (name for name, value in values if isinstance(value, torch.Tensor) and not torch.isfinite(value).all())
-    return next(bad, None)
+def _first_not_finite(dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> str | None:
+    for name, parameter in dense.items():
+        if not torch.isfinite(parameter).all():
+            return f"layer parameter {name!r}"
+    for name, parameter in dense.items():
+        for key, state in optimizer.state.get(parameter, {}).items():
+            if isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
+                return f"{key} of layer parameter {name!r}"
+    return None

@@ -96,7 +96,7 @@ def _at(values: Tensor | None) -> int | None:
 
 
 def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient behind a ReLU whose output is ``out`` (None: there is none), and its sum over the batch."""
+    # The gradient behind a ReLU whose output is out (None: there is none), and its sum over the batch.
     kernels = library()
     if kernels is None or not grad.numel():
         grad = grad if out is None else torch.ops.aten.threshold_backward(grad, out, 0)
@@ -138,7 +138,7 @@ def has_kernel(dtype: torch.dtype) -> bool:
 
 
 def _outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad.T @ x. The product with fewer rows than columns: MKL is up to ten times as slow on the other one."""
+    # grad.T @ x. The product with fewer rows than columns: MKL is up to ten times as slow on the other one.
     return x.t().mm(grad).t() if x.shape[1] < grad.shape[1] else grad.t().mm(x)
 
 
@@ -166,7 +166,7 @@ class CpuLinear(nn.Linear):
         return out.view(*x.shape[:-1], self.out_features)
 
     def _kernels(self, x: Tensor) -> layers.LinearLibrary | None:
-        """The compiled library, where it takes ``x`` [B, in] and the parameters."""
+        # The compiled library, where it takes x [B, in] and the parameters.
         kernels = layers.library()
         if kernels is None or not kernels.able[x.dtype == torch.bfloat16] or x.stride(1) != 1:
             return None

@@ -158,8 +158,6 @@ class MetricAccumulator:
 
 @dataclass(frozen=True)
 class _IntervalSums:
-    """The sums of the ``steps`` of an interval, and of its further tasks."""
-
     steps: int
     sums: Sums
     tasks: tuple[TaskSums, ...] = ()

@@ -36,10 +36,9 @@ from pipeline.towers.event_ids import TowerEvents
 from pipeline.towers.layout import TowerLayout, layout_of
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
 from pipeline.training.data import Batch, RowCounts
-from pipeline.training.distributed import workers_of
+from pipeline.training.distributed import largest_of_ranks, synchronise, workers_of
 from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.linear import use_cpu_kernels
-from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.sequence_vectors import SequenceEncoders, build_sequence_encoders
 from pipeline.training.settings import ModelSettings
 from pipeline.training.tasks import TaskLoss, join_labels

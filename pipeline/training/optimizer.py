@@ -23,8 +23,10 @@ from pipeline.specs.optimizers import ParameterGroup
 from pipeline.towers.transform import TowerEmbeddings
 from pipeline.training.lr_schedule import LRSchedule
 
-AVERAGE, COUNT = "average", "averaged"  # of a parameter, in the state of the optimizer
-_SHOWN = 12  # names of parameters in a message
+# Keys in the optimizer's state of a parameter.
+AVERAGE, COUNT = "average", "averaged"
+# Names of parameters that a message shows.
+_SHOWN = 12
 
 
 class DenseClip:
@@ -41,19 +43,21 @@ class DenseClip:
         self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
 
     def __call__(self) -> None:
-        gradients = {id(p): p.grad for p in self._parameters if p.grad is not None}
-        if gradients:
-            clip_grads_with_norm_(self._parameters, self._limit, self._norm(gradients))
-
-    def _norm(self, gradients: dict[int, Tensor]) -> Tensor:
-        if not self._apart:
-            return get_total_norm(list(gradients.values()))
-        shared, own = ([g for key, g in gradients.items() if (key in self._away) is away] for away in (False, True))
-        device = self._parameters[0].device
-        # In double precision: a norm that float32 holds may have a square that it does not.
-        towers = get_total_norm(own).to(device, torch.float64).square() * float(self._counts)
-        dist.all_reduce(towers)
-        return (get_total_norm(shared).to(device, torch.float64).square() + towers).sqrt().float()
+        shared, of_towers = list[Tensor](), list[Tensor]()
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                gradients = of_towers if self._apart and id(parameter) in self._away else shared
+                gradients.append(parameter.grad)
+        if not shared and not of_towers:
+            return
+        norm = get_total_norm(shared)
+        if self._apart:
+            device = self._parameters[0].device
+            # In double precision: a norm that float32 holds may have a square that it does not.
+            squares = get_total_norm(of_towers).to(device, torch.float64).square() * float(self._counts)
+            dist.all_reduce(squares)
+            norm = (norm.to(device, torch.float64).square() + squares).sqrt().float()
+        clip_grads_with_norm_(self._parameters, self._limit, norm)
 
 
 def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[ParameterGroup]:
@@ -133,8 +137,9 @@ class Average:
         for place, state in enumerate(states):
             shares.setdefault(1.0 / state[COUNT] if swa else 1.0 - self._config.decay, []).append(place)
         for share, places in shares.items():
-            kept, now = [states[i][AVERAGE] for i in places], [learning[i].detach() for i in places]
-            torch._foreach_lerp_(kept, now, share)
+            averages = [states[place][AVERAGE] for place in places]
+            weights = [learning[place].detach() for place in places]
+            torch._foreach_lerp_(averages, weights, share)
 
     def restart(self, steps: int) -> None:
         """After ``steps`` steps of this training: without an average where it has not begun, whatever a former left."""
@@ -175,21 +180,23 @@ class LambSteps(torch.optim.Optimizer):
         for group in self.param_groups:
             learning = [parameter for parameter in group["params"] if parameter.grad is not None]
             if learning:
-                self._step(group, learning)
+                self._update(group, learning)
 
-    def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        means, squares, steps, gradients = list[Tensor](), list[Tensor](), list[float](), list[Tensor]()
         for parameter in parameters:
-            if "step" not in self.state[parameter]:
-                zeros = (torch.zeros_like(parameter) for _ in range(2))
-                self.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
-                self.state[parameter]["step"] = torch.zeros(())
-        states = [self.state[parameter] for parameter in parameters]
-        means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
-        for state in states:
+            state = self.state[parameter]
+            if "step" not in state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] = torch.zeros(())
             state["step"] += 1
-        steps = [state["step"].item() for state in states]
+            means.append(state["exp_avg"])
+            squares.append(state["exp_avg_sq"])
+            steps.append(state["step"].item())
+            assert parameter.grad is not None
+            gradients.append(parameter.grad)
+        (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
         torch._foreach_lerp_(means, gradients, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -227,7 +234,8 @@ class Optimizers:
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
         own = towers.apart_parameters() if towers is not None else []
-        if workers is not None and workers.remote:  # only workers have gradients
+        if workers is not None and workers.remote:
+            # Only workers have gradients.
             own = parameters
         self.dense = config.dense_spec.build(groups, own)
         self._rates = [group.lr for group in groups]

@@ -115,7 +115,6 @@ def take_each(columns: DecodedColumns, picks: list[np.ndarray]) -> list[DecodedC
 
 
 def _blocks(kind: type, columns: int, sizes: list[int]) -> list[np.ndarray]:
-    """An array [columns, size] for each size."""
     whole: np.ndarray = np.empty(columns * sum(sizes), kind)
     ends = np.cumsum(sizes) * columns
     return [whole[end - columns * size : end].reshape(columns, size) for end, size in zip(ends, sizes, strict=True)]
@@ -161,7 +160,6 @@ class SplitReader:
         self._name_columns()
 
     def _name_columns(self) -> None:
-        """The columns to read, as the schema has them."""
         self.single = [column.name for column in self.schema.sparse if not column.multi]
         self.multi = [column for column in self.schema.sparse if column.multi]
         self.extra = [task_column(task.name) for task in self.schema.tasks]
@@ -199,7 +197,7 @@ class SplitReader:
         return ragged | self._events(table, group)
 
     def _events(self, table: pa.Table, group: RowGroup) -> dict[str, Ragged]:
-        """The columns of all sequences; ArtifactError where those of one differ in length."""
+        # The columns of all sequences; ArtifactError where those of one differ in length.
         ragged: dict[str, Ragged] = {}
         for sequence in self.schema.sequences:
             own = {column.name: self._ragged(table, column.name, False, group) for column in sequence.columns}
@@ -291,7 +289,6 @@ class SplitReader:
         return {name: (c.flatten() if pa.types.is_list(c.type) else c).to_numpy() for name, c in columns.items()}
 
     def _side_columns(self, folder: str, group: RowGroup, names: list[str]) -> pa.Table:
-        """Columns of the rows of ``group``, from the file of the same name in ``folder``."""
         return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
 
     def _table(self, group: RowGroup, names: list[str]) -> pa.Table:
@@ -330,7 +327,6 @@ class SplitReader:
         return table
 
     def _opened(self, file: str) -> AbstractContextManager[Any]:
-        """What pyarrow reads row groups of ``file`` from."""
         if self.store.is_local:
             return nullcontext(self.store.full(f"{self.dataset.path}/{file}"))
         return closing(self.store.open_parts(self.dataset, file))

@@ -1,16 +1,19 @@
-"""Predictions of a checkpoint for every held-out row, in row order, the same on any number of ranks."""
+"""Scores of held-out rows: of a checkpoint for reports, and of the model that trains for guards and its level."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
 
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.reader import RestoreTarget, restore
@@ -19,26 +22,24 @@ from pipeline.embeddings.single_rank_lookup import without_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.ensemble_members import ne_of, shares
-from pipeline.models.layers.jagged import EVEN_ROWS
-from pipeline.records.dataset import LABEL
+from pipeline.models.layers.jagged import EVEN_ROWS, EventWeights, fillers
+from pipeline.records.dataset import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.records.ensemble import Member
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.attention import EventAttention, watching
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.guards import GuardFigures
+from pipeline.training.memory import ssd_store
 from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import BatchSampler, Order, shuffle_key
+from pipeline.training.sequence_vectors import SequenceEncoders
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
-from pipeline.training.ssd import ssd_store
-
-if TYPE_CHECKING:
-    from pipeline.training.step import StepExecutor
+from pipeline.training.step import StepExecutor
 
 # So many rows tell NE to less than a percent.
 JUDGED_ROWS = 1 << 16
@@ -129,7 +130,7 @@ def predict(
 
 
 def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
-    """Whether a rank scores its part of the ``rows`` without the others: it is the only one, or has all tables."""
+    # Whether a rank scores its part of the rows without the others: it is the only one, or has all tables.
     if plan.world_size == 1:
         return True
     # Other exchanges round embeddings, and scores without an exchange would differ.
@@ -152,7 +153,6 @@ def even_batch(rows: int, ranks: int) -> int:
 
 
 def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
-    """The logits of an ensemble, from those of its ``members``; the only part as it is."""
     if parts[0] is None or len(parts) == 1:
         return parts[0]
     counted = shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
@@ -210,16 +210,14 @@ def main_logits(logits: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def _run(model: torch.nn.Module, batches: Iterable[Batch], device: torch.device) -> torch.Tensor:
-    """This rank's logits, one row per global batch: [batches, b], or [batches, b, T]."""
+    # This rank's logits, one row per global batch: [batches, b], or [batches, b, T].
     model.eval()
     return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in batches])
 
 
 def _meeting(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """``batches``, of which all ranks have equally many, and do not run far ahead of each other.
-
-    So the failure of one reaches the others, and none waits at the end for as long as a collective may take.
-    """
+    # batches, of which all ranks have equally many, and do not run far ahead of each other. So the failure of one
+    # reaches the others, and none waits at the end for as long as a collective may take.
     for number, batch in enumerate(batches, start=1):
         yield batch
         if number % MEETING == 0:
@@ -227,14 +225,14 @@ def _meeting(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
-    """The logits of the W workers on rank 0: [batches, W, b], or [batches, W, b, T]."""
+    # The logits of the W workers on rank 0: [batches, W, b], or [batches, W, b, T].
     parts = [torch.empty_like(logits) for _ in workers.ranks] if dist.get_rank() == 0 else None
     dist.gather(logits, parts, group=workers.group)
     return torch.stack(parts, dim=1) if parts else None
 
 
 def _in_row_order(logits: torch.Tensor, deal: BatchSampler) -> np.ndarray:
-    """Of the logits of all ranks those of rows, which ``deal`` does not shuffle, without the padding: [rows, ...]."""
+    # Of the logits of all ranks those of rows, which deal does not shuffle, without the padding: [rows, ...].
     found, ordered = logits.cpu().numpy(), np.empty((deal.rows, *logits.shape[3:]), np.float32)
     for batch, ranks in enumerate(found):
         for rank, own in enumerate(ranks):
@@ -244,3 +242,166 @@ def _in_row_order(logits: torch.Tensor, deal: BatchSampler) -> np.ndarray:
                 ordered[deal.places(take)] = own[at : at + count]
                 at += count
     return ordered
+
+
+# Events of the example, where some row of the first batch has no more.
+MOST_EVENTS = 12
+
+
+@dataclass(frozen=True)
+class EventAttention:
+    """``weights`` float32 [L] of the events of row ``row`` of the split, the oldest first; of several heads the mean.
+
+    ``target``: the weight of the target, where the block takes it as one more event.
+    """
+
+    row: int
+    weights: np.ndarray
+    target: float | None = None
+
+
+@dataclass
+class Watched:
+    """What was seen of the first batch: by sequence the sample of each event, and the weights of the events [m, H]."""
+
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def examples(self, rows: int) -> dict[str, EventAttention]:
+        """A row for each sequence whose block has weights: one of the batch's samples, which are the first ``rows``."""
+        return {
+            name: _example(self.rows[name].cpu(), torch.cat(parts).float().mean(1).cpu(), rows)
+            for name, parts in self.weights.items()
+            if parts
+        }
+
+
+@contextmanager
+def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
+    """See the first pass of ``histories``; with None there is nothing to see."""
+    seen, hooks = Watched(), list[Any]()
+    if histories is not None:
+        for name, vector in histories.vectors.items():
+            seen.weights[name], given = [], list[int]()
+            hooks.append(vector.register_forward_pre_hook(partial(_record_events, given)))
+            hooks += [
+                module.register_forward_hook(partial(_keep, seen.weights[name], given))
+                for module in vector.modules()
+                if isinstance(module, EventWeights)
+            ]
+
+        def end(module: SequenceEncoders, given: tuple[Any, ...], made: Tensor) -> None:
+            seen.rows.update(zip(module.vectors, given[1], strict=True))
+            while hooks:
+                hooks.pop().remove()
+
+        hooks.append(histories.register_forward_hook(end))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _record_events(into: list[int], module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+    _, rows, _, samples = given
+    into[:] = [len(rows), samples]
+
+
+def _keep(
+    into: list[Tensor], counts: list[int], module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor
+) -> None:
+    events, samples = counts
+    # Else every sample's target is behind its events.
+    alone = len(made) == events + fillers(events, samples)[0]
+    into.append(made.detach()[: events if alone else events + samples])
+
+
+def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
+    # The sample with most events, but not more than MOST_EVENTS where there is one; sample: of each event.
+    lengths = torch.bincount(sample)
+    among = lengths[:rows]
+    # Beyond ``MOST_EVENTS``, the shorter the better.
+    fits = torch.where(among <= MOST_EVENTS, among, -among)
+    # ``argmax`` returns the first of several.
+    row = int(fits.numpy().argmax())
+    # 1 where every sample's target is behind its events.
+    behind = (len(weights) - len(sample)) // len(lengths)
+    start = int(lengths[:row].sum()) + behind * row
+    own = weights[start : start + int(lengths[row])]
+    target = float(weights[start + int(lengths[row])]) if behind else None
+    return EventAttention(row, own.numpy().astype(np.float32), target)
+
+
+# Row groups of so many rows tell the level to a few thousandths.
+MOST_ROWS = 1 << 20
+# Halvings of the interval that holds the level.
+_HALVINGS = 60
+# The interval goes this far beyond the largest logit, where predictions are all 0, or all 1.
+_REACH = 40.0
+
+
+def levels(schema: DatasetSchema) -> bool:
+    """Whether a training on such rows ends with ``set_level``: if its loss is that of the kept rows."""
+    return schema.sampled == BY_LOGIT and not schema.tasks
+
+
+def set_level(executor: StepExecutor, train: SplitReader, order: Order) -> dict[str, list[float]]:
+    """Set the last bias of ``executor``'s model, of one task, to the ``level_of`` the train rows. Collective.
+
+    Of many rows, those of evenly spread row groups. Where an average is published, it is the average's bias.
+
+    Returns:
+        What training goes on with, by the name of the parameter: the values that the level took the place of.
+    """
+    rows = SplitReader(train.store, train.dataset, "train")
+    rows.spread(MOST_ROWS)
+    device = next(iter(executor.dense.values())).device
+    with executor.looking() as model, torch.compiler.set_stance("force_eager"):
+        before = {name: parameter.detach().clone() for name, parameter in executor.dense.items()}
+        executor.dense_part.start_at([0.0])
+        with BatchReader(rows, replace(order, shuffle=False), pin=device.type == "cuda") as reader:
+            logits = score(model, reader, device, executor.workers)
+        level = all_gather_records(None if logits is None else _level(rows, logits))[0]
+        executor.dense_part.start_at([level])
+        moved = [name for name, parameter in executor.dense.items() if not torch.equal(parameter, before[name])]
+    if dist.get_rank() == 0:
+        log.info("the last bias is %.4f, by the clicks of %s train rows", level, f"{rows.rows:,}")
+    return {name: before[name].flatten().tolist() for name in moved}
+
+
+@torch.no_grad()
+def unset_level(executor: StepExecutor, former: Mapping[str, list[float]]) -> None:
+    """Put back what ``set_level`` returned; where an average is published, it must be in the weights' place."""
+    for name, values in former.items():
+        parameter = executor.dense[name]
+        parameter.copy_(torch.tensor(values, dtype=parameter.dtype).view_as(parameter))
+
+
+def _level(rows: SplitReader, logits: NDArray[np.float32]) -> float:
+    # At the rate of the kept rows, where training has the model fit them. At the true rate it would be 3 % too high:
+    # kept rows without a click would stand for those that were left out, to which the model was not fitted.
+    kept = logits.astype(np.float64) - np.log(rows.column(NEGATIVE_RATE).astype(np.float64))
+    return level_of(rows.column(LABEL), kept, rows.column(ROW_WEIGHT) if rows.schema.row_weights else None)
+
+
+def level_of(
+    labels: NDArray[np.float32], logits: NDArray[np.float64], weights: NDArray[np.float32] | None = None
+) -> float:
+    """What to add to ``logits`` so that probabilities add up to the clicks of ``labels``; all [rows].
+
+    At least to half a click, and to half a row less than all, since no finite level gives none, or all.
+    """
+    clicked = (labels > 0).astype(np.float64)
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    total = float(counts.sum())
+    clicks = min(max(float(counts @ clicked), 0.5), max(total - 0.5, 0.5))
+    high = float(np.abs(logits).max(initial=0.0)) + _REACH
+    low = -high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if float(counts @ (1 / (1 + np.exp(-(logits + middle))))) < clicks:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

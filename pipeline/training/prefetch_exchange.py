@@ -114,7 +114,7 @@ class Announcements(Generic[Item]):
         return first, telling.end()
 
     def _tell(self, own: Announcement) -> Generator[None, None, int]:
-        """The exchanges of an item, each of which runs on between two calls; returns the most rows of events."""
+        # The exchanges of an item, each of which runs on between two calls; returns the most rows of events.
         counts = torch.empty_like(own.counts)
         work = dist.all_to_all_single(counts, own.counts, group=self._group, async_op=True)
         yield
@@ -173,6 +173,6 @@ class _Holders:
 
 
 def _by_table(tables: Sequence[str], ids: np.ndarray, sizes: torch.Tensor) -> Ids:
-    """Received ``ids`` [n], which lie by rank and table as in ``sizes`` [W, T], of each table together."""
+    # Received ids [n], which lie by rank and table as in sizes [W, T], of each table together.
     parts = np.split(ids, np.cumsum(sizes.flatten().numpy())[:-1])
     return {table: np.concatenate(parts[number :: len(tables)]) for number, table in enumerate(tables)}

@@ -90,7 +90,7 @@ def probe(
 def _load(
     settings: TrainingSettings, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: StepExecutor
 ) -> None:
-    """Read the rows of ``checkpoint``'s tables, as many as the trainer's tables have, and nothing of its dense part."""
+    # Read the rows of checkpoint's tables, as many as the trainer's tables have, and nothing of its dense part.
     wanted = dataclasses.replace(settings.checkpoint, init_tables_only=True, rename={})
     check_changes(checkpoint, settings.record, wanted, settings.data, dataset.key)
     warm_start(store, checkpoint, RestoreTarget(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
@@ -100,7 +100,6 @@ def _load(
 def _show_batches(
     trainer: StepExecutor, batches: Iterator[Batch], measures: list[Interaction], device: torch.device
 ) -> None:
-    """Show the embeddings of the next batches to every one of ``measures``."""
     model = trainer.finished()
     for _, batch in zip(range(LOOKED_AT), batches, strict=False):
         model(batch.to(device))
@@ -110,7 +109,7 @@ def _show_batches(
 
 
 def _alone(settings: TrainingSettings) -> TrainingSettings:
-    """The settings of the flat model on one CPU rank, in batches that one process can take."""
+    # The settings of the flat model on one CPU rank, in batches that one process can take.
     hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1, embedding_hosts=0)
     steps = max(1, settings.partition.probe_steps)
     train = dataclasses.replace(
@@ -129,7 +128,6 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
 
 
 def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
-    """``schema`` with tables of at most ``limit`` rows."""
     sparse = tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse)
     sequences = tuple(
         dataclasses.replace(
@@ -141,7 +139,7 @@ def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
 
 
 def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
-    """``batches`` with the rows from ``limit`` on folded onto the first ones, the reserved rows apart."""
+    # batches with the rows from limit on folded onto the first ones, the reserved rows apart.
     for batch in batches:
         for values in (each.values() for each in (batch.sparse, batch.lookups) if each is not None):
             if values.numel() and int(values.max()) >= limit:
@@ -152,7 +150,6 @@ def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
 
 
 def _plan(schema: DatasetSchema, model: ModelConfig, batch: int) -> Plan:
-    """Every table whole on the one rank."""
     return Plan(
         hardware="probe",
         device="cpu",

@@ -181,17 +181,15 @@ class BatchSampler:
         return self.order.generator(window.epoch, window.number, *lane).permutation(window.rows)
 
     def _filled(self, batch: int, lane: int) -> int:
-        """Rows of ``lane`` in a global batch; the last, short one has equally many of all lanes, but for one."""
+        # Rows of lane in a global batch; the last, short one has equally many of all lanes, but for one.
         if batch < self._full:
             return self.quota
         return self._short * (lane + 1) // self.lanes - self._short * lane // self.lanes
 
     def _begin(self, lane: int) -> int:
-        """Where a lane begins in the sequence of an epoch."""
         return self._full * self.quota * lane + self._short * lane // self.lanes
 
     def _lay(self, epoch: int) -> tuple[list[RowGroup], np.ndarray]:
-        """The row groups of an epoch, one behind the other, and where each ends."""
         groups = self._groups
         if self.order.shuffle:
             groups = [groups[i] for i in self.order.generator(epoch).permutation(len(groups))]

@@ -65,7 +65,7 @@ def split_samples(lengths: np.ndarray, most: int) -> list[Part]:
 def _again(
     vector: nn.Module, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
 ) -> Tensor:
-    """The vectors of a part, with activations that the backward pass computes again, from the same random state."""
+    # The vectors of a part, with activations that the backward pass computes again, from the same random state.
     if not torch.is_grad_enabled():
         return vector(columns, rows, candidates, samples)  # type: ignore[no-any-return]
     return checkpoint(vector, columns, rows, candidates, samples, use_reentrant=False)  # type: ignore[no-any-return]

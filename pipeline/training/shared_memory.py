@@ -79,7 +79,7 @@ class SharedMemory:
         """Exchange bytes: ``sends`` to each rank, ``receives`` from each. False where any rank's do not fit a slot."""
         turn = self._send(input, sends, own=slice(sum(sends[: self._rank]), sum(sends[: self._rank + 1])))
         sizes = self._sizes[turn]
-        if not self._all_fit(turn):
+        if (sizes[:, 0] < 0).any():
             return False
         target, at = _bytes(output), 0
         for source, count in enumerate(receives):
@@ -159,8 +159,9 @@ class SharedMemory:
         return result
 
     def _put(self, parts: Sequence[Tensor], dtype: torch.dtype) -> int:
-        """Write the ``parts`` for the other ranks into this one's slot, and meet them; returns the slots' number."""
-        turn, at = self._turn(), 0
+        # Write the parts for the other ranks into this one's slot, and meet them; returns the slots' number.
+        self._calls += 1
+        turn, at = self._calls % 2, 0
         sizes = [part.numel() * dtype.itemsize for part in parts]
         if self.counted is not None:
             self.counted(sizes, self._group)
@@ -168,11 +169,11 @@ class SharedMemory:
             if rank != self._rank:
                 self._slots[turn, self._rank, at : at + size].view(dtype).view(part.shape).copy_(part)
             at += size
-        self._show(turn, sizes)
+        self._meet(turn, sizes)
         return turn
 
     def _part(self, turn: int, source: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the rank ``source`` wrote for this one, in ``dtype``, of the shape of ``like``."""
+        # What the rank source wrote for this one, in dtype, of the shape of like.
         sizes = self._sizes[turn, source]
         start, count = int(sizes[: self._rank].sum()), int(sizes[self._rank])
         if count != like.numel() * dtype.itemsize:
@@ -180,30 +181,19 @@ class SharedMemory:
         return self._slots[turn, source, start : start + count].view(dtype).view(like.shape)
 
     def _send(self, values: Tensor, sizes: list[int], own: slice = slice(0, 0)) -> int:
-        """Write ``values``, but for this rank's ``own`` bytes, into its slot and meet the others; which slots."""
-        turn, fits = self._turn(), values.nbytes <= SLOT
+        # Write values, but for this rank's own bytes, into its slot and meet the others; which slots.
+        self._calls += 1
+        turn, fits = self._calls % 2, values.nbytes <= SLOT
         if fits:
             slot, given = self._slots[turn, self._rank], _bytes(values)
             slot[: own.start] = given[: own.start]
             slot[own.stop : values.nbytes] = given[own.stop :]
-        self._show(turn, sizes, fits=fits)
+        self._meet(turn, sizes, fits=fits)
         return turn
 
-    def _turn(self) -> int:
-        """Begin a collective: the number of the slots that it uses."""
-        self._calls += 1
-        return self._calls % 2
-
-    def _show(self, turn: int, sizes: list[int], *, fits: bool = True) -> None:
-        """Tell the others how many bytes there are for each of them, and meet them."""
+    def _meet(self, turn: int, sizes: list[int], *, fits: bool = True) -> None:
+        # Tell the others how many bytes there are for each of them, and wait until every rank has made this call.
         self._sizes[turn, self._rank] = sizes if fits else -1
-        self._meet()
-
-    def _all_fit(self, turn: int) -> bool:
-        return not (self._sizes[turn, :, 0] < 0).any()
-
-    def _meet(self) -> None:
-        """Wait until every rank has made this call."""
         self._arrived[self._rank] = self._calls
         self._wait()
 
@@ -221,7 +211,6 @@ class SharedMemory:
                 self._check_peers(checked - began)
 
     def _check_peers(self, waited: float) -> None:
-        """RuntimeError where a rank has failed, has ended, or keeps the others waiting for too long."""
         if failure_left() is not None:
             raise RuntimeError("another rank has failed")
         for rank, pid in enumerate(self._pids):
@@ -242,6 +231,12 @@ class SharedMemory:
             # Other threads have their own order.
             return group in self._groups and threading.get_ident() == thread
 
+        def part_bytes(values: Tensor, rows: list[int] | None) -> list[int]:
+            if not rows:
+                return [values.nbytes // self._world] * self._world
+            row = values.nbytes // values.shape[0] if values.shape[0] else 0
+            return [row * count for count in rows]
+
         def all_to_all(
             output: Tensor,
             input: Tensor,
@@ -250,12 +245,11 @@ class SharedMemory:
             group: Any = None,
             async_op: bool = False,
         ) -> Any:
-            given = (output_split_sizes, input_split_sizes)
             if here(group):
-                receives, sends = self._parts(output, given[0]), self._parts(input, given[1])
+                receives, sends = part_bytes(output, output_split_sizes), part_bytes(input, input_split_sizes)
                 if self.all_to_all(output, input.contiguous(), receives, sends):
                     return _Done() if async_op else None
-            return former[0](output, input, *given, group=group, async_op=async_op)
+            return former[0](output, input, output_split_sizes, input_split_sizes, group=group, async_op=async_op)
 
         def all_gather(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: Any = False) -> Any:
             if here(group) and self.all_gather(output_tensor, input_tensor.contiguous()):
@@ -279,13 +273,6 @@ class SharedMemory:
             dist.all_to_all_single, dist.all_gather_into_tensor = former
             dist_data.alltoall_pooled = theirs
 
-    def _parts(self, values: Tensor, rows: list[int] | None) -> list[int]:
-        """Bytes of each rank's part."""
-        if not rows:
-            return [values.nbytes // self._world] * self._world
-        row = values.nbytes // values.shape[0] if values.shape[0] else 0
-        return [row * count for count in rows]
-
 
 class _Pooled(torch.autograd.Function):
     """``SharedMemory.pooled``; gradients are divided by the number of ranks where TorchRec's own exchange does so."""
@@ -302,8 +289,6 @@ class _Pooled(torch.autograd.Function):
 
 
 class _Done:
-    """The handle of a collective that has ended."""
-
     def wait(self, timeout: Any = None) -> bool:
         """True."""
         return True
@@ -338,15 +323,13 @@ def share_memory(
 
 
 def _head(world: int) -> int:
-    """Bytes in front of the slots: a mark, which rank is at which call, and the sizes of messages."""
+    # Bytes in front of the slots: a mark, which rank is at which call, and the sizes of messages.
     return -(-8 * LINE * (1 + world * (1 + 2 * world)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | None, list[int]]:
-    """Memory without a file, of the first rank, which the others open through its process; and all processes.
-
-    None where one of them cannot. The mark shows that all have the same memory, whatever their view of processes.
-    """
+    # Memory without a file, of the first rank, which the others open through its process; and all processes. None where
+    # one of them cannot. The mark shows that all have the same memory, whatever their view of processes.
     opened, handle = None, -1
     where: list[Any] = [None]
     rank, first = dist.get_rank(group), dist.get_process_group_ranks(group)[0]
@@ -361,26 +344,22 @@ def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | Non
         log.info("ranks exchange through the network stack: %s", error)
     dist.broadcast_object_list(where, src=first, group=group)
     if rank and where[0]:
-        pid, theirs, mark = where[0]
-        opened = _opened(pid, theirs, mark, size)
+        pid, first_handle, mark = where[0]
+        try:
+            own_handle = os.open(f"/proc/{pid}/fd/{first_handle}", os.O_RDWR)
+            try:
+                opened = mmap.mmap(own_handle, size)
+            finally:
+                os.close(own_handle)
+        except (OSError, ValueError) as error:
+            log.info("ranks exchange through the network stack: %s", error)
+        if opened is not None and int.from_bytes(opened[:8], "little") != mark:
+            opened = None
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, (os.getpid(), opened is not None), group=group)
     if handle >= 0:
         os.close(handle)
     return opened if all(able for _, able in everyone) else None, [pid for pid, _ in everyone]
-
-
-def _opened(pid: int, handle: int, mark: int, size: int) -> mmap.mmap | None:
-    try:
-        own = os.open(f"/proc/{pid}/fd/{handle}", os.O_RDWR)
-        try:
-            opened = mmap.mmap(own, size)
-        finally:
-            os.close(own)
-    except (OSError, ValueError) as error:
-        log.info("ranks exchange through the network stack: %s", error)
-        return None
-    return opened if int.from_bytes(opened[:8], "little") == mark else None
 
 
 def _bytes(values: Tensor) -> Tensor:
@@ -412,7 +391,7 @@ class DenseReduction:
         module.register_comm_hook(None, lambda _, bucket: self._take(bucket))
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP's hook: the bucket as it is; its memory is that of the gradients."""
+        # DDP's hook: the bucket as it is; its memory is that of the gradients.
         values = bucket.buffer()
         self._buckets.append(values.div_(self._world))
         if bucket.is_last():

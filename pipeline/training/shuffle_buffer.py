@@ -87,7 +87,7 @@ class LaneReader:
         return block.columns(len(self.split.extra)), own
 
     def _schedule(self, epochs: int, start: tuple[int, int]) -> Iterator[tuple[int, Window]]:
-        """The windows that the rank needs, each with the number of the global batch that is the first to need it."""
+        # The windows that the rank needs, each with the number of the global batch that is the first to need it.
         (epoch, first), deal = start, self._deal
         while epoch < epochs:
             own = {take.lane for take in self._takes(first)}
@@ -107,7 +107,6 @@ class LaneReader:
         return self._deal.takes(batch, self._rank, self._world) or [self._deal.first(batch)]
 
     def _load(self, number: int) -> None:
-        """Wait for the windows that are needed from global batch ``number`` on, and decode the next ones."""
         self._submit()
         while self._pending and self._pending[0][0] <= number:
             _, decoding = self._pending.popleft()
@@ -119,14 +118,14 @@ class LaneReader:
             self._pending.append((coming[0], _Decoding(self, self._deal, coming[1])))
 
     def _cut(self, take: Take) -> Iterator[tuple[DecodedRows, int, int]]:
-        """The pieces of the lane's windows with these rows: rows [low, high) of each."""
+        # The pieces of the lane's windows with these rows: rows [low, high) of each.
         for window, block in self._lanes[take.lane]:
             low, high = max(take.start - window.start, 0), min(take.stop - window.start, window.rows)
             if low < high:
                 yield block, low, high
 
     def _drop(self, batch: int) -> None:
-        """Use the memory of windows that no batch after ``batch`` needs again."""
+        # Use the memory of windows that no batch after batch needs again.
         position, ended = (batch + 1) * self._deal.quota, batch + 1 == self._deal.batches
         for windows in self._lanes.values():
             while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
@@ -198,7 +197,7 @@ class _Decoding:
 
 
 def _fill(block: DecodedRows, pieces: list[tuple[DecodedRows, int, int]]) -> None:
-    """Copy the pieces' rows into ``block``, one after the other, and the first of them into what is left."""
+    # Copy the pieces' rows into block, one after the other, and the first of them into what is left.
     at, rows = 0, block.floats.shape[1]
     for source, low, high in pieces:
         end = at + high - low

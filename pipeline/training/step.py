@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import (
     PrefetchTrainPipelineSparseDist,
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.config.train import TrainConfig
 from pipeline.embeddings.fused_optimizer import keeping_steps
@@ -29,16 +33,15 @@ from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.towers.links import Links
+from pipeline.towers.transform import Sent, TowerEmbeddings
 from pipeline.training.data import Batch
-from pipeline.training.distributed import workers_of
+from pipeline.training.distributed import seed_step, workers_of
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
-from pipeline.training.optimizer import Average, Optimizers
-from pipeline.training.regularise import seed_step
-from pipeline.training.roofline import Speed
+from pipeline.training.optimizer import AVERAGE, COUNT, Average, Optimizers
+from pipeline.training.profiling import Speed
 from pipeline.training.settings import ModelSettings
 from pipeline.training.shared_memory import DenseReduction, memory_between
 from pipeline.training.step_phases import PhaseClock, watch, watch_pipeline
-from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.units import MIB
 
 log = logging.getLogger(__name__)
@@ -269,16 +272,115 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
 def _reductions(
     sharded: Sharded, dense: dict[str, torch.nn.Parameter], workers: Workers
 ) -> list[tuple[int, list[int], bool]]:
-    """This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
+    # This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part).
     if not workers.here:
         return []
-    all_ranks = list(workers.ranks)
-    tower_ranks, tower_parameters, tower_bytes = all_ranks, set[int](), 0
-    if sharded.towers is not None:
-        tower_ranks = list(sharded.towers.groups.tower_ranks)
-        tower_parameters = {id(parameter) for parameter in sharded.towers.apart_parameters()}
-        tower_bytes = sum(parameter.nbytes for parameter in sharded.towers.own_parameters())
-    shared_bytes = sum(p.nbytes for p in dense.values() if id(p) not in tower_parameters)
+    ranks, towers = list(workers.ranks), sharded.towers
+    shared_bytes = sum(parameter.nbytes for parameter in dense.values())
+    reductions = []
+    if towers is not None:
+        in_towers = {id(parameter) for parameter in towers.apart_parameters()}
+        shared_bytes = sum(parameter.nbytes for parameter in dense.values() if id(parameter) not in in_towers)
+        tower_bytes = sum(parameter.nbytes for parameter in towers.own_parameters())
+        reductions.append((tower_bytes, list(towers.groups.tower_ranks), True))
     table_bytes = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
-    reductions = [(shared_bytes, all_ranks, True), (tower_bytes, tower_ranks, True), (table_bytes, tower_ranks, False)]
-    return [(size, ranks, is_dense) for size, ranks, is_dense in reductions if size and len(ranks) > 1]
+    table_ranks = ranks if towers is None else list(towers.groups.tower_ranks)
+    reductions = [(shared_bytes, ranks, True), *reductions, (table_bytes, table_ranks, False)]
+    return [each for each in reductions if each[0] and len(each[1]) > 1]
+
+
+class TowerPipeline:
+    """``progress`` takes a step, as TorchRec's pipelines do. They cannot fetch ahead here: the ids travel first.
+
+    ``ahead``: the next batch's lengths travel during the forward pass, its ids during the backward pass.
+    """
+
+    def __init__(
+        self,
+        model: DistributedModelParallel,
+        towers: TowerEmbeddings,
+        optimizers: Optimizers,
+        device: torch.device,
+        *,
+        ahead: bool,
+    ) -> None:
+        self._model, self._towers, self._optimizers, self._device = model, towers, optimizers, device
+        self._ahead = ahead
+        self._next: tuple[Batch, Awaitable[KeyedJaggedTensor]] | None = None
+
+    def progress(self, batches: Iterator[Batch]) -> Output:
+        """Train on the next batch; StopIteration where there is none."""
+        if self._next is None:
+            batch, sent = self.start_sparse_data_dist(next(batches))
+            self._next = batch, self.wait_sparse_data_dist(sent)
+        batch, ids = self._next
+        received = self.wait_sparse_data_dist(ids)
+        coming = next(batches, None) if self._ahead else None
+        self._next = None
+        if coming is not None:
+            coming, sent = self.start_sparse_data_dist(coming)
+        self._optimizers.zero_grad()
+        output: Output
+        loss, output = self._model(batch, received)
+        if coming is not None:
+            self._next = coming, self.wait_sparse_data_dist(sent)
+        loss.backward()
+        self._towers.reduce_gradients()
+        self._optimizers.step()
+        return output
+
+    def start_sparse_data_dist(self, batch: Batch) -> tuple[Batch, Sent]:
+        """Start to send a batch's ids to their towers. ``phases`` times it by TorchRec's name for it."""
+        batch = batch.to(self._device, non_blocking=True)
+        return batch, self._towers.send(batch.sparse, batch.lookups, batch.events)
+
+    def wait_sparse_data_dist(self, sent: Awaitable[Any]) -> Any:
+        """Wait for what was sent: first lengths, then ids."""
+        return sent.wait()
+
+
+@torch.no_grad()
+def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> None:
+    """Copy every tower module and its optimizer state from the first rank of its hosts to all ranks. Collective."""
+    # Of several states: only those of parameters that learn here have all names after a restore.
+    template: dict[str, Any] = {}
+    for state in optimizer.state.values():
+        template |= state
+    for group in range(len(towers.layout.tower_hosts)):
+        source = towers.layout.tower_ranks(group)[0]
+        for parameter in towers.parameters_of(group):
+            _broadcast(parameter.data, source, parameter.device)
+            if not template:
+                continue
+            # This rank has no state yet of parameters that other ranks train.
+            state = optimizer.state[parameter]
+            for name, value in _initial_state(optimizer, parameter, template).items():
+                state.setdefault(name, value)
+            for name in sorted(state):
+                state[name] = _broadcast(state[name], source, parameter.device)
+
+
+def _broadcast(value: Any, source: int, device: torch.device) -> Any:
+    # A tensor is filled in place; other values are whole numbers.
+    if not isinstance(value, Tensor):
+        return int(_broadcast(torch.tensor(value), source, device))
+    # Adagrad counts its steps on the CPU, where NCCL does not reach.
+    sent = value.to(device)
+    dist.broadcast(sent, source)
+    return value.copy_(sent)
+
+
+def _initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Any]) -> dict[str, Any]:
+    zeros: dict[str, Any] = {}
+    for name, value in template.items():
+        zeros[name] = 0
+        if isinstance(value, Tensor):
+            zeros[name] = torch.zeros_like(parameter if value.dim() else value)
+    if not hasattr(optimizer, "new_state"):
+        return zeros
+    # States that depend on the parameter's shape are made by the optimizer itself, which knows no average.
+    state: dict[str, Any] = optimizer.new_state(parameter)
+    for name in (AVERAGE, COUNT):
+        if name in zeros:
+            state[name] = zeros[name]
+    return state

@@ -23,7 +23,7 @@ from pipeline.embeddings.single_rank_lookup import looked_up
 from pipeline.embeddings.tables import sharded_collections
 from pipeline.records.plan import PHASES, Plan
 from pipeline.training.distributed import add_up, largest
-from pipeline.training.memory_budget import MemoryMeter
+from pipeline.training.memory import MemoryMeter
 
 # The first steps fill the pipeline, allocate and compile.
 EVERY, FIRST = 5, 2

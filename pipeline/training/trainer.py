@@ -29,21 +29,27 @@ from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import BatchReader, BoundedBatches
-from pipeline.training.distributed import add_up, connect, largest, shared_failure
+from pipeline.training.distributed import STOP, Agreement, add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, check_finite, check_layers
 from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
-from pipeline.training.memory_budget import MemoryBudget, MemoryMeter, peak_rss
+from pipeline.training.memory import (
+    MemoryBudget,
+    MemoryMeter,
+    SsdMeter,
+    log_shortcomings,
+    naming_checkpoint,
+    peak_rss,
+    ssd_store,
+)
 from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
-from pipeline.training.preemption import STOP, Agreement
 from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.profiling import STEPS, Profiler, SpeedMeter, debugging
 from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.snapshots import Snapshots, Start
-from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
 from pipeline.training.step import StepExecutor
 from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.validation import Validation, log_without, validation_split
@@ -373,10 +379,8 @@ class Trainer:
             )
 
     def _judge(self, *, empty: bool, free: bool) -> None:
-        """Have the guard judge the model where its predictions ask for it; later, unless the pipeline is ``empty``.
-
-        ``free``: it has just been validated, or this is the last chance.
-        """
+        # Have the guard judge the model where its predictions ask for it; later, unless the pipeline is empty. free: it
+        # has just been validated, or this is the last chance.
         step = self.executor.steps
         age = step if self.validation is None else self.validation.age(step)
         if empty:
@@ -397,7 +401,7 @@ class Trainer:
         return self.order.samples_after(step, self.split.rows)
 
     def _summarize(self) -> dict[str, Any]:
-        """The figures of the session, the same on every rank. Collective."""
+        # The figures of the session, the same on every rank. Collective.
         step, device = self.executor.steps, self.executor.device
         seconds = max(self.seconds, 1e-9)
         peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()

@@ -142,25 +142,22 @@ class Validation:
         if self.decision is StoppingDecision.BETTER:
             # The last checkpoint has the best weights if they are those of the last step.
             if not ended:
-                self._checkpoints.save_best()
+                self._checkpoints.save(best=True)
             return not ended
         if ended:
             self.end(total)
         elif self.decision is StoppingDecision.LOWER:
-            self._lower_lr()
+            self._checkpoints.go_back()
+            self._executor.optimizers.schedule.scale = self.stopping.lr_scale
+            best = self.stopping.best
+            if dist.get_rank() == 0 and best is not None:
+                log.info(
+                    "no better look at the validation rows since step %s: training goes on from the weights of that "
+                    "step, with %g times the scheduled learning rates",
+                    f"{best.step:,}",
+                    self.stopping.lr_scale,
+                )
         return False
-
-    def _lower_lr(self) -> None:
-        self._checkpoints.go_back()
-        self._executor.optimizers.schedule.scale = self.stopping.lr_scale
-        best = self.stopping.best
-        if dist.get_rank() == 0 and best is not None:
-            log.info(
-                "no better look at the validation rows since step %s: training goes on from the weights of that step, "
-                "with %g times the scheduled learning rates",
-                f"{best.step:,}",
-                self.stopping.lr_scale,
-            )
 
     def end(self, step: int) -> None:
         """Go back to the best weights, with which training ends.
@@ -222,7 +219,7 @@ class Validation:
         )
 
     def _measure(self) -> dict[str, Any]:
-        """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
+        # The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite.
         began, step = time.perf_counter(), self._executor.steps
         logits = score_published(self._executor, self._split, self._order)
         measured: dict[str, Any] | None = None

@@ -14,9 +14,9 @@ from pipeline.embeddings.touched import _Marker, _TouchedMask
 from pipeline.training.callbacks import IntervalRecord
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import add_up, collective_device, largest
+from pipeline.training.memory import SsdMeter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.ssd import SsdMeter
 from tests.fake_cuda import fake_cuda
 from tests.training.dataset import write_dataset
 

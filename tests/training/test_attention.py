@@ -8,7 +8,7 @@ from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.layers import Jagged
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn
-from pipeline.training.attention import MOST_EVENTS, watching
+from pipeline.training.predict import MOST_EVENTS, watching
 from pipeline.training.sequence_vectors import LookedUpEmbeddings, build_sequence_encoders
 
 DIM = 8

@@ -8,8 +8,7 @@ from pipeline.config import CheckpointConfig
 from pipeline.config.train import AverageConfig, SnapshotConfig
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
 from pipeline.store import Store
-from pipeline.training import bias_correction
-from pipeline.training.predict import predict
+from pipeline.training.predict import level_of, levels, predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
@@ -93,25 +92,25 @@ def test_the_level_adds_up():
     logits, weights = rng.normal(-3, 2, 5000), rng.integers(0, 4, 5000).astype(np.float32)
     labels = (rng.random(5000) < 0.2).astype(np.float32)
     for counts in (None, weights):
-        shift = bias_correction.level_of(labels, logits, counts)
+        shift = level_of(labels, logits, counts)
         total = np.ones(5000) if counts is None else counts.astype(np.float64)
         assert total @ (1 / (1 + np.exp(-logits - shift))) == pytest.approx(total @ labels, rel=1e-9)
-    assert bias_correction.level_of(np.array([1, 0], np.float32), np.array([5.0, 7.0])) == pytest.approx(-6.0)
+    assert level_of(np.array([1, 0], np.float32), np.array([5.0, 7.0])) == pytest.approx(-6.0)
 
 
 @pytest.mark.parametrize(("label", "expected"), [(0.0, 0.5), (1.0, 99.5)])
 def test_the_level_of_rows_that_are_all_alike_is_that_of_half_a_row_of_the_other_kind(label, expected):
     logits = np.linspace(-2.0, 2.0, 100)
-    shift = bias_correction.level_of(np.full(100, label, np.float32), logits)
+    shift = level_of(np.full(100, label, np.float32), logits)
     assert (1 / (1 + np.exp(-logits - shift))).sum() == pytest.approx(expected, rel=1e-9)
 
 
 def test_only_a_loss_of_the_kept_rows_asks_for_it():
     empty = {"dense": (), "sparse": (), "rows": {}, "files": {}, "groups": {}}
     task = TaskColumn(name="buy", kind="binary")
-    assert bias_correction.levels(DatasetSchema(**empty, sampled="logit"))
+    assert levels(DatasetSchema(**empty, sampled="logit"))
     for schema in ({}, {"sampled": "weights"}, {"sampled": "logit", "tasks": (task,)}):
-        assert not bias_correction.levels(DatasetSchema(**empty, **schema))
+        assert not levels(DatasetSchema(**empty, **schema))
 
 
 def test_many_rows_are_looked_at_in_spread_row_groups(tmp_path):

@@ -11,7 +11,7 @@ from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
 from pipeline.training.callbacks import IntervalRecord
 from pipeline.training.distributed import connect
-from pipeline.training.memory_budget import MemoryBudget
+from pipeline.training.memory import MemoryBudget
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.logged import listen
 

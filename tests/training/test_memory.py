@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from pipeline.training.memory_budget import MemoryMeter
+from pipeline.training.memory import MemoryMeter
 from tests.alone import alone
 
 BYTES = 256 << 20  # far above what Linux counts late: some 100 pages of every CPU

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pipeline.store import Store
-from pipeline.training.profiling import OTHER, Profiler, kind_of
-from pipeline.training.roofline import Speed
+from pipeline.training.profiling import OTHER, Profiler, Speed, kind_of
 
 
 def profiled(folder, steps, wanted=10):

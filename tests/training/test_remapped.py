@@ -14,7 +14,7 @@ from pipeline.errors import ArtifactError
 from pipeline.ingest.stage import ingest
 from pipeline.records import dataset_path
 from pipeline.store import Store, artifact_key
-from pipeline.training.remapped import remapped_rows
+from pipeline.training.resume_checks import remapped_rows
 from tests.checkpoint.single import access, shard, write
 from tests.ingest.conftest import csv_config
 

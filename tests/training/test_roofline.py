@@ -6,7 +6,7 @@ import torch
 from pipeline.models.costs import model_costs
 from pipeline.models.settings import DlrmConfig
 from pipeline.specs import ModelInputs
-from pipeline.training.roofline import Product, Speed, step_products
+from pipeline.training.profiling import Product, Speed, step_products
 
 CONFIG = DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[32, 8])
 INPUTS = ModelInputs(dense=("a", "b"), vectors=("c", "d", "e"), dim=8)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.shard import ShardRequest
 from pipeline.store import Store
-from pipeline.training import ssd
+from pipeline.training import memory
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
@@ -55,7 +55,7 @@ def lookups_come_as_announced(part, rows):
 
 def run_both(folder):
     run(folder / "ddr", "ddr")
-    ssd.SsdStore = functools.partial(SsdStore, cached=True)
+    memory.SsdStore = functools.partial(SsdStore, cached=True)
     ShardRequest.find = lookups_come_as_announced
     run(folder / "ssd", "ssd")
 

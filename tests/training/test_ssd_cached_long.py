@@ -15,7 +15,7 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.store import Store
-from pipeline.training import ssd
+from pipeline.training import memory
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
@@ -60,7 +60,7 @@ def run(folder: Path, tier: str, kill: int = 0) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if tier == "ssd":
-        ssd.SsdStore = functools.partial(SsdStore, cached=True)
+        memory.SsdStore = functools.partial(SsdStore, cached=True)
     made, store, dataset, plan = setting(folder, tier)
     place = f"runs/r/{tier}"
     summary = train(

@@ -21,7 +21,7 @@ from pipeline.plugins.search.search_store import SearchState, SearchStore
 from pipeline.records.search import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.memory_budget import status_bytes
+from pipeline.training.memory import status_bytes
 from pipeline.training.sampler import Order, shuffle_key
 
 log = logging.getLogger(__name__)
