@@ -3,15 +3,22 @@
 ``chain`` is the whole run, ``stage`` any registered stage by its name. The stages of Nightjar itself have a component
 each, because TorchX reads names, arguments and help from the functions of this file. ``predict`` scores rows with what
 they published. docs/torchx.md has examples.
+
+Nothing is composed and no store is asked here: whoever submits has neither. The job says what is wrong or missing.
 """
 
 import sys
-from typing import Callable, Dict, List, Optional, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from inspect import Signature, signature
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar, cast
 
-from torchx.specs import AppDef
+from torchx.specs import AppDef, Resource, Role, macros, named_resources, parse_mounts
 
-from pipeline.errors import NightjarError
-from pipeline.launch.components import RolePlacement, chain_app, predict_app, stage_app
+from pipeline.config.kubernetes import EMBEDDING
+from pipeline.config.launch import LaunchConfig, PodResources
+from pipeline.errors import ConfigError, NightjarError
+from pipeline.specs import STAGES
 
 ARGUMENTS = {
     "overrides": "Hydra overrides, behind ``--``",
@@ -33,23 +40,50 @@ ARGUMENTS = {
 Component = TypeVar("Component", bound=Callable[..., AppDef])
 
 
-def described(**more: str) -> Callable[[Component], Component]:
-    """A decorator that puts the meaning of each argument into the docstring, where TorchX looks for its help.
+def component(**meanings: str) -> Callable[[Component], Component]:
+    """Make a component of a function: TorchX's help knows its arguments, and a mistake ends the process.
 
-    The function stays as it is. ``more``: the meaning of arguments that others do not have.
+    ``meanings``: of arguments that others do not have. A mistake of the user ends with its message and exit code.
     """
 
-    def describe(function: Component) -> Component:
-        meanings = ARGUMENTS | more
-        names = [name for name in function.__annotations__ if name in meanings]
-        lines = [f"    {name}: {meanings[name]}" for name in names]
-        function.__doc__ = "\n".join([f"{function.__doc__}\n", "Args:", *lines])
-        return function
+    def make(function: Component) -> Component:
+        @wraps(function)
+        def build(*overrides: str, **arguments: Any) -> AppDef:
+            try:
+                return function(*overrides, **arguments)
+            except NightjarError as error:
+                sys.stderr.write(f"nightjar: {error}\n")
+                sys.exit(error.exit_code)
 
-    return describe
+        known = ARGUMENTS | meanings
+        lines = [f"    {name}: {known[name]}" for name in signature(function).parameters if name in known]
+        # The docstring is where TorchX looks for the help.
+        build.__doc__ = "\n".join([f"{function.__doc__}\n", "Args:", *lines])
+        return cast(Component, build)
+
+    return make
 
 
-@described(name="name of the TorchX app")
+@dataclass(frozen=True)
+class RolePlacement:
+    """Where a role runs: arguments of every component.
+
+    ``image``: empty for schedulers that use this machine's Python (``local_cwd``, ``slurm``); ``h``: a named resource
+    of TorchX, else ``cpu`` cores, ``gpu`` GPUs and ``memMB`` megabytes, 0 for the default; ``mounts``: in TorchX's
+    words, ``type=volume``, ``src=<claim>``, ``dst=<path>``.
+    """
+
+    image: str = ""
+    h: str | None = None
+    cpu: int = 0
+    gpu: int = 0
+    memory_mb: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[str] = ()
+    max_retries: int = 0
+
+
+@component(name="name of the TorchX app")
 def chain(
     *overrides: str,
     name: str = "nightjar",
@@ -65,10 +99,15 @@ def chain(
 ) -> AppDef:
     """The whole run: the launcher, which starts the stages one after another."""
     place = RolePlacement(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
-    return _told(lambda: chain_app(name, list(overrides), nproc, place))
+    arguments = _ranks(nproc)
+    launched = [text.partition("=")[2] for text in overrides if text.startswith("launch=")]
+    # Pods of the launcher's own have its image.
+    if place.image and any(launch != LaunchConfig().name for launch in launched):
+        arguments.append(f"launch.pods.image={place.image}")
+    return _app(name, "nightjar", "run", [*arguments, *overrides], 1, place)
 
 
-@described(name="the stage")
+@component(name="the stage")
 def stage(
     *overrides: str,
     name: str,
@@ -89,212 +128,89 @@ def stage(
 ) -> AppDef:
     """One stage of a run, whose input artifacts are committed."""
     place = RolePlacement(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
-    own = embedding_h or (None if embedding_cpu or embedding_memMB else h)
-    owners = RolePlacement(
-        image, own, embedding_cpu or cpu, 0, embedding_memMB or memMB, env or {}, mounts or [], max_retries
-    )
-    return _told(lambda: stage_app(name, list(overrides), hosts, nproc, place, embedding_hosts, owners))
+    if name not in STAGES.names():
+        raise ConfigError(f"there is no stage {name!r}", hint=f"--name with one of: {', '.join(STAGES.names())}")
+    if hosts > 1 and not STAGES.get(name).distributed:
+        raise ConfigError(f"the {name} stage runs on one host, but --hosts is {hosts}", hint="leave --hosts out")
+    if embedding_hosts and embedding_hosts >= hosts:
+        raise ConfigError(
+            f"--embedding_hosts is {embedding_hosts} of --hosts {hosts}: no host is left to train",
+            hint=f"--hosts {embedding_hosts + 1}, or more",
+        )
+    arguments = [f"hardware.hosts={hosts}"] if hosts else []
+    arguments += _ranks(nproc)
+    if embedding_hosts:
+        arguments.append(f"hardware.embedding_hosts={embedding_hosts}")
+    arguments += overrides
+    app = _app(f"nightjar-{name}", name, name, arguments, hosts or 1, place)
+    if embedding_hosts:
+        if not embedding_h and not embedding_cpu and not embedding_memMB:
+            embedding_h = h
+        cpu, memory_mb = embedding_cpu or cpu, embedding_memMB or memMB
+        # Hosts that only hold tables need no GPU.
+        embedding_place = replace(place, h=embedding_h, cpu=cpu, gpu=0, memory_mb=memory_mb)
+        workers = hosts - embedding_hosts
+        app.roles[0].num_replicas = workers
+        others = _app(app.name, EMBEDDING, name, arguments, hosts, embedding_place, before=workers)
+        others.roles[0].num_replicas = embedding_hosts
+        app.roles += others.roles
+    return app
 
 
-@described()
-def ingest(
-    *overrides: str,
-    image: str = "",
-    h: Optional[str] = None,
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 0,
-    env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
-) -> AppDef:
+# What each stage of Nightjar takes. Those that run on one host have no arguments of hosts and ranks.
+RANKS = ("hosts", "nproc", "embedding_hosts", "embedding_h", "embedding_cpu", "embedding_memMB")
+
+
+def arguments_of_stage(*, without: Sequence[str] = ()) -> Callable[[Component], Component]:
+    """Give a component the arguments of ``stage`` but its name, except those ``without``."""
+
+    def give(function: Component) -> Component:
+        left_out = {"name", *without}
+        parameters = [each for each in signature(stage).parameters.values() if each.name not in left_out]
+        # TorchX reads ``inspect.signature``, which looks here first, and rejects a ``**placement`` that it sees.
+        function.__dict__["__signature__"] = Signature(parameters, return_annotation=AppDef)
+        return component()(function)
+
+    return give
+
+
+@arguments_of_stage(without=RANKS)
+def ingest(*overrides: str, **placement: Any) -> AppDef:
     """Raw click logs to a training dataset."""
-    return stage(
-        *overrides,
-        name="ingest",
-        image=image,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        mounts=mounts,
-        max_retries=max_retries,
-    )
+    return stage(*overrides, name="ingest", **placement)
 
 
-@described()
-def plan(
-    *overrides: str,
-    image: str = "",
-    h: Optional[str] = None,
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 0,
-    env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
-) -> AppDef:
+@arguments_of_stage(without=RANKS)
+def plan(*overrides: str, **placement: Any) -> AppDef:
     """A sharding plan for a committed dataset on the hardware."""
-    return stage(
-        *overrides,
-        name="plan",
-        image=image,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        mounts=mounts,
-        max_retries=max_retries,
-    )
+    return stage(*overrides, name="plan", **placement)
 
 
-@described()
-def partition(
-    *overrides: str,
-    image: str = "",
-    h: Optional[str] = None,
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 0,
-    env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
-) -> AppDef:
+@arguments_of_stage(without=RANKS)
+def partition(*overrides: str, **placement: Any) -> AppDef:
     """Towers of features and the plan on their hosts."""
-    return stage(
-        *overrides,
-        name="partition",
-        image=image,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        mounts=mounts,
-        max_retries=max_retries,
-    )
+    return stage(*overrides, name="partition", **placement)
 
 
-@described()
-def train(
-    *overrides: str,
-    hosts: int = 0,
-    nproc: int = 0,
-    image: str = "",
-    h: Optional[str] = None,
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 0,
-    env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
-    embedding_hosts: int = 0,
-    embedding_h: Optional[str] = None,
-    embedding_cpu: int = 0,
-    embedding_memMB: int = 0,
-) -> AppDef:
+@arguments_of_stage()
+def train(*overrides: str, **placement: Any) -> AppDef:
     """Trains the model on a committed dataset, by its committed plan."""
-    return stage(
-        *overrides,
-        name="train",
-        hosts=hosts,
-        nproc=nproc,
-        image=image,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        mounts=mounts,
-        max_retries=max_retries,
-        embedding_hosts=embedding_hosts,
-        embedding_h=embedding_h,
-        embedding_cpu=embedding_cpu,
-        embedding_memMB=embedding_memMB,
-    )
+    return stage(*overrides, name="train", **placement)
 
 
-@described()
-def evaluate(
-    *overrides: str,
-    hosts: int = 0,
-    nproc: int = 0,
-    image: str = "",
-    h: Optional[str] = None,
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 0,
-    env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
-    embedding_hosts: int = 0,
-    embedding_h: Optional[str] = None,
-    embedding_cpu: int = 0,
-    embedding_memMB: int = 0,
-) -> AppDef:
+@arguments_of_stage()
+def evaluate(*overrides: str, **placement: Any) -> AppDef:
     """Figures of the trained model on held-out rows."""
-    return stage(
-        *overrides,
-        name="evaluate",
-        hosts=hosts,
-        nproc=nproc,
-        image=image,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        mounts=mounts,
-        max_retries=max_retries,
-        embedding_hosts=embedding_hosts,
-        embedding_h=embedding_h,
-        embedding_cpu=embedding_cpu,
-        embedding_memMB=embedding_memMB,
-    )
+    return stage(*overrides, name="evaluate", **placement)
 
 
-@described()
-def publish(
-    *overrides: str,
-    hosts: int = 0,
-    nproc: int = 0,
-    image: str = "",
-    h: Optional[str] = None,
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 0,
-    env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
-    embedding_hosts: int = 0,
-    embedding_h: Optional[str] = None,
-    embedding_cpu: int = 0,
-    embedding_memMB: int = 0,
-) -> AppDef:
+@arguments_of_stage()
+def publish(*overrides: str, **placement: Any) -> AppDef:
     """The gate's verdict, and the published version."""
-    return stage(
-        *overrides,
-        name="publish",
-        hosts=hosts,
-        nproc=nproc,
-        image=image,
-        h=h,
-        cpu=cpu,
-        gpu=gpu,
-        memMB=memMB,
-        env=env,
-        mounts=mounts,
-        max_retries=max_retries,
-        embedding_hosts=embedding_hosts,
-        embedding_h=embedding_h,
-        embedding_cpu=embedding_cpu,
-        embedding_memMB=embedding_memMB,
-    )
+    return stage(*overrides, name="publish", **placement)
 
 
-@described(
+@component(
     overrides="the store, store=<URL>, and further arguments of ``nightjar predict``, behind ``--``",
     path="raw rows: a file, a directory or a glob on any fsspec URL",
     out="URL or path of the scores, *.parquet, else CSV",
@@ -318,13 +234,79 @@ def predict(
 ) -> AppDef:
     """Scores of raw rows by a published version."""
     place = RolePlacement(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
-    return _told(lambda: predict_app(list(overrides), path, out, model, ranks, place))
+    if place.image and not place.mounts and "://" not in out:
+        raise ConfigError(
+            f"--out {out} is in the container: it goes when the job ends",
+            hint="--out s3://<bucket>/<path>, or --mounts type=volume,src=<claim>,dst=/mnt/scores and a path there",
+        )
+    command = [path, "--out", out]
+    if model:
+        command += ["--model", model]
+    if ranks:
+        command += ["--ranks", str(ranks)]
+    return _app("nightjar-predict", "predict", "predict", [*command, *overrides], 1, place)
 
 
-def _told(make: Callable[[], AppDef]) -> AppDef:
-    """What ``make`` gives; a mistake of the user ends this process with its message and exit code."""
+def _ranks(nproc: int) -> list[str]:
+    return [f"hardware.ranks_per_host={nproc}"] if nproc else []
+
+
+def _app(
+    name: str, role: str, command: str, overrides: Sequence[str], hosts: int, place: RolePlacement, before: int = 0
+) -> AppDef:
+    """Build an app of one role, each replica one of ``hosts``; ``before``: how many are of roles before this one."""
+    if place.image and not any(text.startswith("store=") for text in overrides):
+        raise ConfigError(
+            "no store is given: a folder in the container goes when the job ends",
+            hint="store=s3://<bucket>/<path>, or --mounts type=volume,src=<claim>,dst=/mnt/nightjar and a folder there",
+        )
+    port = str(LaunchConfig().port)
+    for text in overrides:
+        if text.startswith("launch.port="):
+            port = text.partition("=")[2]
+    entrypoint = "python" if place.image else sys.executable
+    # TorchX substitutes ${macros} in arguments; a literal dollar is written twice.
+    arguments = ["-m", "pipeline.cli", command, *(text.replace("$", "$$") for text in overrides)]
+    if hosts > 1:
+        # Which host a replica is, and where the first one is, only the scheduler knows; TorchX's macros name its
+        # variables. So ``sh`` puts them behind the arguments.
+        first = f"$${{{macros.rank0_env}:-localhost}}"
+        index = f"$$(({before} + {macros.replica_id}))" if before else macros.replica_id
+        line = f'exec "$$0" "$$@" launch=hosts "launch.host_index={index}" "launch.first_host={first}"'
+        entrypoint, arguments = "sh", ["-c", line, entrypoint, *arguments]
+    resource = _resource(place)
     try:
-        return make()
-    except NightjarError as error:
-        sys.stderr.write(f"nightjar: {error}\n")
-        sys.exit(error.exit_code)
+        mounts = parse_mounts(list(place.mounts))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"--mounts {','.join(place.mounts)}: {error.args[0]}",
+            hint="--mounts type=volume,src=<claim>,dst=<path>[,readonly]",
+        ) from None
+    return AppDef(
+        name=name,
+        roles=[
+            Role(
+                name=role,
+                image=place.image,
+                env=dict(place.env),
+                entrypoint=entrypoint,
+                args=arguments,
+                num_replicas=hosts,
+                max_retries=place.max_retries,
+                resource=resource,
+                port_map={"c10d": int(port)} if hosts > 1 else {},
+                mounts=mounts,
+            )
+        ],
+    )
+
+
+def _resource(place: RolePlacement) -> Resource:
+    if place.h:
+        try:
+            return named_resources[place.h]
+        except KeyError as error:
+            raise ConfigError(str(error.args[0]), hint="-h, or --cpu, --gpu and --memMB") from None
+    usual = PodResources()
+    memory = place.memory_mb or round(1024 * usual.memory_gib)
+    return Resource(cpu=place.cpu or round(usual.cpu), gpu=place.gpu, memMB=memory)

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import EXIT_CODES, ArtifactError, NightjarError
 
@@ -81,8 +81,10 @@ class Run:
     def _repr_html_(self) -> str | None:
         """What a notebook shows: the report, in a frame of its own so that its style stays in it."""
         page = self.page
+        if page is None:
+            return None
         frame = '<iframe srcdoc="{}" width="100%" height="640" style="border: 0"></iframe>'
-        return None if page is None else frame.format(html.escape(page, quote=True))
+        return frame.format(html.escape(page, quote=True))
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,13 @@ def run(*overrides: str, store: str | None = None, progress: bool = True) -> Run
 
         run("experiment=demo", "train.lr=0.01", store="./store")
     """
-    given = [*overrides, *([f"store={store}"] if store is not None else [])]
-    command = [sys.executable, "-m", "pipeline.cli", "run", *given]
+    command = [sys.executable, "-m", "pipeline.cli", "run", *overrides]
+    if store is not None:
+        command.append(f"store={store}")
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(  # its own session: a kernel's interrupt reaches it once, from here
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-            bufsize=1,
+        # In a session of its own, a kernel's interrupt reaches it once, from here.
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, bufsize=1
         )
         assert process.stdout is not None
         try:
@@ -194,12 +193,10 @@ def load_version(
     known = versions.models(place)
     if model not in known and not (model is None and len(known) == 1):
         message = f"models: {', '.join(known)}" if known else "it has no published model"
-        raise ArtifactError(
-            f"no model {model!r} in store {place.url}; {message}"
-            if model
-            else f"store {place.url} has no model to take by itself; {message}",
-            hint="load_version('<model>', store='<its store>')",
-        )
+        problem = f"store {place.url} has no model to take by itself"
+        if model:
+            problem = f"no model {model!r} in store {place.url}"
+        raise ArtifactError(f"{problem}; {message}", hint="load_version('<model>', store='<its store>')")
     name = model or known[0]
     chosen = version or promotion.read_current(place, name).version
     if chosen is None:
@@ -208,25 +205,11 @@ def load_version(
     return Version(name, chosen, store, cache_mib)
 
 
-class _Bar(Protocol):
-    n: float
-    total: float | None
-
-    def set_description(self, desc: str, refresh: bool = ...) -> None:
-        """The text before the bar."""
-
-    def set_postfix_str(self, s: str, refresh: bool = ...) -> None:
-        """The text behind the bar."""
-
-    def close(self) -> None:
-        """Leave it as it is."""
-
-
 def _watch(lines: Iterable[str], shown: bool) -> Run:
-    """Follow the output of a run to its end on a bar; the run, by the line that begins it."""
+    """Follow the output of a run to its end on a bar; return the run, by the line that begins it."""
     from tqdm.auto import tqdm
 
-    bar: _Bar = tqdm(disable=not shown, unit="step")
+    bar: Any = tqdm(disable=not shown, unit="step")
     name, store = "", STORE
     try:
         for line in lines:
@@ -243,8 +226,10 @@ def _watch(lines: Iterable[str], shown: bool) -> Run:
 
 
 def _error(code: int, text: str) -> NightjarError:
-    """The error of a run that ended with ``code`` and wrote ``text`` to its error stream."""
-    words = text[text.rindex("nightjar: ") + len("nightjar: ") :] if "nightjar: " in text else text[-4000:]
+    """Return the error of a run that ended with ``code`` and wrote ``text`` to its error stream."""
+    _, printed, words = text.rpartition("nightjar: ")
+    if not printed:
+        words = text[-4000:]
     message, _, hint = words.strip().partition("\n  hint: ")
     kinds = (kind for kind in NightjarError.__subclasses__() if kind.exit_code == code)
     fallback = f"the run ended with exit code {code}: {EXIT_CODES.get(code, 'a signal')}"

@@ -22,8 +22,6 @@ from pipeline.commands import (
     published,
     run,
     runs,
-    stores,
-    worker,
 )
 from pipeline.commands.command import Command, complain
 from pipeline.cpus import share_cpus
@@ -49,11 +47,13 @@ EPILOG = f"""\
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. An expected failure prints one message."""
-    if arguments is None:  # this process is ours; before any stage loads torch or Polars
+    # This process is ours, and no stage has loaded torch or Polars yet.
+    if arguments is None:
         share_cpus()
     try:
         known = commands()
-    except NightjarError as error:  # of an installed package that adds commands
+    # Of an installed package that adds commands.
+    except NightjarError as error:
         return complain(str(error), exit_code_of(error))
     parser = _parser(known)
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -82,14 +82,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from pipeline.store.retrying import explained
 
-        passing = explained(error) or missing_triple(error)
-        return _unexpected(error) if passing is None else complain(str(passing), exit_code_of(passing))
+        known_error = explained(error) or missing_triple(error)
+        if known_error is not None:
+            return complain(str(known_error), exit_code_of(known_error))
+        logs.show_fault(error)
+        text = f"unexpected {type(error).__name__}: {error}. This is a bug in Nightjar; please report it."
+        return complain(text, exit_code_of(error))
 
 
 def commands() -> list[Command]:
-    """All commands, in the order of ``nightjar --help``."""
-    families = (init, plans, ckpt, published, stores, calibrate, nights, explain, doctor, runs, worker)
-    known = [*run.commands(), *(command for family in families for command in family.COMMANDS)]
+    """Return all commands, in the order of ``nightjar --help``."""
+    families = (init, plans, ckpt, published, calibrate, nights, explain, doctor, runs)
+    known = [*run.commands(), *(command for family in families for command in family.COMMANDS), *run.INTERNAL]
     for package, added in load_hooks("nightjar.commands").items():
         # The commands of a family stay together, behind the one that its first command names.
         names = [command.name for command in known]
@@ -115,9 +119,10 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nightjar {_version()}")
     parsers = parser.add_subparsers(dest="command", metavar="command")
     for command in known:
-        shown: dict[str, Any] = (
-            {} if command.internal else {"help": command.help}
-        )  # without help, --help does not list it
+        # ``nightjar --help`` lists what has a help.
+        shown: dict[str, Any] = {} if command.internal else {"help": command.help}
+        if command.epilog:
+            shown |= {"epilog": command.epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
         description = f"{command.help[0].upper()}{command.help[1:]}."
         command.add_arguments(
             parsers.add_parser(command.name, description=description, add_help=not command.own_help, **shown)
@@ -126,7 +131,7 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
 
 
 def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigError | None:
-    """The error for an unknown command, with the nearest one; None if the command is known."""
+    """Return the error for an unknown command, with the nearest one; None if the command is known."""
     names = [command.name for command in known]
     if not given or given[0].startswith("-") or given[0] in names:
         return None
@@ -136,7 +141,7 @@ def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigEr
 
 
 def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """The arguments that argparse left: overrides for commands that compose, else an error."""
+    """Return the arguments that argparse left: overrides for commands that compose, else an error."""
     flags = [text for text in rest if text.startswith("-")]
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in options.composing else overrides)
@@ -147,19 +152,10 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 
 def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
-    """``arguments`` with ``--store=URL`` for ``store=URL``, for commands that accept both."""
+    """Return ``arguments`` with ``--store=URL`` for ``store=URL``, for commands that accept both."""
     if arguments and arguments[0] in {command.name for command in known if command.takes_store}:
         return [f"--{text}" if text.startswith("store=") else text for text in arguments]
     return list(arguments)
-
-
-def _unexpected(error: Exception) -> int:
-    logs.show_fault(error)
-    package = find_package_at_fault(error)
-    where = "This is a bug in Nightjar; please report it."
-    if package:
-        where = f"It was raised in {package}; please report it there."
-    return complain(f"unexpected {type(error).__name__}: {error}. {where}", exit_code_of(error))
 
 
 def _version() -> str:

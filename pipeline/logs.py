@@ -49,7 +49,8 @@ class Terminal:
                 sys.stdout.flush()
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)
-                else:  # a caller captures text
+                else:
+                    # A caller captures text.
                     sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()
                 self._open = not data.endswith(b"\n")
@@ -107,8 +108,8 @@ class FullText(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """As ``2026-01-31T02:10:00.123Z INFO    rank 0 pipeline.training.trainer: message``."""
-        who = "launcher" if _context["rank"] is None else f"rank {_context['rank']}"
-        return f"{_time(record)} {record.levelname:<7} {who} {record.name}: {_message(self, record)}"
+        process = "launcher" if _context["rank"] is None else f"rank {_context['rank']}"
+        return f"{_time(record)} {record.levelname:<7} {process} {record.name}: {_message(self, record)}"
 
 
 class Json(logging.Formatter):
@@ -133,7 +134,7 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def add_level(parser: ArgumentParser) -> None:
-    """The option ``--log-level``."""
+    """Add the option ``--log-level``."""
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="show lines from this level on")
 
 
@@ -141,8 +142,7 @@ def start(level: str = "info", *, to_stderr: bool = False) -> None:
     """Show lines from ``level`` on, on standard output or error; at level debug with time and logger."""
     _context.update(rank=None, stage=None, run=None)
     formatter = FullText() if level == "debug" else BriefText()
-    put = (lambda text: TERMINAL.line(text, _to_stderr)) if to_stderr else TERMINAL.line
-    _install(level, _LineWriter(put, formatter))
+    _install(level, _LineWriter(_line_on_stderr if to_stderr else TERMINAL.line, formatter))
 
 
 def speak(form: str, run: str) -> None:
@@ -156,48 +156,44 @@ def speak(form: str, run: str) -> None:
 def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod: bool, live: bool = False) -> None:
     """Set up logging of a rank: rank 0 shows all lines, the others only warnings.
 
-    In a pod (``in_pod``), lines have times. Otherwise the launcher shows the standard output of the ranks, and whatever
-    else ranks other than 0 print goes to their log file. ``live``: rank 0 has a progress line, which warnings of other
-    ranks replace.
+    Args:
+        in_pod: Lines have times. Otherwise the launcher shows the standard output of the ranks, and whatever else ranks
+            other than 0 print goes to their log file.
+        live: Rank 0 has a progress line, which warnings of other ranks replace.
     """
     _context.update(rank=rank, stage=stage, run=run)
     if level != "debug":
-        _quiet_torchrec()
+        # TorchRec warns once a table and rank; nothing in it is for the one who runs the training.
+        logging.getLogger("torchrec").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     full: logging.Formatter = Json() if form == "json" else FullText()
     brief = full if form == "json" or in_pod or level == "debug" else BriefText()
     if rank == 0:
         _install(level, _LineWriter(TERMINAL.line, brief))
         return
     if in_pod:
-        _install(level, _LineWriter(lambda text: TERMINAL.line(text, _to_stderr), full, logging.WARNING))
+        _install(level, _LineWriter(_line_on_stderr, full, logging.WARNING))
         return
-    shown, clear = _kept_stdout(), CLEAR_LINE if live else ""
-    own = _LineWriter(lambda text: TERMINAL.line(text, _to_stderr), full)
-    _install(level, own, _LineWriter(lambda text: shown(f"{clear}{text}\n"), brief, logging.WARNING))
-
-
-def _quiet_torchrec() -> None:
-    """Leave out what TorchRec warns of once a table and rank: nothing in it is for the one who runs the training."""
-    logging.getLogger("torchrec").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
-
-
-def _kept_stdout() -> Callable[[str], None]:
-    """A function that writes to standard output; all other output goes to standard error from now on."""
+    # Only warnings reach the standard output that the launcher shows: all else goes to standard error from now on.
     sys.stdout.flush()
-    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def put(text: str) -> None:
-        kept.write(text)
-        kept.flush()
+        stdout.write(f"{CLEAR_LINE if live else ''}{text}\n")
+        stdout.flush()
 
-    return put
+    _install(level, _LineWriter(_line_on_stderr, full), _LineWriter(put, brief, logging.WARNING))
+
+
+def _line_on_stderr(text: str) -> None:
+    TERMINAL.line(text, _to_stderr)
 
 
 def _install(level: str, *handlers: logging.Handler) -> None:
-    for former in [each for each in _ROOT.handlers if isinstance(each, _LineWriter)]:
-        _ROOT.removeHandler(former)
+    for former in list(_ROOT.handlers):
+        if isinstance(former, _LineWriter):
+            _ROOT.removeHandler(former)
     for handler in handlers:
         _ROOT.addHandler(handler)
     _ROOT.setLevel(level.upper())
@@ -205,7 +201,7 @@ def _install(level: str, *handlers: logging.Handler) -> None:
 
 
 def level_arguments() -> list[str]:
-    """Arguments that give a child process the same log level; none for the default."""
+    """Return arguments that give a child process the same log level; none for the default."""
     name = logging.getLevelName(_ROOT.level).lower()
     return ["--log-level", name] if name in LEVELS and name != "info" else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,7 @@ EPILOG = """\
 """
 
 
-@dataclass(frozen=True)
-class HardwareFile:
-    """The file that is written, and the configuration directory Hydra finds it in."""
-
-    path: Path
-    directory: Path
-
-    @property
-    def name(self) -> str:
-        """What ``hardware=`` calls it."""
-        return self.path.stem
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar calibrate``."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     out = "configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)"
     parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
     parser.add_argument("--ssd", metavar="DIR", help="a directory on the disk to measure (default: the store's)")
@@ -55,12 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=_calibrate)
 
 
-def target_of(out: str, preset: str) -> HardwareFile:
-    """Where the measured file of ``preset`` goes; ConfigError for a file that Hydra would not find."""
+def target_of(out: str, preset: str) -> Path:
+    """Return where the measured file of ``preset`` goes; ConfigError for a file that Hydra would not find.
+
+    Hydra finds ``<directory>/hardware/<name>.yaml`` as ``hardware=<name>``.
+    """
     path = Path(out)
     if path.suffix not in (".yaml", ".yml"):
         name = preset if preset.startswith("measured_") else f"measured_{preset}"
-        return HardwareFile(path / "hardware" / f"{name}.yaml", path)
+        return path / "hardware" / f"{name}.yaml"
     if path.parent.name != "hardware":
         raise ConfigError(
             f"--out {out} is not in a folder named hardware, where hardware=<name> is looked for",
@@ -71,11 +59,11 @@ def target_of(out: str, preset: str) -> HardwareFile:
             f"--out {out} would not be found: configuration files end with .yaml",
             hint=f"-o {path.with_suffix('.yaml')}",
         )
-    return HardwareFile(path, path.parent.parent)
+    return path
 
 
 def disk_of(config: Config, ssd: str | None) -> Path | None:
-    """The folder whose disk is read: ``ssd``, else the store's where it is local, else None. ConfigError: no folder."""
+    """Return the folder whose disk is read: ``ssd``, else the store's where it is local; ConfigError: no folder."""
     if ssd is not None:
         if not Path(ssd).is_dir():
             raise ConfigError(f"--ssd {ssd} is not a directory", hint="--ssd <a directory on the disk to measure>")
@@ -87,7 +75,6 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    """Measure, write the file, and print the figures."""
     from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.machine_figures import calibrate
     from pipeline.compose import compose
@@ -97,20 +84,26 @@ def _calibrate(options: argparse.Namespace) -> int:
     require_triple()
     if options.again:
         return _measure_again(config, as_json=options.json)
-    target = target_of(options.out, config.hardware.name) if not options.pin else HardwareFile(pinned_figures(), Path())
+    preset = config.hardware.name
+    if options.pin:
+        target, name, use = pinned_figures(), preset, "nightjar run"
+    else:
+        target = target_of(options.out, preset)
+        name = target.stem
+        use = f"nightjar run -cd {target.parent.parent} hardware={name}"
     _check_device(config.hardware)
-    _written(target.path)  # a folder that cannot be is better known before the minute of measuring
+    # A folder that cannot be made is better known before the minute of measuring.
+    _write(target)
     calibration = calibrate(config, disk_of(config, options.ssd))
-    hardware = replace(calibration.hardware, name=config.hardware.name if options.pin else target.name)
-    about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
-    _written(target.path, hardware_yaml(hardware, calibration.measured, about))
-    use = f"nightjar run -cd {target.directory} hardware={target.name}" if not options.pin else "nightjar run"
+    hardware = replace(calibration.hardware, name=name)
+    about = f"Measured on this machine by nightjar calibrate, from hardware={preset}."
+    _write(target, hardware_yaml(hardware, calibration.measured, about))
     if options.json:
-        show(json.dumps({**calibration.to_json(), "file": str(target.path), "use": use}))
+        show(json.dumps({**calibration.to_json(), "file": str(target), "use": use}))
         return 0
-    show(render(config.hardware, hardware, calibration.measured))
+    show(_table(config.hardware, hardware, calibration.measured))
     show(f"predictions are within {calibration.error:.0%} of the measured training steps (median)")
-    show(f"written to {target.path}; use it with\n  {use}")
+    show(f"written to {target}; use it with\n  {use}")
     return 0
 
 
@@ -124,23 +117,23 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
             hint="hardware=auto without a pinned file, or nightjar calibrate without --again",
         )
     _check_device(config.hardware)
-    kept = measure_again(config)
-    if find_kept(config) != kept:
+    cached = measure_again(config)
+    if find_kept(config) != cached:
         raise ConfigError(
             f"the figures cannot be kept in {kept_figures('').parent}",
             hint="XDG_CACHE_HOME=<a folder you may write>",
         )
     if as_json:
-        show(json.dumps(asdict(kept)))
+        show(json.dumps(asdict(cached)))
         return 0
-    used = tuple(name for name in config.hardware.measured if name in kept.figures)
-    figures: dict[str, Any] = {name: kept.figures[name] for name in used}
-    show(render(config.hardware, replace(config.hardware, **figures), used))
-    show(f"measured in {kept.seconds:g} s; the next run with hardware=auto makes a new plan with these figures")
+    measured = tuple(name for name in config.hardware.measured if name in cached.figures)
+    figures: dict[str, Any] = {name: cached.figures[name] for name in measured}
+    show(_table(config.hardware, replace(config.hardware, **figures), measured))
+    show(f"measured in {cached.seconds:g} s; the next run with hardware=auto makes a new plan with these figures")
     return 0
 
 
-def _written(path: Path, text: str = "") -> None:
+def _write(path: Path, text: str = "") -> None:
     """Make the folder of ``path``, and the file where there is ``text``; ConfigError where that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,34 +144,35 @@ def _written(path: Path, text: str = "") -> None:
 
 
 def _check_device(hardware: HardwareConfig) -> None:
-    if hardware.device == "cuda":
-        import torch
+    if hardware.device != "cuda":
+        return
+    import torch
 
-        if torch.cuda.device_count() < hardware.ranks_per_host:
-            raise ConfigError(
-                f"hardware {hardware.name!r} has {hardware.ranks_per_host} cuda ranks a host, this machine shows "
-                f"{torch.cuda.device_count()} CUDA devices",
-                hint="hardware=laptop, or hardware.ranks_per_host=<devices here>",
-            )
+    devices = torch.cuda.device_count()
+    if devices < hardware.ranks_per_host:
+        raise ConfigError(
+            f"hardware {hardware.name!r} has {hardware.ranks_per_host} cuda ranks a host, this machine shows "
+            f"{devices} CUDA devices",
+            hint="hardware=laptop, or hardware.ranks_per_host=<devices here>",
+        )
 
 
-def render(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, ...]) -> str:
-    """A table of the measured figures beside those of the preset."""
+def _table(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, ...]) -> str:
+    """Format the measured figures beside those of the preset."""
+
+    def figure(value: float) -> str:
+        digits = 3
+        if value >= 10:
+            digits = 0 if value >= 1000 else 1
+        return f"{value:>14,.{digits}f}"
+
     lines = [f"{'figure':<24}{'preset':>14}{'measured':>14}"]
-    lines += [f"{name:<24}{_figure(getattr(before, name))}{_figure(getattr(after, name))}" for name in measured]
+    lines += [f"{name:<24}{figure(getattr(before, name))}{figure(getattr(after, name))}" for name in measured]
     return "\n".join(lines)
-
-
-def _figure(value: float) -> str:
-    digits = 0 if value >= 1000 else 1 if value >= 10 else 3
-    return f"{value:>14,.{digits}f}"
 
 
 COMMANDS = (
     Command(
-        name="calibrate",
-        help="measure this machine and write a hardware file for plans",
-        add_arguments=add_arguments,
-        composes=True,
+        "calibrate", "measure this machine and write a hardware file for plans", _add_arguments, EPILOG, composes=True
     ),
 )

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from pipeline.errors import ConfigError
 from pipeline.logs import TERMINAL
 from pipeline.records.record import plain
 
-_BAR = 24  # characters of a progress bar
+if TYPE_CHECKING:
+    from pipeline.store.artifacts import Store
+
+_BAR_WIDTH = 24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
-    """``add_arguments`` fills its parser and sets ``function``, which takes the options and returns the exit code.
+    """A command of ``nightjar``.
 
-    ``composes``: it takes overrides. ``takes_store``: ``store=URL`` works like ``--store``. ``own_help``: its
-    ``--help`` is not argparse's. ``internal``: users need not know it. ``after``: the command behind which
-    ``nightjar --help`` lists a plugin's; the last one where there is none of this name.
+    Attributes:
+        add_arguments: Fills its parser and sets ``function``, which takes the options and returns the exit code.
+        epilog: Text below its help, printed as it is.
+        composes: It takes overrides.
+        takes_store: ``store=URL`` works like ``--store``.
+        own_help: Its ``--help`` is not argparse's.
+        internal: Users need not know it.
+        after: The command behind which ``nightjar --help`` lists a plugin's; the last one where there is none of this
+            name.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    epilog: str = ""
     composes: bool = False
     takes_store: bool = False
     own_help: bool = False
@@ -50,15 +62,36 @@ def on_store(
     function: Callable[[argparse.Namespace], int],
     result: str = "the result as JSON",
 ) -> argparse.ArgumentParser:
-    """``parser`` with ``--store`` and ``--json`` (which prints ``result``); its command calls ``function``."""
+    """Add ``--store`` and ``--json`` (which prints ``result``) to ``parser``; its command calls ``function``."""
     parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
     parser.add_argument("--json", action="store_true", help=f"print {result}")
     parser.set_defaults(function=function)
     return parser
 
 
+def store_of(options: argparse.Namespace) -> Store:
+    """Open the store at ``options.store``; ConfigError where there is none."""
+    from pipeline.store.artifacts import Store
+
+    store = Store(options.store, "--store ")
+    if not store.answers():
+        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
+    return store
+
+
+def amount(text: str) -> float:
+    """Parse a number from 0 on, as argparse's ``type``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount; expected a number, 0 or more")
+    return value
+
+
 def columns() -> int:
-    """Width of the terminal that standard output is, 0 where it is none."""
+    """Return the width of the terminal that standard output is, 0 where it is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
@@ -84,18 +117,19 @@ def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | 
 
 
 def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
-    """A bar on standard error where that is a terminal, else nothing; it is called with (done, total)."""
+    """Return what shows (done, total) as a bar on standard error where that is a terminal, else nothing."""
     if as_json or not sys.stderr.isatty():
         return lambda done, total: None
-    last = [0.0]
+    last = 0.0
 
     def show(done: int, total: int) -> None:
+        nonlocal last
         now = time.monotonic()
-        if now - last[0] < 0.1 and done < total:
+        if now - last < 0.1 and done < total:
             return
-        last[0] = now
+        last = now
         share = done / max(1, total)
-        bar = f"{what} [{'=' * int(share * _BAR):<{_BAR}}] {share:4.0%}"
+        bar = f"{what} [{'=' * int(share * _BAR_WIDTH):<{_BAR_WIDTH}}] {share:4.0%}"
         end = "\n" if done >= total else ""
         sys.stderr.write(f"\r{bar[: shutil.get_terminal_size().columns - 1]}\x1b[K{end}")
         sys.stderr.flush()

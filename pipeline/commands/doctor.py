@@ -32,6 +32,7 @@ from pipeline.units import GIB, plural
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
 COMPILE = "install a C compiler, then run make install, or pip install with --no-deps, again"
+ROWS_BY_TORCH = "torch; compiled, lazy Adam and FTRL are five times as fast"
 LOCK = "make install installs the locked set (requirements/*.txt, with --no-deps)"
 PROBE = """
 import json, pathlib, sys
@@ -62,17 +63,8 @@ class Finding:
     found: str
     advice: str = ""
 
-    def line(self) -> str:
-        """One line for the screen."""
-        return f"{self.level:<5} {self.name:<15} {self.found}" + (f" -> {self.advice}" if self.advice else "")
 
-    def to_json(self) -> dict[str, str]:
-        """Plain data."""
-        return asdict(self)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--store", default="./store", help="the store whose disk is checked (default: ./store)")
     parser.set_defaults(function=_doctor)
@@ -81,62 +73,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     findings = examine(options.store)
     if options.json:
-        show(json.dumps([finding.to_json() for finding in findings], indent=1))
+        show(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        show("\n".join(finding.line() for finding in findings))
+        for finding in findings:
+            advice = f" -> {finding.advice}" if finding.advice else ""
+            show(f"{finding.level:<5} {finding.name:<15} {finding.found}{advice}")
     return 2 if any(finding.level == "fail" for finding in findings) else 0
 
 
 def examine(store: str) -> list[Finding]:
-    """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
+    """Check this machine and the ``store`` URL; takes a few seconds (it imports torch in another process)."""
     findings = [
         python_version(),
-        *triple(),
+        triple(),
         *tools(),
         *choices(),
-        quantiser(),
-        row_steps(),
+        _compiled("quantiser", rowcodes.library() is not None, "torch; the compiled one is ten times as fast"),
+        _compiled("row steps", rowsteps.library() is not None, ROWS_BY_TORCH),
         cores(),
         memory(),
         disk(store),
         shared_memory(),
         auto_hardware(),
     ]
-    broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
-    return [*findings, *([] if broken else lookup(store))]
+    if not any(finding.level == "fail" and finding.name == "torch" for finding in findings):
+        findings += lookup(store)
+    return findings
 
 
 def python_version() -> Finding:
-    """Python 3.11 or 3.12."""
+    """Check for Python 3.11 or 3.12."""
     release = platform.python_version()
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return Finding("ok", "python", release)
     return Finding("fail", "python", release, "create a virtual environment with Python 3.11 or 3.12")
 
 
-def triple() -> list[Finding]:
-    """torch, torchrec and fbgemm belong together; judged from metadata alone."""
+def triple() -> Finding:
+    """Check that torch, torchrec and fbgemm belong together, by their metadata alone."""
     torch, torchrec = installed("torch"), installed("torchrec")
-    flavours = {name: installed(name) for name in ("fbgemm-gpu-cpu", "fbgemm-gpu")}
-    builds = {name: release for name, release in flavours.items() if release}
+    builds = {}
+    for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
+        if release := installed(name):
+            builds[name] = release
     if not (torch and torchrec and builds):
-        absent = [n for n, v in (("torch", torch), ("torchrec", torchrec), ("fbgemm-gpu-cpu", bool(builds))) if not v]
-        return [Finding("fail", "torch", f"{', '.join(absent)} not installed", LOCK)]
+        absent = [n for n, v in (("torch", torch), ("torchrec", torchrec), ("fbgemm-gpu-cpu", builds)) if not v]
+        return Finding("fail", "torch", f"{', '.join(absent)} not installed", LOCK)
     fbgemm = " and ".join(f"{name} {release}" for name, release in builds.items())
     found_text = f"torch {torch}, torchrec {torchrec}, {fbgemm}"
     if len(builds) > 1:
-        return [Finding("fail", "torch", found_text, "both overwrite each other's files: uninstall both, then " + LOCK)]
-    wanted = TRIPLES.get(minor(str(torch)))
+        return Finding("fail", "torch", found_text, "both overwrite each other's files: uninstall both, then " + LOCK)
+    wanted = TRIPLES.get(minor(torch))
     if wanted is None:
-        return [Finding("fail", "torch", found_text, f"expected torch {', '.join(TRIPLES)}: {LOCK}")]
-    if (minor(str(torchrec)), minor(next(iter(builds.values())) or "")) != wanted:
+        return Finding("fail", "torch", found_text, f"expected torch {', '.join(TRIPLES)}: {LOCK}")
+    (build,) = builds.values()
+    if (minor(torchrec), minor(build)) != wanted:
         advice = f"torch {torch} needs torchrec {wanted[0]} and fbgemm {wanted[1]}: {LOCK}"
-        return [Finding("fail", "torch", found_text, advice)]
-    return [Finding("ok", "torch", found_text)]
+        return Finding("fail", "torch", found_text, advice)
+    return Finding("ok", "torch", found_text)
 
 
 def tools() -> Iterable[Finding]:
-    """TorchX, Hydra and OmegaConf in the versions the launcher was written for."""
+    """Check that TorchX, Hydra and OmegaConf have the versions the launcher was written for."""
     for name, wanted in (("torchx", "0.7"), ("hydra-core", "1.3"), ("omegaconf", "2.3")):
         release = installed(name)
         if release and minor(release) == wanted:
@@ -147,7 +145,7 @@ def tools() -> Iterable[Finding]:
 
 
 def choices() -> Iterable[Finding]:
-    """What each registry lists, and which packages add to it."""
+    """List what each registry has, and which packages add to it."""
     for registry in REGISTRIES:
         try:
             packages = {name: registry.package(name) for name in registry.names()}
@@ -158,29 +156,15 @@ def choices() -> Iterable[Finding]:
             yield Finding("ok", registry.kind, ", ".join(listed))
 
 
-def quantiser() -> Finding:
-    """Whether the library that quantises rows of checkpoints was built when the package was installed."""
-    if rowcodes.library() is not None:
-        return Finding("ok", "quantiser", "compiled")
-    return Finding("warn", "quantiser", "torch; the compiled one is ten times as fast", COMPILE)
-
-
-def row_steps() -> Finding:
-    """Whether the library that trains rows by lazy Adam and FTRL was built when the package was installed."""
-    if rowsteps.library() is not None:
-        return Finding("ok", "row steps", "compiled")
-    return Finding("warn", "row steps", "torch; compiled, lazy Adam and FTRL are five times as fast", COMPILE)
-
-
-def step(compiled: bool) -> Finding:
-    """Whether the libraries for training steps on a CPU are there; ``PROBE`` opens them, as torch has their OpenMP."""
-    if compiled:
-        return Finding("ok", "step", "compiled")
-    return Finding("warn", "step", "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter", COMPILE)
+def _compiled(name: str, built: bool, otherwise: str) -> Finding:
+    """Judge whether a library of ours was ``built`` when the package was installed; ``otherwise``: what runs then."""
+    if built:
+        return Finding("ok", name, "compiled")
+    return Finding("warn", name, otherwise, COMPILE)
 
 
 def cores() -> Finding:
-    """CPUs this process may use: by its affinity, and by the quota of its cgroup."""
+    """Count the CPUs this process may use: by its affinity, and by the quota of its cgroup."""
     count, quota, node = available_cpus(), cpu_quota(), os.cpu_count() or 1
     text = str(count)
     if quota is not None and quota < node:
@@ -193,7 +177,7 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    """Memory that is free to use, in GiB, the container's limit respected."""
+    """Measure memory that is free to use, in GiB, the container's limit respected."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -202,17 +186,14 @@ def memory() -> Finding:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         free = min(free, int(limit.read_text()) - used)
     text = f"{free / GIB:.1f} GiB available"
-    return (
-        Finding("ok", "memory", text)
-        if free >= 4 * GIB
-        else Finding(
-            "warn", "memory", text, "the demo needs about 4 GiB; smaller: data.synthetic.rows, train.global_batch"
-        )
-    )
+    if free >= 4 * GIB:
+        return Finding("ok", "memory", text)
+    advice = "the demo needs about 4 GiB; smaller: data.synthetic.rows, train.global_batch"
+    return Finding("warn", "memory", text, advice)
 
 
 def local_place(store: str) -> Path | None:
-    """The nearest existing directory above ``store``; None where it is not on a local disk."""
+    """Return the nearest existing directory above ``store``; None where it is not on a local disk."""
     if "://" in store and not store.startswith("file://"):
         return None
     place = Path(store.removeprefix("file://")).absolute()
@@ -222,7 +203,7 @@ def local_place(store: str) -> Path | None:
 
 
 def disk(store: str) -> Finding:
-    """Free space where the store lies (its nearest existing parent, if it is on a local disk)."""
+    """Measure free space where the store lies (its nearest existing parent, if it is on a local disk)."""
     place = local_place(store)
     if place is None:
         return Finding("ok", "disk", f"{store} is not a local disk; free space unknown")
@@ -236,7 +217,7 @@ def disk(store: str) -> Finding:
 
 
 def shared_memory() -> Finding:
-    """``/dev/shm``, which ranks on one host and compiled kernels use."""
+    """Check ``/dev/shm``, which ranks on one host and compiled kernels use."""
     place = Path("/dev/shm")
     if not place.is_dir():
         return Finding("warn", "/dev/shm", "does not exist", "containers: mount a tmpfs of 1 GiB or more there")
@@ -248,7 +229,7 @@ def shared_memory() -> Finding:
 
 
 def auto_hardware() -> Finding:
-    """What ``hardware=auto`` stands for here, and where its speeds come from."""
+    """Say what ``hardware=auto`` stands for here, and where its speeds come from."""
     from pipeline.calibration.hardware_cache import find_kept
     from pipeline.compose import compose
 
@@ -277,35 +258,41 @@ def lookup(store: str) -> list[Finding]:
     if done.returncode:
         return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
     compiled, bf16, devices, device_bf16 = (int(word) for word in done.stdout.split()[-4:])
-    findings = [Finding("ok", "lookup", "imports and a two-id lookup in a tiny table work"), step(bool(compiled))]
+    # The probe opens these libraries, as torch has their OpenMP.
+    without = "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter"
+    findings = [
+        Finding("ok", "lookup", "imports and a two-id lookup in a tiny table work"),
+        _compiled("step", bool(compiled), without),
+    ]
     if bf16 or device_bf16:
         findings.append(Finding("ok", "bf16", "native: train.precision=auto uses it"))
     else:
-        findings.append(
-            Finding("warn", "bf16", "not native on this machine", "nothing to do: train.precision=auto uses fp32")
-        )
-    findings += tables_on_ssd(done.stdout.splitlines()[-2]) if scratch else []
+        advice = "nothing to do: train.precision=auto uses fp32"
+        findings.append(Finding("warn", "bf16", "not native on this machine", advice))
+    if scratch:
+        findings += tables_on_ssd(done.stdout.splitlines()[-2])
     findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
     return findings
 
 
-def not_imported(said: str) -> Finding:
-    """The finding of a lookup that ended with ``said``; the CUDA build of fbgemm loads the driver's libraries."""
-    if driver := re.search(r"lib(?:cuda|nvidia-ml)\.so\.1", said):
+def not_imported(errors: str) -> Finding:
+    """Judge the ``errors`` of a lookup that died."""
+    # The CUDA build of fbgemm loads the driver's libraries.
+    if driver := re.search(r"lib(?:cuda|nvidia-ml)\.so\.1", errors):
         why = f"the CUDA build needs the NVIDIA driver, and there is no {driver[0]} here"
         return Finding("fail", "lookup", why, "run it on a node with a GPU, whose runtime brings the driver")
-    return Finding("fail", "lookup", said.strip().splitlines()[-1][:200], LOCK)
+    return Finding("fail", "lookup", errors.strip().splitlines()[-1][:200], LOCK)
 
 
 def tables_on_ssd(examined: str) -> list[Finding]:
-    """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.diagnostics.examine``."""
+    """Judge what ``PROBE`` printed of ``pipeline.embeddings.ssd.diagnostics.examine``."""
     reading, refused = json.loads(examined)
     warnings = [Finding("warn", "ssd", what, advice) for what, advice in refused]
     return warnings or [Finding("ok", "ssd", f"{reading}, past the page cache, at the store")]
 
 
 def installed(name: str) -> str | None:
-    """The version of distribution ``name`` without its local part (``+cpu``), or None."""
+    """Return the version of distribution ``name`` without its local part (``+cpu``), or None."""
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError:
@@ -313,12 +300,8 @@ def installed(name: str) -> str | None:
 
 
 def minor(text: str) -> str:
-    """``2.13`` of ``2.13.0``."""
+    """Return ``2.13`` of ``2.13.0``."""
     return ".".join(text.split(".")[:2])
 
 
-COMMANDS = (
-    Command(
-        name="doctor", help="check this machine and say what to fix", add_arguments=add_arguments, takes_store=True
-    ),
-)
+COMMANDS = (Command("doctor", "check this machine and say what to fix", _add_arguments, takes_store=True),)

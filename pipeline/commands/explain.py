@@ -14,9 +14,7 @@ EPILOG = """\
 """
 
 
-def add_explain(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar explain``."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a setting or a group, such as train.lr or train (default: all groups)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the settings as JSON")
@@ -25,6 +23,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    # ``nightjar --help`` need not know all settings.
     from pipeline.commands import settings
 
     if options.markdown:
@@ -37,8 +36,6 @@ def _explain(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="explain",
-        help="explain a setting: meaning, bounds, default, what a change makes again",
-        add_arguments=add_explain,
+        "explain", "explain a setting: meaning, bounds, default, what a change makes again", _add_arguments, EPILOG
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 from datetime import date
 from pathlib import Path
@@ -14,7 +15,8 @@ from pipeline.config.data import connector_at
 from pipeline.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS
 
-if TYPE_CHECKING:  # imported where it runs: polars takes a while
+# Imported where it runs: polars takes a while.
+if TYPE_CHECKING:
     from pipeline.ingest.infer import Schema
     from pipeline.ingest.sample import LogSample
 
@@ -26,26 +28,20 @@ EPILOG = """\
 """
 
 
-def add_init(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar init``."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
         "path",
         metavar="FILE-OR-GLOB",
         help="your log: CSV, Criteo TSV, JSON lines, Parquet, ORC or Avro; .gz, .zst, .bz2 and .xz are fine. "
         f"A table or stream: {', '.join(f'{name}:PATH' for name in CONNECTORS.names())}",
     )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="how a table or stream is reached (data.options); several are fine",
-    )
-    parser.add_argument("--name", help="the data set's name (default: from the path)")
-    parser.add_argument("--label", help="the column that says whether a row was clicked (default: guessed)")
-    parser.add_argument("--config-dir", "-cd", default="my", help="write DIR/data/<name>.yaml (default: my)")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    option = "how a table or stream is reached (data.options); several are fine"
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
+    add("--name", help="the data set's name (default: from the path)")
+    add("--label", help="the column that says whether a row was clicked (default: guessed)")
+    add("--config-dir", "-cd", default="my", help="write DIR/data/<name>.yaml (default: my)")
+    add("--force", action="store_true", help="overwrite the file")
     parser.set_defaults(function=_init)
 
 
@@ -63,7 +59,13 @@ def _init(options: argparse.Namespace) -> int:
     target = Path(options.config_dir) / "data" / f"{name}.yaml"
     if target.exists() and not options.force:
         raise ConfigError(f"{target} exists already", hint="--name <another name>, or --force to overwrite it")
-    sample = read_sample(options.path, _options(options.option))
+    connector_options = {}
+    for text in options.option:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--option {text} has no value, expected NAME=VALUE", hint=f"--option {text}=<value>")
+        connector_options[key] = value
+    sample = read_sample(options.path, connector_options)
     schema = infer(sample, options.label)
     if not schema.of("sparse"):
         raise ConfigError(
@@ -83,21 +85,26 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_next(name: str, extra: str, sample: LogSample, schema: Schema) -> None:
-    """The two commands that come next; ``extra``: options that all of them need."""
+def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
+    """Print the two commands that come next; ``config_dir``: the option that both need."""
     from pipeline.config.gate import GateConfig
     from pipeline.config.ingest import SplitConfig
 
     show("read the file, then:")
     day = sample.day or (schema.days[1] if schema.days else None)
     only = f" data.day={sample.day}" if sample.day else ""
-    show(f"  nightjar run{extra} data={name}{only} run=first")
+    show(f"  nightjar run{config_dir} data={name}{only} run=first")
     if day:
-        show(f"  nightjar nightly{extra} data={name} date={day}")
+        show(f"  nightjar nightly{config_dir} data={name} date={day}")
     else:
         stages = "[ingest,plan,partition,train,evaluate,publish]"
-        show(f"  nightjar run{extra} data={name} run=first stages={stages}")
-    days = 1 if sample.day or schema.days is None else _count_days(*schema.days)
+        show(f"  nightjar run{config_dir} data={name} run=first stages={stages}")
+    days = 1
+    if not sample.day and schema.days is not None:
+        first, last = schema.days
+        # ValueError: a time that is not what it looks like, which ingestion will say.
+        with contextlib.suppress(ValueError):
+            days = max((date.fromisoformat(last) - date.fromisoformat(first)).days + 1, 1)
     held_out, least = int(sample.total / days * SplitConfig().test_share), GateConfig().min_rows
     if held_out < least:
         of = "a day of so small a log" if days > 1 else "of so small a log"
@@ -107,22 +114,8 @@ def _show_next(name: str, extra: str, sample: LogSample, schema: Schema) -> None
         )
 
 
-def _count_days(first: str, last: str) -> int:
-    try:
-        return max((date.fromisoformat(last) - date.fromisoformat(first)).days + 1, 1)
-    except ValueError:  # a time that is not what it looks like, which ingestion will say
-        return 1
-
-
-def _options(given: list[str]) -> dict[str, str]:
-    """``--option NAME=VALUE`` by name."""
-    if wrong := next((each for each in given if "=" not in each), None):
-        raise ConfigError(f"--option {wrong} has no value, expected NAME=VALUE", hint=f"--option {wrong}=<value>")
-    return dict(each.split("=", 1) for each in given)
-
-
 def name_of(path: str) -> str:
-    """A data set's name for the log at ``path``: its last part that is more than wildcards, days and endings."""
+    """Name a data set by the last part of its ``path`` that is more than wildcards, days and endings."""
     connector, place = connector_at(path)
     path = place if connector is None or connector.on_disk else place.replace(".", "/")
     for part in reversed(path.rstrip("/").split("/")):
@@ -134,6 +127,4 @@ def name_of(path: str) -> str:
     return "clicks"
 
 
-COMMANDS = (
-    Command(name="init", help="write the schema of your own log, guessed from a sample of it", add_arguments=add_init),
-)
+COMMANDS = (Command("init", "write the schema of your own log, guessed from a sample of it", _add_arguments, EPILOG),)

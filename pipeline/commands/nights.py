@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline import logs
@@ -33,21 +34,8 @@ stopped the night, 8 another launcher has the model or launching failed; for the
 """
 
 
-def add_nightly(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar nightly``."""
-    _fill(parser, "[date=DATE]", NIGHTLY, _nightly)
-
-
-def add_backfill(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar backfill``."""
-    _fill(parser, "from=DATE to=DATE", BACKFILL, _backfill)
-
-
-def _fill(
-    parser: argparse.ArgumentParser, dates: str, text: str, function: Callable[[argparse.Namespace], int]
-) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, dates: str, function: Callable[[argparse.Namespace], int]) -> None:
     parser.usage = f"{parser.prog} {dates} [key=value ..] [--config-dir DIR]"
-    parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
     add_config_dir(parser)
     add_level(parser)
     parser.set_defaults(function=function)
@@ -61,7 +49,7 @@ def _nightly(options: argparse.Namespace) -> int:
     def days(zone: str, now: datetime | None) -> list[date]:
         return [parse_date("date", given.get("date", "yesterday"), zone, now)]
 
-    return _locked(options, overrides, days, catch_up=True, job=given.get("job"))
+    return _compose_and_run(options, overrides, days, catch_up=True, job=given.get("job"))
 
 
 def _backfill(options: argparse.Namespace) -> int:
@@ -75,10 +63,10 @@ def _backfill(options: argparse.Namespace) -> int:
     def days(zone: str, now: datetime | None) -> list[date]:
         return span(parse_date("from", given["from"], zone), parse_date("to", given["to"], zone))
 
-    return _locked(options, overrides, days, catch_up=False)
+    return _compose_and_run(options, overrides, days, catch_up=False)
 
 
-def _locked(
+def _compose_and_run(
     options: argparse.Namespace,
     overrides: Sequence[str],
     wanted: Callable[[str, datetime | None], list[date]],
@@ -86,10 +74,13 @@ def _locked(
     catch_up: bool,
     job: str | None = None,
 ) -> int:
-    """Do the nights of the days that ``wanted`` names in a time zone, alone on their model.
+    """Run the nights of the days that ``wanted`` returns for a time zone, alone on their model.
 
-    ``job``: the Kubernetes job that started this. What ends the command before a night began is posted and, where the
-    date has no verdict and nobody else works on it, recorded like the outcome of a night.
+    What ends the command before a night began is posted and, where the date has no verdict and nobody else works on it,
+    recorded like the outcome of a night.
+
+    Args:
+        job: The Kubernetes job that started this.
     """
     from pipeline.compose import compose
     from pipeline.launch.signals import Interrupted, handled
@@ -100,68 +91,73 @@ def _locked(
         return compose([*overrides, f"data.day={day}"], options.config_dir, night=True)
 
     try:
-        config = composed(ANY_DAY)  # the days depend on its time zone
+        # The days depend on the configuration's time zone, so it composes for any day first.
+        config = composed(ANY_DAY)
     except NightjarError as error:
         post_refusal(overrides, wanted, error)
         raise
     logs.speak(config.launch.logs, "")
     try:
         with handled():
-            return _nights(config, composed, wanted, catch_up, job)
+            return _run_nights(config, composed, wanted, catch_up, job)
     except Interrupted as stop:
         return complain(f"{stop}; the same command continues where it stopped", stop.exit_code)
 
 
-def _nights(
+def _run_nights(
     config: Config,
     composed: Callable[[date], Config],
     wanted: Callable[[str, datetime | None], list[date]],
     catch_up: bool,
     job: str | None,
 ) -> int:
-    """As ``_locked``, for a configuration that composes."""
-    from pipeline.launch.locks import night_lock
-    from pipeline.launch.schedulers import launcher_of
+    from pipeline.launch.locks import launcher_of, night_lock
     from pipeline.schedule.night_config import night_zone
     from pipeline.schedule.nightly import missed_nights, refusals_posted, run_nights
     from pipeline.store.artifacts import Store
 
     settings, model, store = config.nightly, config.model_name, Store(config.store)
-    zone, known, launcher = night_zone(config), None, launcher_of(config)
+    zone, night_job, launcher = night_zone(config), None, launcher_of(config)
     if job is not None and launcher is None:
         raise ConfigError(
             f"job={job} is given, but launch is {config.launch.name}, which has no jobs", hint="leave job= out"
         )
-    with refusals_posted(config, store, lambda: wanted(zone, known.due if known else None)[-1]) as posted:
+    with refusals_posted(config, store, lambda: wanted(zone, night_job.due if night_job else None)[-1]) as posted:
         if launcher is not None and job is not None:
-            known = launcher.night_job(config, job)
-        days = wanted(zone, known.due if known else None)
+            night_job = launcher.night_job(config, job)
+        days = wanted(zone, night_job.due if night_job else None)
         doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
         with night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up) + days
-            if launcher is not None and known is not None:
+            if launcher is not None and night_job is not None:
                 launcher.end_leftovers(config, model, days[-1], days)
             posted.begun = True
-            wait = settings.wait_minutes if catch_up else 0.0
             return run_nights(
                 days,
                 composed,
                 store,
                 run_code,
                 keep_going=settings.keep_going,
-                wait_last=wait,
+                wait_last=settings.wait_minutes if catch_up else 0.0,
                 catching_up=catch_up,
-                deadline=known.deadline if known else None,
+                deadline=night_job.deadline if night_job else None,
             )
 
 
 COMMANDS = (
     Command(
-        name="nightly",
-        help="run a night: a day's logs to a published model or a reason",
-        add_arguments=add_nightly,
+        "nightly",
+        "run a night: a day's logs to a published model or a reason",
+        partial(_add_arguments, dates="[date=DATE]", function=_nightly),
+        NIGHTLY + CODES,
         composes=True,
     ),
-    Command(name="backfill", help="run the nights of several days in order", add_arguments=add_backfill, composes=True),
+    Command(
+        "backfill",
+        "run the nights of several days in order",
+        partial(_add_arguments, dates="from=DATE to=DATE", function=_backfill),
+        BACKFILL + CODES,
+        composes=True,
+    ),
 )

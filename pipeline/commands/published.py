@@ -1,4 +1,4 @@
-"""``nightjar models``, ``rollback`` and ``predict``: their arguments, and where their results become text."""
+"""``nightjar models``, ``rollback``, ``predict`` and ``store``: arguments, and where results become text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, on_store, progress, tell
-from pipeline.commands.stores import amount, store_of
+from pipeline.commands.command import Command, amount, on_store, progress, store_of, tell
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.logs import add_level
 from pipeline.records.model_version import RemovedVersions
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.store.artifacts import Store
 
 log = logging.getLogger(__name__)
-EPILOG = """\
+MODELS = """\
 You may leave out the model's name if the store has only one model.
 
   nightjar models ls                                  all versions: > serves, < a rollback restores
@@ -40,63 +40,74 @@ Tables that do not fit into --cache-mib stay on disk; their most used rows are c
 """
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar models``."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+STORE = """\
+Removes datasets, runs, plans and towers that nothing kept refers to. It keeps everything a version refers to (models gc
+removes versions), the newest night of every model, active runs, trials of studies that go on, and everything recent.
+Studies and what searches found stay. Run it third:
+
+  nightjar models gc clicks --keep 5
+  nightjar ckpt gc
+  nightjar store gc --dry-run
+  nightjar store gc --keep-days 14
+
+exit code 8: a night is running; 7: a record is unreadable, and nothing was removed
+"""
+
+
+def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    _common(commands.add_parser("ls", help="list versions, oldest first; exit code 7: one is damaged"), _ls, model=True)
-    show = _common(commands.add_parser("show", help="show the card of a version"), _show, model=True)
+    _on_model(commands.add_parser("ls", help="list versions, oldest first; exit code 7: one is damaged"), _ls)
+    show = _on_model(commands.add_parser("show", help="show the card of a version"), _show)
     show.add_argument("version", nargs="?", help="default: the one that serves")
-    promote = _common(commands.add_parser("promote", help="serve this version"), _promote)
+    promote = on_store(commands.add_parser("promote", help="serve this version"), _promote)
     promote.add_argument("model", help="the model's name")
     promote.add_argument("version", help="the version")
-    promote.add_argument(
-        "--reason", default="", help="recorded in current.json; required for a version that the gate held"
-    )
-    add_rollback(commands.add_parser("rollback", help="serve the previous version again"))
-    gc = _common(
-        commands.add_parser("gc", help="remove old versions, except the serving one and the one before"),
-        _gc,
-        model=True,
+    reason = "recorded in current.json; required for a version that the gate held"
+    promote.add_argument("--reason", default="", help=reason)
+    _add_rollback_arguments(commands.add_parser("rollback", help="serve the previous version again"))
+    gc = _on_model(
+        commands.add_parser("gc", help="remove old versions, except the serving one and the one before"), _gc
     )
     gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
-    gc.add_argument(
-        "--min-age", type=amount, default=60.0, help="remove versions older than this many minutes (default: 60)"
-    )
+    min_age = "remove versions older than this many minutes (default: 60)"
+    gc.add_argument("--min-age", type=amount, default=60.0, help=min_age)
     gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
 
 
-def add_rollback(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar rollback``."""
-    _common(parser, _rollback, model=True)
+def _add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    _on_model(parser, _rollback)
     parser.add_argument("--reason", default="", help="recorded in current.json")
 
 
-def add_predict(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar predict``."""
-    parser.epilog, parser.formatter_class = PREDICT, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("path", help="raw rows: a file, a directory or a glob on any fsspec URL")
-    _common(parser, _predict)
-    parser.add_argument("--model", help="the model's name (default: the store's only one)")
-    parser.add_argument("--version", help="default: the version that serves")
-    parser.add_argument("--out", default="-", help="*.parquet, else CSV (default: -, standard output)")
-    parser.add_argument(
-        "--cache-mib", type=amount, default=1024.0, help="memory for table rows, in MiB (default: 1024)"
-    )
-    parser.add_argument(
-        "--ranks", type=_ranks, help="processes that score (default: as many as pay, at most one for each CPU)"
-    )
-    parser.add_argument(
-        "--rejected", metavar="FILE", help="write rows that do not parse to FILE, as JSON lines of file, line, reason"
-    )
-    parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
+def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", help="raw rows: a file, a directory or a glob on any fsspec URL")
+    on_store(parser, _predict)
+    add("--model", help="the model's name (default: the store's only one)")
+    add("--version", help="default: the version that serves")
+    add("--out", default="-", help="*.parquet, else CSV (default: -, standard output)")
+    add("--cache-mib", type=amount, default=1024.0, help="memory for table rows, in MiB (default: 1024)")
+    add("--ranks", type=_ranks, help="processes that score (default: as many as pay, at most one for each CPU)")
+    rejected = "write rows that do not parse to FILE, as JSON lines of file, line, reason"
+    add("--rejected", metavar="FILE", help=rejected)
+    add("--no-label", action="store_true", help="the rows have no label column")
 
 
-def _common(
-    parser: argparse.ArgumentParser, function: Callable[..., int], *, model: bool = False
+def _add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", metavar="action", required=True)
+    text = "remove datasets, runs, plans and towers that are no longer needed"
+    gc = commands.add_parser("gc", help=text, description=text, epilog=STORE, formatter_class=parser.formatter_class)
+    on_store(gc, _store_gc)
+    gc.add_argument("--keep-days", type=amount, default=30.0, help="keep what is younger than this (default: 30)")
+    gc.add_argument("--grace-hours", type=amount, default=24.0, help="remove leftovers older than this (default: 24)")
+    gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
+    add_level(gc)
+
+
+def _on_model(
+    parser: argparse.ArgumentParser, function: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    if model:
-        parser.add_argument("model", nargs="?", help="the model's name (default: the store's only one)")
+    parser.add_argument("model", nargs="?", help="the model's name (default: the store's only one)")
     return on_store(parser, function)
 
 
@@ -112,8 +123,8 @@ def _ranks(text: str) -> int:
     return int(text)
 
 
-def _model(options: argparse.Namespace, store: Any) -> str:
-    """The model to use; ConfigError if the name is unknown, or missing while the store has several models."""
+def _model(options: argparse.Namespace, store: Store) -> str:
+    """Return the model to use; ConfigError if the name is unknown, or missing while the store has several models."""
     from pipeline.publishing import versions
 
     known = versions.models(store)
@@ -150,41 +161,38 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    from pipeline.publishing import promotion
-    from pipeline.report import models as text
+    from pipeline.publishing.promotion import promote
 
     store = store_of(options)
-    current = promotion.promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
-    tell(options.json, current.to_json(), text.serving)
-    _track(store, current)
-    return 0
+    model = _model(options, store)
+    return _show_serving(options, store, promote(store, model, options.version, by="promote", reason=options.reason))
 
 
 def _rollback(options: argparse.Namespace) -> int:
-    from pipeline.publishing import promotion
-    from pipeline.report import models as text
+    from pipeline.publishing.promotion import roll_back
 
     store = store_of(options)
-    current = promotion.roll_back(store, _model(options, store), options.reason)
-    tell(options.json, current.to_json(), text.serving)
-    _track(store, current)
-    return 0
+    return _show_serving(options, store, roll_back(store, _model(options, store), options.reason))
 
 
-def _track(store: Store, current: Current) -> None:
-    """Tell the trackers of the run that made the version that serves now; it serves, whatever they say."""
+def _show_serving(options: argparse.Namespace, store: Store, current: Current) -> int:
+    """Print which version serves now, and tell the trackers of the run that made it."""
     from pipeline.publishing.versions import version_path
+    from pipeline.report import models as text
     from pipeline.report.tracking import tell_serving
     from pipeline.stages.execution import load
 
-    made = store.find(version_path(current.model, str(current.version)))
-    run = made.summary.get("run") if made is not None else None
+    tell(options.json, current.to_json(), text.serving)
+    version = store.find(version_path(current.model, str(current.version)))
+    run = version.summary.get("run") if version is not None else None
+    # The version serves, whatever the trackers say.
     try:
         track = load(store, str(run)).track
     except (NightjarError, OSError) as error:
         log.debug("the settings of run %s cannot be read, so no tracker is told: %s", run, error)
-        return
+        return 0
     tell_serving(track, store, current.model)
+    return 0
 
 
 def _gc(options: argparse.Namespace) -> int:
@@ -199,20 +207,34 @@ def _gc(options: argparse.Namespace) -> int:
     return 0
 
 
+def _store_gc(options: argparse.Namespace) -> int:
+    from pipeline.report import models as text
+    from pipeline.schedule.store_gc import collect
+
+    result = collect(store_of(options), options.keep_days, options.grace_hours, dry_run=options.dry_run)
+    tell(options.json, result, text.removed_from_store)
+    return 0
+
+
 def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
     from pipeline.serving.predict import reject_sink, score_file, score_sink
+    from pipeline.store.files import one_file
 
     if _is_standard_output(options.out):
         options.out = "-"
-    if options.rejected is not None and _is_written_twice(options.rejected, options.out):
+    # Rejected rows on standard output would be no table.
+    if options.rejected == "-" or (
+        options.rejected is not None and options.out != "-" and one_file(options.rejected, options.out)
+    ):
         raise ConfigError(f"--rejected {options.rejected} is the file of --out too", hint="--rejected <another file>")
     store = store_of(options)
     model = _model(options, store)
-    mixed = options.out == "-" and sys.stdout.isatty()  # a bar would stand among the scores
+    # A bar would stand among the scores.
+    mixed = options.out == "-" and sys.stdout.isatty()
     bar = progress(options.json or mixed, "scoring")
     with score_sink(options.out, options.path) as write, reject_sink(options.rejected, options.path) as reject:
-        done = score_file(
+        scored = score_file(
             store,
             model,
             options.version,
@@ -224,41 +246,32 @@ def _predict(options: argparse.Namespace) -> int:
             reject=reject,
             progress=bar,
         )
-    to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
-    tell(options.json, done, text.predicted, to)
+    # The scores have standard output for themselves.
+    tell(options.json, scored, text.predicted, sys.stderr if options.out == "-" else sys.stdout)
     return 0
 
 
 def _is_standard_output(out: str) -> bool:
-    """Whether ``out`` is a name of standard output, as /dev/stdout, where the summary must not follow the scores."""
+    # As /dev/stdout, where the summary must not follow the scores. OSError: no such file, or a URL; ValueError: there
+    # is no standard output.
     try:
-        there = Path(out)
-        return os.path.samestat(there.stat(), os.fstat(sys.stdout.fileno())) and not there.samefile(os.devnull)
-    except (OSError, ValueError):  # no such file, or a URL; no standard output
+        path = Path(out)
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno())) and not path.samefile(os.devnull)
+    except (OSError, ValueError):
         return False
-
-
-def _is_written_twice(rejected: str, out: str) -> bool:
-    """Whether rejected rows would go where the scores go. Those on standard output would be no table."""
-    from pipeline.store.files import one_file
-
-    return rejected == "-" or (out != "-" and one_file(rejected, out))
 
 
 COMMANDS = (
     Command(
-        name="models",
-        help="list, show, promote, roll back and remove versions",
-        add_arguments=add_models,
-        takes_store=True,
+        "models", "list, show, promote, roll back and remove versions", _add_models_arguments, MODELS, takes_store=True
     ),
+    Command("rollback", "serve the previous version again", _add_rollback_arguments, takes_store=True),
+    Command("predict", "score raw rows with a published version", _add_predict_arguments, PREDICT, takes_store=True),
     Command(
-        name="rollback",
-        help="serve the previous version again",
-        add_arguments=add_rollback,
+        "store",
+        "remove datasets, runs, plans and towers that are no longer needed",
+        _add_store_arguments,
+        STORE,
         takes_store=True,
-    ),
-    Command(
-        name="predict", help="score raw rows with a published version", add_arguments=add_predict, takes_store=True
     ),
 )

@@ -1,4 +1,4 @@
-"""``nightjar run``, the commands of single stages, sweeps, and the whole run that a night asks for."""
+"""``nightjar run``, the commands of single stages, sweeps, the whole run that a night asks for, and its processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline import logs
@@ -19,56 +20,39 @@ from pipeline.specs.registry import load_hooks
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.records.runs import Step
-    from pipeline.report.progress import Reporter
     from pipeline.specs.stage import StageIO
     from pipeline.store.artifacts import Store
 
-
 CodeOf = Callable[[BaseException], int]
 log = logging.getLogger(__name__)
-SWEEPER = "hydra/sweeper="  # with -m, the name of a plugin's: what it does in place of a grid
+# With -m, before the name of a plugin's sweeper, which takes the place of the grid.
+SWEEPER = "hydra/sweeper="
 
 
 def commands() -> list[Command]:
-    """``run``, and a command for each stage."""
-    run = Command(
-        name="run",
-        help="all stages, or those of stages=[..]",
-        add_arguments=_flags(None),
-        composes=True,
-        own_help=True,
-    )
-    single = [
-        Command(
-            name=stage.name,
-            help=f"only this stage: {stage.help}",
-            add_arguments=_flags(stage.name),
-            composes=True,
-            own_help=True,
-        )
-        for stage in STAGES
+    """Return ``run``, and a command for each stage."""
+    helps: dict[str | None, str] = {None: "all stages, or those of stages=[..]"}
+    for stage in STAGES:
+        helps[stage.name] = f"only this stage: {stage.help}"
+    return [
+        Command(name or "run", text, partial(_add_run_arguments, stage=name), composes=True, own_help=True)
+        for name, text in helps.items()
     ]
-    return [run, *single]
 
 
-def _flags(stage: str | None) -> Callable[[argparse.ArgumentParser], None]:
-    """Hydra's flags, as Hydra's users know them."""
-
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        add = parser.add_argument
-        add("--help", "-h", nargs="?", const="", metavar="GROUP", help="list groups, or the keys of one, or of all")
-        add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
-        add("--package", "-p", help="with --cfg: the part to show")
-        add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
-        add("--info", "-i", nargs="?", const="all", help="show where the configuration comes from")
-        add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
-        add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
-        add_config_dir(parser)
-        add_level(parser)
-        parser.set_defaults(function=_run, stage=stage)
-
-    return add_arguments
+def _add_run_arguments(parser: argparse.ArgumentParser, stage: str | None) -> None:
+    # Hydra's flags, as Hydra's users know them.
+    add = parser.add_argument
+    add("--help", "-h", nargs="?", const="", metavar="GROUP", help="list groups, or the keys of one, or of all")
+    add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
+    add("--package", "-p", help="with --cfg: the part to show")
+    add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
+    add("--info", "-i", nargs="?", const="all", help="show where the configuration comes from")
+    add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
+    add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
+    add_config_dir(parser)
+    add_level(parser)
+    parser.set_defaults(function=_run, stage=stage)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -78,7 +62,8 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.write(answer(options.overrides, options.commands, options.composing))
         return 0
     overrides = list(options.overrides)
-    if options.help and "=" in options.help:  # an override behind --help
+    # An override behind --help.
+    if options.help and "=" in options.help:
         overrides, options.help = [options.help, *overrides], ""
     if options.stage:
         overrides.append(f"stages=[{options.stage}]")
@@ -86,21 +71,22 @@ def _run(options: argparse.Namespace) -> int:
         from pipeline.compose import inspection
 
         return inspection.show(overrides, options)
+    if not options.multirun:
+        return one_run(overrides, options.config_dir)
+    for name, sweeper in load_hooks("nightjar.sweepers").items():
+        if (chosen := f"{SWEEPER}{name}") in overrides:
+            return int(sweeper([text for text in overrides if text != chosen], options.config_dir))
+    return _sweep(overrides, options.config_dir)
+
+
+def _sweep(overrides: list[str], config_dir: str | None) -> int:
+    """Run the jobs of a grid one after another and print a table of the results."""
     from pipeline.compose import compose, sweep
-
-    if options.multirun:
-        for name, sweeper in load_hooks("nightjar.sweepers").items():
-            if (chosen := f"{SWEEPER}{name}") in overrides:
-                return int(sweeper([text for text in overrides if text != chosen], options.config_dir))
-        jobs = sweep(overrides)
-        return _sweep(jobs, [compose(job, options.config_dir) for job in jobs])
-    return _one_run(compose(overrides, options.config_dir))[0]
-
-
-def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
-    """Run the jobs one after another and print a table of the results."""
     from pipeline.report.summary import compare
 
+    jobs = sweep(overrides)
+    # A job that does not compose ends the sweep before the first run.
+    configs = [compose(job, config_dir) for job in jobs]
     worst, results, notes = 0, [], []
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
@@ -108,38 +94,40 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
         results.append(result or Result(run=str(config.run), status=f"exit {code}"))
         notes.append(" ".join(override for override in job if override not in common))
         worst = worst or code
+        # A signal ended the run, and ends the sweep.
         if code > 128:
             break
     show(f"\nsweep:\n{compare(results, notes)}")
     return worst
 
 
-def _one_run(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
-    """Run ``config``; the exit code (message printed) and the result, None where the run did not end."""
-    try:
-        return _alone(config, code_of)
-    except NightjarError as error:
-        return complain(str(error), code_of(error)), None
-
-
 def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = exit_code_of) -> int:
-    """Run what ``overrides`` say, as ``nightjar run`` does; the exit code, by ``code_of`` that of an error.
+    """Run what ``overrides`` say, as ``nightjar run`` does; return the exit code, by ``code_of`` that of an error.
 
-    ConfigError where they do not compose.
+    Raises:
+        ConfigError: They do not compose.
     """
     from pipeline.compose import compose
 
     return _one_run(compose(overrides, config_dir), code_of)[0]
 
 
+def _one_run(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
+    """Run ``config``; return the exit code (message printed) and the result, None where the run did not end."""
+    try:
+        return _run_alone(config, code_of)
+    except NightjarError as error:
+        return complain(str(error), code_of(error)), None
+
+
 def run_code(config: Config) -> int:
-    """Run ``config``; the exit code. NightjarError where the run cannot be held: a night records that."""
-    return _alone(config)[0]
+    """Run ``config``; return the exit code. NightjarError where the run cannot be held: a night records that."""
+    return _run_alone(config, exit_code_of)[0]
 
 
-def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
+def _run_alone(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
-    from pipeline.launch.schedulers import launcher_of, only_launcher
+    from pipeline.launch.locks import launcher_of, only_launcher
     from pipeline.store.artifacts import Store
     from pipeline.versions import require_triple
 
@@ -155,7 +143,7 @@ def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result 
 
 
 def _follow(config: Config, store: Store) -> int:
-    """This host's part of a stage whose launcher is host 0 (``launch=hosts``); the exit code."""
+    """Run this host's part of a stage whose launcher is host 0 (``launch=hosts``); return the exit code."""
     from pipeline.launch.local import follow
     from pipeline.launch.signals import Interrupted
     from pipeline.stages.steps import steps
@@ -172,79 +160,130 @@ def _follow(config: Config, store: Store) -> int:
 
 def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
-    from pipeline.launch.chain import Console, StageChain, StageError
+    from pipeline.launch.chain import StageChain, StageError
     from pipeline.launch.run_records import record_failure
     from pipeline.launch.signals import Interrupted
+    from pipeline.launch.tracker import record_result
     from pipeline.report.html import write_report
+    from pipeline.report.progress import Reporter
     from pipeline.report.tracking import followed
     from pipeline.stages.execution import run_stage
     from pipeline.stages.steps import discard, prepare, with_possible_stages
 
-    console = Console(write=TERMINAL.pass_on, columns=0 if logs.is_json() else columns())
-    log.info("run %s: %s (store %s)", config.run, ", ".join(config.stages), config.store)
+    run = str(config.run)
+    width = 0 if logs.is_json() else columns()
+    log.info("run %s: %s (store %s)", run, ", ".join(config.stages), config.store)
     try:
         config = with_possible_stages(config)
         steps = prepare(config, store)
     except NightjarError as error:
-        record_failure(store, str(config.run), error)
+        record_failure(store, run, error)
         return complain(str(error), code_of(error)), None
     try:
-        io = stage_io(config, store, console.columns)
+        io = stage_io(config, store, width)
         chain = StageChain(
             config,
             store,
             steps,
+            # On other hosts, the chain's configuration is another one.
             lambda step: run_stage(step, chain.config, store, io),
-            console,
-            lambda smaller: prepare(smaller, store),
+            TERMINAL.pass_on,
+            lambda on_other_hosts: prepare(on_other_hosts, store),
             lambda step: discard(store, step),
+            width,
         )
         with followed(config, store):
             result = chain.run()
     except (NightjarError, StageError) as error:
-        _track(config, store, steps)
-        with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
-            write_report(store, str(config.run))
+        record_result(config, store, steps)
+        # The page must not hide why the run failed.
+        with contextlib.suppress(NightjarError, OSError):
+            write_report(store, run)
         return failed(error, code_of), None
     except Interrupted as stop:
         return complain(f"{stop}; the same command continues where it stopped", exit_code_of(stop)), None
-    _track(config, store, steps)
+    record_result(config, store, steps)
     last = result.stages[config.stages[-1]]
     if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
         show(text)
-    write_report(store, str(config.run))
-    _reporter(config, store, console.columns).summary(result)
+    write_report(store, run)
+    Reporter(store, run, columns=width).summary(result)
     return 0, result
 
 
-def _track(config: Config, store: Store, steps: Sequence[Step]) -> None:
-    """Tell TorchX's trackers what ``result.json`` says."""
-    from pipeline.launch.tracker import record
-    from pipeline.records.record import read
-    from pipeline.records.runs import run_directory
-
-    with contextlib.suppress(NightjarError, OSError):
-        record(config, store, steps, read(Result, store, f"{run_directory(str(config.run))}/result.json"))
-
-
 def failed(error: Any, code_of: CodeOf = exit_code_of) -> int:
-    """Print why the chain stopped; the exit code, by ``code_of``."""
-    log = getattr(error, "log", "")  # of a stage that died in processes of its own
+    """Print why the chain stopped; return the exit code, by ``code_of``."""
+    # Only a stage that died in processes of its own has a log.
+    log = getattr(error, "log", "")
     return complain(str(error) + (f"\n  log: {log}" if log else ""), code_of(error))
 
 
 def stage_io(config: Config, store: Store, width: int) -> StageIO:
-    """Who hears of a stage, on a terminal of ``width`` columns (0: none)."""
+    """Make what a stage reports to, on a terminal of ``width`` columns (0: none)."""
+    from pipeline.report.progress import Reporter
     from pipeline.specs.stage import StageIO
 
-    reporter = _reporter(config, store, width)
+    reporter = Reporter(store, str(config.run), columns=width)
     io = StageIO(interval=reporter.interval, close=reporter.close)
     for listen in load_hooks("nightjar.stage_io").values():
         io = listen(config, store, io)
     return io
 
 
-def _reporter(config: Config, store: Store, width: int) -> Reporter:
-    from pipeline.report.progress import Reporter
+def _add_worker_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("stage", choices=STAGES.names(), help="the stage")
+    parser.add_argument("config", help="URL of the run's config.yaml")
+    parser.add_argument("--columns", type=int, default=0, help="width of the launcher's terminal, 0: none")
+    parser.add_argument("--launcher", type=int, default=0, help="process whose end ends this one, 0: none")
+    parser.add_argument("--to-launcher", action="store_true", help="the launcher passes standard output on")
+    add_level(parser)
+    parser.set_defaults(function=_work)
 
-    return Reporter(store, str(config.run), columns=width)
+
+def _work(options: argparse.Namespace) -> int:
+    from pipeline.specs.stage import StageIO
+    from pipeline.stages.execution import work
+
+    def make_io(config: Config, store: Store, rank: int) -> StageIO:
+        logs.start_rank(
+            options.log_level,
+            config.launch.logs,
+            rank,
+            stage=options.stage,
+            run=str(config.run),
+            in_pod=not options.to_launcher,
+            live=options.columns > 0,
+        )
+        return StageIO() if rank else stage_io(config, store, options.columns)
+
+    return work(options.stage, options.config, options.launcher, make_io)
+
+
+def _add_fork_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("modules", nargs="*", help="what ranks have imported when they start")
+    parser.add_argument("--ranks", choices=("worker", "scorer"), default="worker", help="the command that they run")
+    add_level(parser)
+    parser.set_defaults(function=_fork)
+
+
+def _fork(options: argparse.Namespace) -> int:
+    from pipeline.launch.forkserver import serve
+
+    if options.ranks == "scorer":
+
+        def score(arguments: list[str]) -> int:
+            from pipeline.serving.scoring_processes import be_scorer
+
+            return be_scorer(*arguments)
+
+        return serve(options.modules, score)
+    parser = argparse.ArgumentParser(prog="nightjar worker")
+    _add_worker_arguments(parser)
+    modules = [*options.modules, "pipeline.compose", "pipeline.report", "pipeline.stages.execution"]
+    return serve(modules, lambda arguments: _work(parser.parse_args(arguments)))
+
+
+INTERNAL = (
+    Command("worker", "internal: one stage on one rank", _add_worker_arguments, internal=True),
+    Command("fork-server", "internal: forks the ranks of a run's stages", _add_fork_server_arguments, internal=True),
+)

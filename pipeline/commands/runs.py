@@ -8,22 +8,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, columns, complain, on_store, progress, show, tell
-from pipeline.commands.stores import store_of
+from pipeline.commands.command import Command, columns, complain, on_store, progress, show, store_of, tell
 from pipeline.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from pipeline.records.runs import RunLine
 
 
-def add_result(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser."""
+def _add_result_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's name")
     on_store(parser, _result, result="result.json")
 
 
 def _result(options: argparse.Namespace) -> int:
-    from pipeline.errors import ArtifactError
     from pipeline.records.record import read
     from pipeline.records.result import Result
     from pipeline.records.runs import run_directory
@@ -62,18 +59,14 @@ RUNS = """\
 SORTS = ("finished", "ne", "auc", "seconds", "run")
 
 
-def add_compare(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar compare``."""
-    parser.epilog, parser.formatter_class = COMPARE, argparse.RawDescriptionHelpFormatter
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="names of runs; the others are compared with the first")
     parser.add_argument("--slices", nargs="+", default=[], metavar="FEATURE", help="sparse features to slice rows by")
     parser.add_argument("--html", metavar="FILE", help="write a page with curves to FILE")
     on_store(parser, _compare, "the comparison as JSON")
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar runs``."""
-    parser.epilog, parser.formatter_class = RUNS, argparse.RawDescriptionHelpFormatter
+def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
     listed = parser.add_subparsers(dest="action", metavar="action", required=True).add_parser("ls", help="list runs")
     listed.add_argument("--name", metavar="PATTERN", help="only runs of such a name, as in 'night-*'")
     listed.add_argument("--status", choices=("done", "failed"), help="only runs of this status")
@@ -113,43 +106,39 @@ def _ls(options: argparse.Namespace) -> int:
     names = [name for name in run_names(store) if options.name is None or fnmatchcase(name, options.name)]
     bar = progress(options.json, "reading")
     lines: list[RunLine] = []
-    for place, name in enumerate(names):
-        bar(place, len(names))
+    for index, name in enumerate(names):
+        bar(index, len(names))
         try:
-            lines.append(run_line(store, name))
-        except ArtifactError as error:  # one that another release wrote is to hide no other run
+            line = run_line(store, name)
+        except ArtifactError as error:
+            # A run that another release wrote hides no other run.
             complain(f"run {name} is left out: {error.message}", 0)
+            continue
+        if options.status is not None and line.status != options.status:
+            continue
+        if options.dataset is None or (line.dataset or "").rpartition("/")[0] == options.dataset:
+            lines.append(line)
     bar(1, 1)
-    tell(options.json, _sorted([line for line in lines if _wanted(line, options)], options), runs_listing)
+
+    def rank(line: RunLine) -> tuple[bool, float | str, str]:
+        value = getattr(line, options.sort)
+        # Lines without the figure come last.
+        if value is None:
+            return True, 0.0, line.run
+        return False, -value if options.sort == "auc" else value, line.run
+
+    lines.sort(key=rank)
+    if options.last is not None:
+        # Of a list by figures, the best; of any other, the end.
+        lines = lines[-options.last :] if options.sort in ("finished", "run") else lines[: options.last]
+    tell(options.json, lines, runs_listing)
     return 0
 
 
-def _wanted(line: RunLine, options: argparse.Namespace) -> bool:
-    if options.status is not None and line.status != options.status:
-        return False
-    return options.dataset is None or (line.dataset or "").rpartition("/")[0] == options.dataset
-
-
-def _sorted(lines: list[RunLine], options: argparse.Namespace) -> list[RunLine]:
-    """Lines by ``--sort``, those without the figure last; of these the last ``--last``, or the best."""
-
-    def place(line: RunLine) -> tuple[bool, float | str, str]:
-        value = getattr(line, options.sort)
-        return value is None, 0.0 if value is None else -value if options.sort == "auc" else value, line.run
-
-    ordered = sorted(lines, key=place)
-    if options.last is None:
-        return ordered
-    return ordered[-options.last :] if options.sort in ("finished", "run") else ordered[: options.last]
-
-
 COMMANDS = (
-    Command(name="result", help="show the outcome of a run", add_arguments=add_result, takes_store=True),
+    Command("result", "show the outcome of a run", _add_result_arguments, takes_store=True),
     Command(
-        name="compare",
-        help="compare runs: figures, slices, settings, curves",
-        add_arguments=add_compare,
-        takes_store=True,
+        "compare", "compare runs: figures, slices, settings, curves", _add_compare_arguments, COMPARE, takes_store=True
     ),
-    Command(name="runs", help="list runs", add_arguments=add_runs, takes_store=True),
+    Command("runs", "list runs", _add_runs_arguments, RUNS, takes_store=True),
 )

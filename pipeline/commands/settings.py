@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 import typing
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -37,7 +36,7 @@ training continues from; the finished training, `train`, has all its settings to
 
 
 def chosen(name: str | None) -> list[SettingPlace]:
-    """The setting called ``name``, or the group with all it has; all groups where ``name`` is None.
+    """Return the setting called ``name``, or the group with all it has; all groups where ``name`` is None.
 
     Raises ConfigError with the nearest name where there is none, and with the new name where it is a former one.
     """
@@ -54,7 +53,7 @@ def chosen(name: str | None) -> list[SettingPlace]:
 
 
 def record(place: SettingPlace) -> dict[str, Any]:
-    """What ``--json`` prints of a setting: path, type, default, bounds, choices, doc, keys; of a group path and doc."""
+    """Return what ``--json`` prints of a setting: path, type, default, bounds, choices, doc, keys; of a group less."""
     known = setting_of(place.field)
     if place.group:
         return {"group": place.prefix.removesuffix("."), "doc": known.doc}
@@ -72,9 +71,11 @@ def record(place: SettingPlace) -> dict[str, Any]:
 
 
 def _owners(place: SettingPlace) -> str:
-    """Which models have the setting, where it is one of some models alone; else ""."""
+    """Say which models have the setting, where it is one of some models alone; else ""."""
     group, _, name = place.path.rpartition(".")
-    owners = [spec.name for spec in MODELS if group == "model" and name in {each.name for each in fields(spec.config)}]
+    if group != "model":
+        return ""
+    owners = [spec.name for spec in MODELS if name in {field.name for field in fields(spec.config)}]
     return f" Of {', '.join(owners)}." if owners and len(owners) < len(MODELS.names()) else ""
 
 
@@ -87,19 +88,19 @@ def _type(place: SettingPlace) -> str:
 
 
 def _figures(known: dict[str, Any], quote: str = "") -> str:
-    """Type, bounds, choices and default of a setting's record in one line."""
+    """Format type, bounds, choices and default of a setting's record in one line."""
     choices = " | ".join(known["choices"])
     if choices and known["type"].startswith("a text"):
         parts = [f"one of {choices}{known['type'].removeprefix('a text')}"]
     else:
         limits = f"some of {choices}" if choices else span(known["low"], known["high"])
         parts = [known["type"], limits] if limits else [known["type"]]
-    default = f"{quote}{_value(known['default'])}{quote}"
-    return ", ".join(parts) + ("; it must be set" if known["required"] else f"; default {default}")
+    default = f"; default {quote}{_value(known['default'])}{quote}"
+    return ", ".join(parts) + ("; it must be set" if known["required"] else default)
 
 
 def _value(value: Any) -> str:
-    """``value`` as one types it."""
+    # As one types it.
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
     if isinstance(value, str):
@@ -108,44 +109,44 @@ def _value(value: Any) -> str:
 
 
 def shown(known: dict[str, Any]) -> str:
-    """The record of a setting or a group as text for the terminal."""
+    """Format the record of a setting or a group as text for the terminal."""
     if "group" in known:
         return f"{known['group']}: {known['doc']}"
+    stages = [stage.name for stage in STAGES if set(stage.keys()) & set(known["keys"])]
+    consequence = "If you change it, no finished stage runs again."
+    if stages:
+        consequence = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
+        consequence += _resumption(known["keys"])
     lines = [f"{known['setting']}: {_figures(known)}"]
-    for text in (known["doc"], _consequence(known["keys"])):
+    for text in (known["doc"], consequence):
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)
 
 
-def _consequence(keys: list[str]) -> str:
-    """What happens to finished stages when a setting that belongs to ``keys`` changes."""
-    stages = [stage.name for stage in STAGES if set(stage.keys()) & set(keys)]
-    if not stages:
-        return "If you change it, no finished stage runs again."
-    text = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
-    if CHECKPOINTS in keys and "train" in keys:  # how long it trains says when snapshots are taken
-        return f"{text} Training continues from its checkpoints, or with train.snapshots from scratch."
+def _resumption(keys: list[str]) -> str:
+    # How long a training is says when snapshots are taken.
+    if CHECKPOINTS in keys and "train" in keys:
+        return " Training continues from its checkpoints, or with train.snapshots from scratch."
     if CHECKPOINTS in keys:
-        return f"{text} Training starts from scratch."
-    return f"{text} Training continues from its checkpoints." if "train" in keys else text
+        return " Training starts from scratch."
+    return " Training continues from its checkpoints." if "train" in keys else ""
 
 
 def markdown() -> str:
-    """The page ``docs/configuration.md``."""
-    return PAGE + "".join(_sections())
-
-
-def _sections() -> Iterator[str]:
-    yield "\n## At the top\n\n"
-    yield from (_item(place) for place in places() if "." not in place.path and not place.group)
+    """Format the page ``docs/configuration.md``."""
+    parts = [PAGE, "\n## At the top\n\n"]
+    parts += [_item(place) for place in places() if "." not in place.path and not place.group]
     for place in places():
-        if place.group:
-            own = [each for each in places() if each.path.rpartition(".")[0] == place.prefix.removesuffix(".")]
-            name = place.prefix.removesuffix(".")
-            yield f"\n{'#' * min(2 + name.replace('.*', '').count('.'), 4)} `{name}`\n\n"
-            yield _filled(" ".join(place.group.__doc__.replace("``", "`").split()))
-            yield "\n"
-            yield from (_item(each) for each in own if not each.group)
+        if not place.group:
+            continue
+        name = place.prefix.removesuffix(".")
+        depth = min(2 + name.replace(".*", "").count("."), 4)
+        parts.append(f"\n{'#' * depth} `{name}`\n\n")
+        parts.append(_filled(" ".join(place.group.__doc__.replace("``", "`").split())) + "\n")
+        for setting in places():
+            if setting.path.rpartition(".")[0] == name and not setting.group:
+                parts.append(_item(setting))
+    return "".join(parts)
 
 
 def _item(place: SettingPlace) -> str:

@@ -1,12 +1,13 @@
-"""Stages as TorchX AppDefs: one role, torchrun around ``nightjar worker``.
+"""Stages as TorchX AppDefs: torchrun around ``nightjar worker``; their hosts, ranks and roles.
 
 On one host torchrun is ``pipeline.launch.agent``, which listens on the loopback alone; several hosts meet by its c10d
-rendezvous.
+rendezvous. On a bipartite cluster a stage has two roles, workers and embedding hosts.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,20 @@ from pipeline.config import Config
 from pipeline.config.kubernetes import EMBEDDING
 from pipeline.config.launch import PodConfig, PodResources
 from pipeline.cpus import available_cpus
+from pipeline.errors import LaunchError
 from pipeline.logs import level_arguments
 from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef
 
-MARGIN_SECONDS = 5  # over what a stage needs to end by itself
-ALONE, MEETING = ["-m", "pipeline.launch.agent"], ["-m", "torch.distributed.run"]
+    from pipeline.config.hardware import HardwareConfig
+
+# What ranks may take to end, over what the stage needs for it.
+MARGIN_SECONDS = 5
+_ONE_HOST, _SEVERAL_HOSTS = ["-m", "pipeline.launch.agent"], ["-m", "torch.distributed.run"]
+# Torchrun's variable, and its value without ``--role``.
+_ROLE_NAME, _DEFAULT_ROLE = "ROLE_NAME", "default"
 
 
 def distributed(name: str) -> bool:
@@ -35,23 +42,49 @@ def ranks_of(stage: str, config: Config) -> int:
 
 
 def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, launcher: int = 0) -> AppDef:
-    """The AppDef of one stage of the run whose resolved configuration lies at ``config_url``.
+    """Build the AppDef of one stage on this machine.
 
-    ``columns``: width of the launcher's terminal, 0 where its output is none; ``launcher``: the process whose end
-    ends the ranks, 0 for none.
+    Args:
+        config_url: Where the run's resolved configuration lies.
+        columns: Width of the launcher's terminal, 0 where its output is none.
+        launcher: The process whose end ends the ranks, 0 for none.
     """
-    worker = ["-m", "pipeline.cli", "worker", *worker_arguments(stage, config_url, columns=columns, launcher=launcher)]
-    return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], rank_environment(stage, config))
+    from torchx.specs import AppDef, Role
+
+    hosts, ranks = hosts_of(stage, config), ranks_of(stage, config)
+    arguments = _ONE_HOST
+    if config.launch.name == "hosts" and hosts > 1:
+        arguments = _rendezvous(config, hosts, f"{config.run}-{stage}", config.launch.first_host, [])
+        # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
+        arguments[-1] += f",is_host={'true' if config.launch.host_index == 0 else 'false'}"
+        workers = config.hardware.hosts - config.hardware.embedding_hosts
+        arguments += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
+    timeout = str(seconds_to_end(stage, config))
+    arguments = [*arguments, "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
+    if ranks > 1:
+        # Errors of all ranks but 0 go to files; see ``stage_logs.py``.
+        arguments += ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))]
+    worker = worker_arguments(stage, config_url, columns=columns, launcher=launcher)
+    arguments += ["-m", "pipeline.cli", "worker", *worker]
+    role = Role(
+        name=stage,
+        image="",
+        entrypoint=sys.executable,
+        # TorchX substitutes ${macros} in arguments; a literal dollar is written twice.
+        args=[argument.replace("$", "$$") for argument in arguments],
+        env=rank_environment(stage, config),
+    )
+    return AppDef(name=f"{config.run}-{stage}", roles=[role])
 
 
 def worker_arguments(stage: str, config_url: str, *, columns: int = 0, launcher: int = 0) -> list[str]:
-    """The arguments of ``nightjar worker`` for a rank on this machine; as ``stage_app``."""
+    """Return the arguments of ``nightjar worker`` for a rank on this machine; as ``stage_app``."""
     shown = ["--to-launcher", "--columns", str(columns), "--launcher", str(launcher)]
     return [stage, config_url, *shown, *level_arguments()]
 
 
 def rank_environment(stage: str, config: Config) -> dict[str, str]:
-    """Threads of the native libraries of a rank on this machine: its share of the cores."""
+    """Return the threads of native libraries for a rank on this machine: its share of the cores."""
     return _threads(stage, config, available_cpus() // ranks_of(stage, config))
 
 
@@ -61,30 +94,67 @@ def hosts_of(stage: str, config: Config) -> int:
 
 
 def roles_of(stage: str, config: Config) -> dict[str, int]:
-    """Hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
+    """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
     hosts = hosts_of(stage, config)
-    apart = config.hardware.embedding_hosts if distributed(stage) else 0
-    return {stage: hosts - apart, **({EMBEDDING: apart} if apart else {})}
+    embedding_hosts = config.hardware.embedding_hosts if distributed(stage) else 0
+    roles = {stage: hosts - embedding_hosts}
+    if embedding_hosts:
+        roles[EMBEDDING] = embedding_hosts
+    return roles
+
+
+def place_of_role(hardware: HardwareConfig, rank: int) -> int:
+    """Return the rank that this process has from now on, in its environment too, for its ``rank`` of torchrun.
+
+    Workers come first, whichever order torchrun's agents met in. Collective where hosts were started as workers and as
+    embedding hosts.
+
+    Raises:
+        LaunchError: The number of embedding hosts differs from ``hardware.embedding_hosts``.
+    """
+    role = os.environ.get(_ROLE_NAME, _DEFAULT_ROLE)
+    if not hardware.embedding_hosts or role == _DEFAULT_ROLE:
+        return rank
+    from torch.distributed import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    # The store of torchrun's agents is there before the ranks have a process group.
+    agents_store, _, world = next(rendezvous("env://"))
+    store = PrefixStore("nightjar/roles", agents_store)
+    store.set(str(rank), role)
+    roles = [store.get(str(other)).decode() for other in range(world)]
+    started = roles.count(EMBEDDING) // hardware.ranks_per_host
+    if started != hardware.embedding_hosts:
+        raise LaunchError(
+            f"{started} of {world // hardware.ranks_per_host} hosts started as embedding hosts, but "
+            f"hardware.embedding_hosts is {hardware.embedding_hosts}",
+            hint=f"hardware.embedding_hosts={started}, or start as many hosts with torchrun --role {EMBEDDING}",
+        )
+    place = sorted(range(world), key=lambda other: roles[other] == EMBEDDING).index(rank)
+    os.environ["RANK"] = str(place)
+    return place
 
 
 def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
-    """The AppDef of one stage in pods of a cluster, a replica for each host; ``name``: of the job, where they meet."""
+    """Build the AppDef of one stage in pods of a cluster, a replica for each host.
+
+    Args:
+        name: Of the job, under which the pods meet.
+    """
     from torchx.specs import AppDef, Role, macros
 
     roles = []
-    for kind, hosts in roles_of(stage, config).items():
-        command = pod_command(stage, config, config_url, name, kind)
-        # TorchX substitutes ${macros}, so a dollar is written twice; it knows each replica's variable for the first
-        # one.
-        escaped = [argument.replace("$", "$$") for argument in command[1:]]
-        arguments = [argument.replace("(FIRST_POD)", f"({macros.rank0_env})") for argument in escaped]
+    for role, hosts in roles_of(stage, config).items():
+        entrypoint, *arguments = pod_command(stage, config, config_url, name, role)
+        # TorchX substitutes ${macros}, so a dollar is written twice. It knows the variable of the first replica.
+        escaped = [argument.replace("$", "$$") for argument in arguments]
         roles.append(
             Role(
-                name=kind,
+                name=role,
                 image=config.launch.pods.image,
-                entrypoint=command[0],
-                args=arguments,
-                env=pod_environment(stage, config, kind),
+                entrypoint=entrypoint,
+                args=[argument.replace("(FIRST_POD)", f"({macros.rank0_env})") for argument in escaped],
+                env=pod_environment(stage, config, role),
                 num_replicas=hosts,
                 port_map={"c10d": config.launch.port},
             )
@@ -93,105 +163,54 @@ def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
 
 
 def pod_command(stage: str, config: Config, config_url: str, name: str, role: str = "") -> list[str]:
-    """The command of every pod of ``stage``; Kubernetes puts in the values of ``$(FIRST_POD)`` and ``$(POD_IP)``.
+    """Return the command of every pod of ``stage``; Kubernetes fills in ``$(FIRST_POD)`` and ``$(POD_IP)``.
 
-    ``role``: of the pod, where there are several (``roles_of``).
+    Args:
+        role: Of the pod, where there are several (``roles_of``).
     """
     hosts = hosts_of(stage, config)
     ranks = ranks_of(stage, config) // hosts
-    meeting = ALONE if hosts == 1 else _meeting(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
-    quiet = ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))] if ranks > 1 else []
-    return [
-        "python",
-        *meeting,
-        "--max-restarts",
-        "0",
-        "--shutdown-timeout",
-        str(seconds_to_end(stage, config)),
-        "--nproc-per-node",
-        str(ranks),
-        *quiet,
-        *_role(stage, config, role),
-        "-m",
-        "pipeline.cli",
-        "worker",
-        stage,
-        config_url.replace("$", "$$"),
-        *level_arguments(),
-    ]
+    arguments = _ONE_HOST
+    if hosts > 1:
+        arguments = _rendezvous(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
+    timeout = str(seconds_to_end(stage, config))
+    arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
+    if ranks > 1:
+        arguments += ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))]
+    arguments += _role(stage, config, role)
+    worker = ["-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments()]
+    return ["python", *arguments, *worker]
 
 
-def _meeting(config: Config, hosts: int, name: str, first: str, more: list[str]) -> list[str]:
-    """Torchrun and its arguments, ``more`` among them, by which ``hosts`` hosts meet at ``first`` as ``name``."""
+def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options: list[str]) -> list[str]:
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
-    return [
-        *MEETING,
-        "--nnodes",
-        str(hosts),
-        "--rdzv-id",
-        name,
-        "--rdzv-backend",
-        "c10d",
-        *more,
-        "--rdzv-endpoint",
-        f"{first}:{config.launch.port}",
-        "--rdzv-conf",
-        f"join_timeout={seconds},read_timeout={seconds}",
-    ]
+    arguments = ["--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *options]
+    endpoint = ["--rdzv-endpoint", f"{first_host}:{config.launch.port}"]
+    # The timeouts come last: ``stage_app`` adds to them.
+    return [*_SEVERAL_HOSTS, *arguments, *endpoint, "--rdzv-conf", f"join_timeout={seconds},read_timeout={seconds}"]
 
 
 def _role(stage: str, config: Config, role: str) -> list[str]:
-    """Arguments of torchrun that name the ``role`` of a host, where hosts have several."""
     return ["--role", role] if len(roles_of(stage, config)) > 1 else []
 
 
 def pod_environment(stage: str, config: Config, role: str = "") -> dict[str, str]:
-    """Threads of the native libraries: the pod's cores shared among its ranks, or ``train.threads_per_rank``."""
+    """Return the threads of native libraries: the pod's cores shared among its ranks."""
     cores = int(resources_of(config.launch.pods, role or stage).cpu)
     return _threads(stage, config, cores // (ranks_of(stage, config) // hosts_of(stage, config)))
 
 
 def resources_of(pods: PodConfig, stage: str) -> PodResources:
-    """What a pod of ``stage``, or of role ``EMBEDDING``, asks for."""
+    """Return what a pod of ``stage``, or of role ``EMBEDDING``, asks for."""
     return pods.resources.get(stage) or PodResources()
 
 
 def _threads(stage: str, config: Config, threads: int) -> dict[str, str]:
-    """``threads`` of the native libraries in each rank, or what ``train.threads_per_rank`` says instead."""
-    own = config.train.threads_per_rank if distributed(stage) else None
-    return {"OMP_NUM_THREADS": str(own or max(1, threads))}
+    if distributed(stage) and config.train.threads_per_rank:
+        threads = config.train.threads_per_rank
+    return {"OMP_NUM_THREADS": str(max(1, threads))}
 
 
 def seconds_to_end(stage: str, config: Config) -> int:
-    """How long ranks that are told to end may take."""
+    """Return how long ranks that are told to end may take."""
     return math.ceil(STAGES.get(stage).seconds_to_end(config)) + MARGIN_SECONDS
-
-
-def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
-    from torchx.specs import AppDef, Role
-
-    # TorchX substitutes ${macros} in arguments; a literal dollar is written twice.
-    arguments = [argument.replace("$", "$$") for argument in args]
-    return AppDef(name=name, roles=[Role(name=role, image="", entrypoint=sys.executable, args=arguments, env=env)])
-
-
-def _torchrun(stage: str, config: Config) -> list[str]:
-    """Torchrun and its arguments on this machine. Errors of all ranks but 0 go to files; see ``stage_logs.py``."""
-    ranks = ranks_of(stage, config)
-    redirects = ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))] if ranks > 1 else []
-    meeting = ALONE
-    if config.launch.name == "hosts" and hosts_of(stage, config) > 1:
-        # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
-        serves = f"is_host={'true' if config.launch.host_index == 0 else 'false'}"
-        *most, conf = _meeting(config, hosts_of(stage, config), f"{config.run}-{stage}", config.launch.first_host, [])
-        meeting = [*most, f"{conf},{serves}"]
-        workers = config.hardware.hosts - config.hardware.embedding_hosts
-        meeting += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
-    return [
-        *meeting,
-        "--shutdown-timeout",
-        str(seconds_to_end(stage, config)),
-        "--nproc-per-node",
-        str(ranks),
-        *redirects,
-    ]

@@ -12,7 +12,8 @@ from pipeline.errors import LaunchError
 from pipeline.launch.protocol import GivenUpError, Room, StageRunner
 from pipeline.records.runs import Step
 
-LOOK_SECONDS = 2.0  # between two looks at the room and the checkpoints
+# Between two checks of the room and the checkpoints.
+CHECK_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -25,31 +26,39 @@ class NoRoomError(GivenUpError):
 
 
 def fewest_hosts(config: Config) -> int:
-    """Hosts below which a run does not go on: ``launch.min_hosts``, else all of them."""
+    """Return the hosts below which a run does not go on: ``launch.min_hosts``, else all of them."""
     return config.launch.min_hosts or config.hardware.hosts
 
 
 def allowed_pending_minutes(config: Config, hosts: int) -> float:
-    """Minutes that pods of a stage on ``hosts`` may find no place."""
+    """Return the minutes that pods of a stage on ``hosts`` may find no place."""
     if hosts > fewest_hosts(config):
         return min(config.launch.shrink_after_minutes, config.launch.pending_minutes)
     return config.launch.pending_minutes
 
 
 def with_fewer_hosts(config: Config, running: int) -> Config | None:
-    """``config`` for as many hosts as have room, at least one less; None where there would be too few.
+    """Return ``config`` for as many hosts as have room, at least one less; None where there would be too few.
 
     Checkpoints hold rows, not shards, and the batches do not depend on the ranks; so what is left to do is another
     plan. A job keeps its size: a smaller one takes its place, and every time there are fewer hosts, so this ends.
 
-    ``running``: pods that have a place; where it is none (gang scheduling starts all or none) one host less is tried.
-    Nothing is forced any more: what ``force`` throws away is thrown away, and the checkpoints since are to go on from.
+    Args:
+        running: Pods that have a place.
     """
     most = config.hardware.hosts - 1
+    # Gang scheduling starts all or none: where no pod has a place, one host less is tried.
     hosts = max(min(running or most, most), fewest_hosts(config))
     if hosts > most:
         return None
+    # What ``force`` throws away is thrown away; the run goes on from the checkpoints since.
     return replace(config, hardware=replace(config.hardware, hosts=hosts), force=False)
+
+
+def with_more_hosts(config: Config, more: int) -> Config:
+    """Return ``config`` for ``more`` hosts than it has."""
+    hardware = config.hardware
+    return replace(config, hardware=replace(hardware, hosts=hardware.hosts + more))
 
 
 class MoreRoomError(Exception):
@@ -65,12 +74,16 @@ class Growth:
 
     The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
     training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from
-    its newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again. A stage that
-    has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
+    its newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again.
 
-    ``missing``: how many; ``minutes``: before it asks for room; ``patience``: how many minutes it waits for the rest
-    where there is room for some; ``reached()``: the newest checkpoint, None where the store does not say. ``told``: for
-    how many more hosts the stage was to end, in a request whose answer is lost.
+    Args:
+        missing: How many hosts.
+        minutes: Before it asks for room.
+        patience: Minutes that it waits for the rest where there is room for some.
+        reached: Returns the newest checkpoint, None where the store does not say.
+
+    Attributes:
+        requested: For how many more hosts the stage was to end, in a request whose answer is lost.
     """
 
     def __init__(
@@ -85,9 +98,9 @@ class Growth:
     ) -> None:
         self.runner, self.step, self.missing, self.reached, self.clock = runner, step, missing, reached, clock
         self.minutes, self.patience = minutes, patience
-        self.told = 0
+        self.requested = 0
         self._room: Room | None = None
-        self._began, self._goes_on = reached(), False
+        self._first_checkpoint, self._has_progress = reached(), False
         self.postpone()
 
     def postpone(self) -> None:
@@ -104,10 +117,10 @@ class Growth:
         self._room = None
 
     def due(self) -> int:
-        """How many hosts to take now: there is room for them, and a checkpoint is committed since; 0: none yet."""
+        """Return how many hosts to take now: there is room, and a checkpoint is committed since; 0: none yet."""
         if self.clock.monotonic() < self._next:
             return 0
-        self._next = self.clock.monotonic() + LOOK_SECONDS
+        self._next = self.clock.monotonic() + CHECK_SECONDS
         try:
             return self._due()
         except LaunchError as error:
@@ -116,18 +129,26 @@ class Growth:
             return 0
 
     def _due(self) -> int:
-        if not self._has_progress():
-            return 0
+        # A stage that has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
+        if not self._has_progress:
+            now = self.reached()
+            self._has_progress = _moved(self._first_checkpoint, now)
+            if self._first_checkpoint is None:
+                self._first_checkpoint = now
+            if not self._has_progress:
+                return 0
         if self._room is None:
             self._room = self.runner.room(self.step, self.missing)
             log.info("%-10s asks for room for %d more hosts", self.step.name, self.missing)
         hosts = self._room.hosts()
-        if hosts is None:  # it was taken away, or held for long enough
+        # The room was taken away, or held for long enough.
+        if hosts is None:
             self.postpone()
         if not hosts:
             self._since = self._checkpoint = None
             return 0
-        self._since = self.clock.monotonic() if self._since is None else self._since
+        if self._since is None:
+            self._since = self.clock.monotonic()
         if hosts < self.missing and self.clock.monotonic() < self._since + 60 * self.patience:
             return 0
         now = self.reached()
@@ -135,18 +156,9 @@ class Growth:
             self._checkpoint = now
             if now is not None:
                 log.info("%-10s takes %d more hosts after its next checkpoint", self.step.name, hosts)
-        return hosts if None not in (now, self._checkpoint) and now != self._checkpoint else 0
-
-    def _has_progress(self) -> bool:
-        """Whether the stage has committed a checkpoint since it is watched."""
-        if not self._goes_on:
-            now = self.reached()
-            self._goes_on = None not in (now, self._began) and now != self._began
-            self._began = now if self._began is None else self._began
-        return self._goes_on
+        return hosts if _moved(self._checkpoint, now) else 0
 
 
-def with_more_hosts(config: Config, more: int) -> Config:
-    """``config`` for ``more`` hosts than it has."""
-    hardware = config.hardware
-    return replace(config, hardware=replace(hardware, hosts=hardware.hosts + more))
+def _moved(before: str | None, now: str | None) -> bool:
+    # None: the store does not say, which is no progress.
+    return before is not None and now is not None and now != before

@@ -26,12 +26,14 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import NoReturn, TextIO
 
-from pipeline.launch.local_ranks import LOOPBACK, loopback_environment, loopback_store
+from pipeline.launch.agent import LOOPBACK, loopback_environment, loopback_store
 from pipeline.launch.signals import ENDING
 
-RANK = "nightjar-rank"  # what ps and top call a forked rank, with its number where there are several
+# What ps and top call a forked rank, with its number where there are several, and the process where ranks meet.
+RANK = "nightjar-rank"
 MEETING = "nightjar-store"
-REFUSED = "refused"  # begins the answer to a request whose ranks the machine does not start
+# Begins the answer to a request whose ranks the machine does not start.
+REFUSED = "refused"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
@@ -53,47 +55,64 @@ class Request:
         return f"{json.dumps(asdict(self))}\n"
 
 
-Become = Callable[[Request, int, dict[str, str]], NoReturn]  # request, rank and its variables
+# Takes a request, a rank and its variables.
+Become = Callable[[Request, int, dict[str, str]], NoReturn]
 
 
 def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
-    """Import ``modules``, then fork the ranks of each request, one request after another; returns the exit code.
+    """Import ``modules``, then fork the ranks of each request, one request after another; return the exit code.
 
-    ``run`` takes the arguments of a request in each forked process, and gives its exit code.
+    ``run`` takes the arguments of a request in each forked process, and returns its exit code.
     """
     end_with_parent()
     # A signal for all processes of a session or a container is the ranks' business: they may save a checkpoint.
     former = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
-    requests, answers = _channel()
+    # Standard input and output are for the launcher alone: what an import prints goes to standard error.
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     import_for_good(modules)
 
-    def become(request: Request, rank: int, more: dict[str, str]) -> NoReturn:
+    def become(request: Request, rank: int, variables: dict[str, str]) -> NoReturn:
         for number, handler in former.items():
             signal.signal(number, handler)
         requests.close()
         answers.close()
-        _become_rank(request, rank, more)
+        _become_rank(request, rank, variables)
         end(run(list(request.arguments)))
 
     for line in requests:
         request = Request(**json.loads(line))
         try:
-            with _meeting(len(request.stderr), request.meet) as places:
-                _follow(_forked(request, places, become), answers)
-        except OSError as error:  # no process or no memory for one
+            with _meeting(len(request.stderr), request.meet) as variables:
+                _report(_fork(request, variables, become), answers)
+        # There is no process or no memory for one.
+        except OSError as error:
             _answer(answers, f"{REFUSED} {error}")
     return 0
 
 
-def _forked(request: Request, places: Sequence[dict[str, str]], become: Become) -> list[int]:
-    """The processes of all ranks; OSError where one could not be forked, and then there is none."""
+def _answer(answers: TextIO, line: str) -> None:
+    answers.write(f"{line}\n")
+    answers.flush()
+
+
+def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become) -> list[int]:
+    """Fork the processes of all ranks; OSError where one could not be forked, and then there is none."""
     processes: list[int] = []
     try:
-        for rank, place in enumerate(places):
+        for rank, of_rank in enumerate(variables):
             process = os.fork()
             if not process:
-                _only(become, request, rank, place)
-            with contextlib.suppress(PermissionError, ProcessLookupError):  # the rank did so already, or has ended
+                # The forked process never goes back to what the server does, whatever happens.
+                try:
+                    become(request, rank, of_rank)
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                finally:
+                    os._exit(1)
+            # The rank did so already, or has ended.
+            with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(process, process)
             processes.append(process)
     except OSError:
@@ -103,18 +122,8 @@ def _forked(request: Request, places: Sequence[dict[str, str]], become: Become) 
     return processes
 
 
-def _only(become: Become, request: Request, rank: int, place: dict[str, str]) -> NoReturn:
-    """Be a rank in a forked process, which never goes back to what the server does, whatever happens."""
-    try:
-        become(request, rank, place)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(1)
-
-
-def _follow(processes: Sequence[int], answers: TextIO) -> None:
-    """Tell of ``processes``, and of each as it ends."""
+def _report(processes: Sequence[int], answers: TextIO) -> None:
+    """Answer with ``processes``, and with each rank and its exit code as it ends."""
     for process in processes:
         _answer(answers, str(process))
     ranks = {process: rank for rank, process in enumerate(processes)}
@@ -126,53 +135,47 @@ def _follow(processes: Sequence[int], answers: TextIO) -> None:
 
 @contextlib.contextmanager
 def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
-    """The variables that torchrun would give to each of ``ranks`` on one machine; none for those that do not ``meet``.
+    """Yield the variables that torchrun would give to each of ``ranks``; none for those that do not ``meet``.
 
     They name a store in a process of its own, which holds its port from the start: no other program can take it.
     """
     if ranks == 1 or not meet:
         yield [{}] * ranks
         return
-    listening, told = os.pipe()
+    source, sink = os.pipe()
     keeper = os.fork()
     if not keeper:
-        _keep_store(told)
-    os.close(told)
+        _keep_store(sink)
+    os.close(sink)
     try:
-        with os.fdopen(listening) as source:
-            port = source.readline().strip()
+        with os.fdopen(source) as lines:
+            port = lines.readline().strip()
         if not port:
             raise OSError("the process where the ranks meet ended")
-        yield [_torchruns(rank, ranks, port) for rank in range(ranks)]
+        # Torchrun's contract with ``init_process_group``; gloo and NCCL listen on the loopback.
+        shared = {
+            **loopback_environment(),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        yield [shared | dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(ranks)]
     finally:
         _kill(keeper)
 
 
-def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
-    """Torchrun's variables (its contract with ``init_process_group``); gloo and NCCL listen on the loopback."""
-    places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
-    sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
-    return {
-        **loopback_environment(),
-        **places,
-        **sizes,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-
-
-def _keep_store(told: int) -> NoReturn:
-    """Be the process that keeps the ranks' store; its port is a line on ``told``."""
+def _keep_store(sink: int) -> NoReturn:
+    """Be the process that keeps the ranks' store; write its port as a line to ``sink``."""
     end_with_parent()
     _prctl(_PR_SET_NAME, MEETING.encode())
     try:
         store = loopback_store()
-        os.write(told, f"{store.port}\n".encode())
-        os.close(told)
+        os.write(sink, f"{store.port}\n".encode())
+        os.close(sink)
         while True:
             signal.pause()
     finally:
@@ -180,7 +183,7 @@ def _keep_store(told: int) -> NoReturn:
 
 
 def _kill(process: int) -> None:
-    """End a child, if it is one still: ``_follow`` may have met its end, and another program may have its number."""
+    # ChildProcessError: ``_report`` has met its end, and another program may have its number.
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(process, signal.SIGKILL)
@@ -188,15 +191,14 @@ def _kill(process: int) -> None:
 
 
 def import_for_good(modules: Sequence[str]) -> None:
-    """Import ``modules``, which the garbage collector does not look at, now or later.
-
-    It would run a hundred times meanwhile, a quarter of the time that torch takes. Forked ranks share these objects'
-    pages until they change one, and a collection would change all of them.
-    """
+    """Import ``modules``, which the garbage collector does not look at, now or later."""
+    # It would run a hundred times meanwhile, a quarter of the time that torch takes. Forked ranks share these objects'
+    # pages until they change one, and a collection would change all of them.
     gc.disable()
     try:
         for module in modules:
-            with contextlib.suppress(Exception):  # a rank that needs it meets the same error, and reports it
+            # A rank that needs it meets the same error, and reports it.
+            with contextlib.suppress(Exception):
                 import_module(module)
     finally:
         gc.freeze()
@@ -223,34 +225,18 @@ def _prctl(option: int, value: int | bytes) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
-def _channel() -> tuple[TextIO, TextIO]:
-    """Standard input and output for the launcher alone: what an import prints goes to standard error."""
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _answer(answers: TextIO, line: str) -> None:
-    answers.write(f"{line}\n")
-    answers.flush()
-
-
-def _become_rank(request: Request, rank: int, more: dict[str, str]) -> None:
-    """A process group and a name of its own, its variables, standard input empty, output in the request's files."""
+def _become_rank(request: Request, rank: int, variables: dict[str, str]) -> None:
+    """Get a process group and a name, the rank's variables, empty standard input, and the request's files."""
     os.setpgid(0, 0)
     end_with_parent()
-    _prctl(_PR_SET_NAME, f"{RANK}{rank if more else ''}".encode())
+    _prctl(_PR_SET_NAME, f"{RANK}{rank if variables else ''}".encode())
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = (os.open(os.devnull, os.O_RDONLY), os.open(request.stdout, flags), os.open(request.stderr[rank], flags))
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    os.environ.update(request.environment, **more)
-    _set_threads(int(request.environment.get("OMP_NUM_THREADS", "0")))
-
-
-def _set_threads(threads: int) -> None:
-    """Have torch use ``threads`` (0: as they are): OpenMP looked at its variable when the server imported torch."""
-    torch = sys.modules.get("torch")
+    os.environ.update(request.environment, **variables)
+    # OpenMP looked at its variable when the server imported torch.
+    threads, torch = int(request.environment.get("OMP_NUM_THREADS", "0")), sys.modules.get("torch")
     if threads and torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

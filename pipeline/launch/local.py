@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, seconds_to_end, stage_app, worker_arguments
 from pipeline.launch.forked import ForkedJob, ForkServer
-from pipeline.launch.protocol import Room, StageJob
+from pipeline.launch.locks import launcher_of
+from pipeline.launch.protocol import Room, StageJob, StageRunner
 from pipeline.launch.run_records import read_report
 from pipeline.launch.runner import LocalRunner
 from pipeline.launch.signals import Interrupted, handled
@@ -23,11 +24,51 @@ from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 
+# Ranks that one machine acts several hosts with.
+MOST_RANKS = 16
+
+
+def scheduler(config: Config, columns: int = 0) -> StageRunner:
+    """Make the scheduler of ``config.launch``; LaunchError where there are no credentials for its cluster.
+
+    ``columns``: the terminal's width, 0 where there is none.
+    """
+    launcher = launcher_of(config)
+    return LocalStages(config, columns) if launcher is None else launcher.runner(config)
+
+
+def require_one_machine(config: Config) -> None:
+    """Refuse what ``launch=local`` cannot run: this machine can act as a few CPU hosts, but not as a cluster.
+
+    Raises:
+        ConfigError: There are too many ranks, GPUs of several hosts, or tables whose hosts TorchRec would not find.
+    """
+    hardware = config.hardware
+    if hardware.hosts == 1:
+        return
+    if hardware.device != "cpu" or config.world_size > MOST_RANKS:
+        raise ConfigError(
+            f"launch=local runs on one machine, which can act as several hosts with up to {MOST_RANKS} CPU ranks, "
+            f"but hardware={hardware.name} has {hardware.hosts} hosts with {config.world_size} "
+            f"{hardware.device} ranks",
+            hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
+        )
+    kinds = {*config.plan.sharding_types, *(pin.sharding for pin in config.plan.tables.values())}
+    # Towers and embedding hosts take no such table.
+    flat = config.partition.name == "flat" and not hardware.embedding_hosts
+    if flat and "table_row_wise" in kinds:
+        raise ConfigError(
+            "plan asks for table_row_wise, whose hosts TorchRec takes from the machine, but launch=local acts as "
+            f"{hardware.hosts} hosts on one",
+            hint="plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
+        )
+
 
 class LocalStages:
     """Children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
 
-    ``columns``: the terminal's width, 0 where there is none.
+    Args:
+        columns: The terminal's width, 0 where there is none.
     """
 
     outlasts = False
@@ -52,14 +93,15 @@ class LocalStages:
         return lives and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
 
     def find(self, step: Step) -> StageJob | None:
-        """None: no child outlives its launcher."""
+        """Return None: no child outlives its launcher."""
         return None
 
     def submit(self, step: Step, config_url: str) -> StageJob:
         """Start the stage's ranks, forked or under torchrun."""
         if not self.is_forked(step.name):
+            if self._torchx is None:
+                self._torchx = LocalRunner()
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
-            self._torchx = self._torchx or LocalRunner()
             return self._torchx.submit(app)
         self._forks += 1
         return ForkedJob(
@@ -77,35 +119,35 @@ class LocalStages:
         raise LaunchError(f"launch=local has no room for {hosts} more hosts", hint="launch.grow=false")
 
     def is_forked(self, stage: str) -> bool:
-        """Whether ``stage`` needs no torchrun; CUDA does not work in a process that is forked."""
+        """Whether ``stage`` needs no torchrun."""
         if not distributed(stage):
             return True
         hardware, launch = self.config.hardware, self.config.launch
         joined = launch.name == "hosts" and hardware.hosts > 1
+        # CUDA does not work in a process that is forked.
         return not joined and not launch.torchrun and hardware.device == "cpu"
 
-    def _fork_server(self, stage: str, stages: Sequence[str] = ()) -> ForkServer:
-        """The server for the ranks of ``stage``; another one where the former is gone.
+    def _fork_server(self, stage: str, expected: Sequence[str] = ()) -> ForkServer:
+        """Return the server for the ranks of ``stage``, another one where the former is gone.
 
-        ``stages``: those that are to be expected.
+        It imports for all ``expected`` stages.
         """
         if self._server is None or not self._server.lives():
-            self._close_server()
-            modules = [name for each in stages or [stage] for name in STAGES.get(each).modules(self.config)]
+            if self._server is not None:
+                self._server.close()
+            modules = [module for name in expected or [stage] for module in STAGES.get(name).modules(self.config)]
             self._server = ForkServer(modules, rank_environment(stage, self.config), self._log_directory())
         return self._server
 
     def _log_directory(self) -> Path:
-        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="nightjar-logs-"))
+        if self._logs is None:
+            self._logs = Path(tempfile.mkdtemp(prefix="nightjar-logs-"))
         return self._logs
-
-    def _close_server(self) -> None:
-        if self._server is not None:
-            self._server.close()
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
-        self._close_server()
+        if self._server is not None:
+            self._server.close()
         if self._torchx is not None:
             self._torchx.close()
         if self._logs is not None:
@@ -116,51 +158,47 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
     """Run this host's ranks of ``step``, once host 0 has written the run's configuration and its ranks meet them.
 
     With ``launch=hosts`` a scheduler starts the same command on every host. Host 0 runs the chain as on one machine;
-    its torchrun waits for those of the others, which come here.
+    its torchrun waits for those of the others, which come here. Nothing happens where the artifact is committed.
 
-    Nothing happens where its artifact is committed. Raises ArtifactError where an input is missing, the error that a
-    rank of any host reported, LaunchError where the hosts do not meet, Interrupted for a signal. ``write`` takes what
-    the ranks print.
+    Args:
+        write: Takes what the ranks print.
+
+    Raises:
+        ArtifactError: An input is missing.
+        NightjarError: A rank of any host reported it.
+        LaunchError: The hosts do not meet.
+        Interrupted: A signal.
     """
     for name, path in step.inputs.items():
         store.get(path, name)
+    run, index = str(config.run), config.launch.host_index
     runner = LocalStages(config)
     try:
         with handled():
-            for attempt in range(1, config.launch.attempts + 1):
-                if store.find(step.path) is not None or _ranks_end_well(config, store, step, runner, write, attempt):
+            for _ in range(config.launch.attempts):
+                if store.find(step.path) is not None:
                     return
+                job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
+                if _follow_job(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
+                    return
+            text = job.logs()
     finally:
         runner.close()
-
-
-def _ranks_end_well(
-    config: Config, store: Store, step: Step, runner: LocalStages, write: Callable[[bytes], None], attempt: int
-) -> bool:
-    """Whether the ranks did their part. False where another attempt may follow; the last one raises."""
-    run = str(config.run)
-    job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
-    if _end_of(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
-        return True
-    if attempt < config.launch.attempts:
-        return False
-    text = job.logs()
-    report = None if never_met(text) else read_report(store, run, step.name, text)
-    if report is not None and (known := report.exception()) is not None:
-        raise known
     if never_met(text):
+        first, port = config.launch.first_host, config.launch.port
         minutes = config.launch.rendezvous_minutes
         raise LaunchError(
-            f"host {config.launch.host_index} did not meet host 0 at {config.launch.first_host}:{config.launch.port} "
-            f"within launch.rendezvous_minutes={minutes:g}",
+            f"host {index} did not meet host 0 at {first}:{port} within launch.rendezvous_minutes={minutes:g}",
             hint="the log of host 0 says why it did not come, or the network closes launch.port",
         )
+    report = read_report(store, run, step.name, text)
+    if report is not None and (known := report.exception()) is not None:
+        raise known
     message = job.death(text) or (report.message if report is not None else "see its output")
-    raise LaunchError(f"the ranks of host {config.launch.host_index} ended: {message}", hint="the log of host 0")
+    raise LaunchError(f"the ranks of host {index} ended: {message}", hint="the log of host 0")
 
 
-def _end_of(config: Config, step: Step, job: StageJob, write: Callable[[bytes], None]) -> str:
-    """Pass the output on until the ranks end; their last state."""
+def _follow_job(config: Config, step: Step, job: StageJob, write: Callable[[bytes], None]) -> str:
     last = time.monotonic() + 60 * config.launch.deadline_minutes
     try:
         while (state := job.state()) == "running" and time.monotonic() < last:

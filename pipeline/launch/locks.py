@@ -1,23 +1,48 @@
-"""Locks in a store: one launcher per run, one night per model."""
+"""Locks: one launcher per run, one night per model; and the launcher plugin that ``launch`` names."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.records.runs import run_directory
+from pipeline.specs.registry import LAUNCHERS, load_hooks
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
 from pipeline.store.lease import Lease, LeaseFile
 
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.launch.protocol import Launcher
+
+
+def launcher_of(config: Config) -> Launcher | None:
+    """Return the launcher that ``launch`` names, None for processes of this machine."""
+    return load_hooks(LAUNCHERS).get(config.launch.name)
+
+
+@contextmanager
+def only_launcher(config: Config, store: Store) -> Iterator[None]:
+    """Hold the run lock, and on a cluster what ``Launcher.only_launcher`` holds there.
+
+    Raises:
+        LaunchError: Another launcher holds one of them.
+    """
+    launcher = launcher_of(config)
+    with run_lock(store, str(config.run), config.launch.lease_seconds):
+        if launcher is None:
+            yield
+        else:
+            with launcher.only_launcher(config):
+                yield
+
 
 def run_lock(store: Store, run: str, seconds: float, clock: Clock = CLOCK) -> AbstractContextManager[None]:
-    """Lock ``run`` for this launcher while the context lasts; LaunchError if another launcher holds the lock.
+    """Lock ``run`` for this launcher while the context lasts, as ``folder_lock`` does.
 
     One launcher per run, because a second one would overwrite the first one's records and checkpoints.
-
-    On a local disk this is a lock of the run's folder, which ends with its process. On an object store it is the lease
-    ``runs/<run>/lease.json``, which another launcher takes over once nobody has renewed it for ``seconds``.
     """
     hint = "run the same command again once that one has ended, or run=<another name>"
     return folder_lock(store, run_directory(run), f"run {run!r}", seconds, hint=hint, clock=clock)
@@ -26,41 +51,36 @@ def run_lock(store: Store, run: str, seconds: float, clock: Clock = CLOCK) -> Ab
 def folder_lock(
     store: Store, folder: str, of: str, seconds: float, *, hint: str, clock: Clock = CLOCK
 ) -> AbstractContextManager[None]:
-    """The lock of ``folder``, as ``run_lock`` says. ``of``: what is locked, for messages."""
+    """Lock ``folder`` of the store while the context lasts; LaunchError if another launcher holds the lock.
+
+    On a local disk this is a lock of the folder, which ends with its process. On an object store it is the lease
+    ``<folder>/lease.json``, which another launcher takes over once nobody has renewed it for ``seconds``.
+
+    Args:
+        of: What is locked, for messages.
+    """
     what = f"{of} is running already"
     if store.is_local:
         return store.locked(folder, taken(what, "another launcher", store.full(folder), hint))
-    place = LeaseFile(
-        store,
-        f"{folder}/lease.json",
-        name=f"the lock of {of}",
-        taken=what,
-        hint=hint,
-        doing=of.replace("'", ""),
-        seconds=seconds,
-        clock=clock,
-    )
-    return Lease(place, seconds, clock=clock).held()
+    doing = of.replace("'", "")
+    return _lease(store, f"{folder}/lease.json", f"the lock of {of}", what, hint, doing, seconds, clock).held()
+
+
+def _lease(store: Store, path: str, name: str, what: str, hint: str, doing: str, seconds: float, clock: Clock) -> Lease:
+    lease_file = LeaseFile(store, path, name=name, taken=what, hint=hint, doing=doing, seconds=seconds, clock=clock)
+    return Lease(lease_file, seconds, clock=clock)
 
 
 def night_lease_path(model: str) -> str:
-    """The path of the lease that nights of ``model`` hold, relative to the store."""
+    """Return the path of the lease that nights of ``model`` hold, relative to the store."""
     return f"nightly/{model}/lease.json"
 
 
 def model_lease(store: Store, model: str, seconds: float, doing: str, clock: Clock = CLOCK) -> Lease:
-    """The lease of ``model``. Others see ``doing`` as the work of its holder."""
-    place = LeaseFile(
-        store,
-        night_lease_path(model),
-        name=f"the lock of model {model!r}",
-        taken=f"model {model!r} is already being worked on",
-        hint="run the same command once that one has ended, or publish.model=<another name>",
-        doing=doing,
-        seconds=seconds,
-        clock=clock,
-    )
-    return Lease(place, seconds, clock=clock)
+    """Make the lease of ``model``. Others see ``doing`` as the work of its holder."""
+    name, what = f"the lock of model {model!r}", f"model {model!r} is already being worked on"
+    hint = "run the same command once that one has ended, or publish.model=<another name>"
+    return _lease(store, night_lease_path(model), name, what, hint, doing, seconds, clock)
 
 
 def night_lock(

@@ -25,19 +25,19 @@ _OWN = Path("/proc/self/cgroup")
 _NAME = "nightjar-ranks"
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _SWAP = {1: "memory.memsw.limit_in_bytes", 2: "memory.swap.max"}
-_USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _PEAK = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
 _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class MemoryCgroup:
-    """A cgroup below our own, there until ``remove``; ``limit`` in bytes, None for one that another process made.
+    """A cgroup below our own, there until ``remove``; OSError where none can be made.
 
-    OSError where none can be made.
+    Args:
+        limit: In bytes, None for one that another process made.
     """
 
     def __init__(self, name: str, limit: int | None = None) -> None:
-        parent, self._version = _own_group()
+        parent, self._version = _parent_group()
         self.path = parent / name
         if limit is None:
             return
@@ -48,29 +48,29 @@ class MemoryCgroup:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
             raise
-        with contextlib.suppress(OSError):  # a kernel that does not count swap has no such file
-            self._write(_SWAP[self._version], limit if self._version == 1 else 0)  # version 1 counts both together
+        # A kernel that does not count swap has no such file. Version 1 counts memory and swap together.
+        with contextlib.suppress(OSError):
+            self._write(_SWAP[self._version], limit if self._version == 1 else 0)
 
     def add(self, pid: int) -> None:
         """Move process ``pid`` into the group; its memory from then on counts."""
         self._write("cgroup.procs", pid)
 
-    def used(self) -> int:
-        """Bytes in use, page cache included."""
-        return int(self._read(_USED[self._version]))
-
     def peak(self) -> int:
-        """The most bytes that were in use at a time, page cache included."""
+        """Return the most bytes that were in use at a time, page cache included."""
         return int(self._read(_PEAK[self._version]))
 
     def limit(self) -> int:
-        """Bytes."""
+        """Return the limit in bytes."""
         return int(self._read(_LIMIT[self._version]))
 
     def killed(self) -> int:
-        """How many processes the kernel killed because the group had no memory left."""
-        lines = (line.split() for line in self._read(_EVENTS[self._version]).splitlines())
-        return sum(int(words[1]) for words in lines if words[0] == "oom_kill")
+        """Return how many processes the kernel killed because the group had no memory left."""
+        for line in self._read(_EVENTS[self._version]).splitlines():
+            name, count = line.split()
+            if name == "oom_kill":
+                return int(count)
+        return 0
 
     def remove(self) -> None:
         """Remove the group, which the last process has left; OSError where one is still in it."""
@@ -80,7 +80,8 @@ class MemoryCgroup:
                 return
             except FileNotFoundError:
                 return
-            except OSError:  # the kernel is still giving the memory back
+            except OSError:
+                # The kernel is still giving the memory back.
                 time.sleep(0.1)
         self.path.rmdir()
 
@@ -91,21 +92,24 @@ class MemoryCgroup:
         return (self.path / name).read_text()
 
 
-def _own_group() -> tuple[Path, int]:
-    """Directory of our own memory cgroup, and the version of its hierarchy."""
-    owns = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
-    own = {kind: path for _, kinds, path in owns for kind in kinds.split(",")}
+def _parent_group() -> tuple[Path, int]:
+    """Return the directory of our own memory cgroup, and the version of its hierarchy."""
+    groups = {}
+    for line in _OWN.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
     for line in _MOUNTS.read_text().splitlines():
-        _, place, kind, options, *_ = line.split()
-        if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
-            return Path(place + own["memory"]), 1
-        if kind == "cgroup2" and "memory" not in own and "" in own:
-            return Path(place + own[""]), 2
+        _, mount, kind, options, *_ = line.split()
+        if kind == "cgroup" and "memory" in options.split(",") and "memory" in groups:
+            return Path(mount + groups["memory"]), 1
+        if kind == "cgroup2" and "memory" not in groups and "" in groups:
+            return Path(mount + groups[""]), 2
     raise OSError("no memory cgroup hierarchy is mounted")
 
 
 def plan_of(step: Step, store: Store) -> Artifact | None:
-    """The plan that ``step`` reads; None where it reads none."""
+    """Return the plan that ``step`` reads; None where it reads none."""
     return store.find(step.inputs["plan"]) if "plan" in step.inputs else None
 
 
@@ -117,35 +121,31 @@ def is_held(config: Config, plan: Artifact | None) -> bool:
 
 
 def hold(config: Config, launcher: int) -> str:
-    """Put this process, a rank, under the limit of the ranks of ``launcher``; one line for people that says how.
+    """Put this process, a rank, under the limit of the ranks of ``launcher``; return one line that says how.
 
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
-    hardware, here = config.hardware, config.machine_ranks
-    first = config.launch.host_index * here if here < config.world_size else 0
-    limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + here)) * GIB)
-    several = f" for each of {here} ranks" if here > 1 else ""
-    ranks = f"hardware.ddr_gib={hardware.ddr_gib:g}{several}"
+    hardware, ranks = config.hardware, config.machine_ranks
+    first = config.launch.host_index * ranks if ranks < config.world_size else 0
+    limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + ranks)) * GIB)
+    several = f" for each of {ranks} ranks" if ranks > 1 else ""
+    settings = f"hardware.ddr_gib={hardware.ddr_gib:g}{several}"
     if hardware.embedding_ddr_gib is not None:
-        ranks += f", hardware.embedding_ddr_gib={hardware.embedding_ddr_gib:g} on embedding hosts"
+        settings += f", hardware.embedding_ddr_gib={hardware.embedding_ddr_gib:g} on embedding hosts"
     try:
-        _remove_stale(MemoryCgroup(_NAME).path.parent)
+        # Launchers that were killed have left their groups.
+        for path in MemoryCgroup(_NAME).path.parent.glob(f"{_NAME}-*"):
+            if not Path(f"/proc/{path.name.rpartition('-')[2]}").exists():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
         group = MemoryCgroup(f"{_NAME}-{launcher}", limit)
         group.add(os.getpid())
     except OSError as error:
         return (
-            f"memory: {limit / GIB:.3g} GiB at most ({ranks}); no memory cgroup can be made "
+            f"memory: {limit / GIB:.3g} GiB at most ({settings}); no memory cgroup can be made "
             f"({error.strerror or error}), so the run watches itself and stops where it takes more"
         )
-    return f"memory: {limit / GIB:.3g} GiB at most ({ranks}), held by a memory cgroup"
-
-
-def _remove_stale(parent: Path) -> None:
-    for path in parent.glob(f"{_NAME}-*"):
-        pid = path.name.rpartition("-")[2]
-        if not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
+    return f"memory: {limit / GIB:.3g} GiB at most ({settings}), held by a memory cgroup"
 
 
 def release(launcher: int) -> None:
@@ -157,27 +157,28 @@ def release(launcher: int) -> None:
 
 
 def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardError | None:
-    """Why a rank of ``launcher`` was killed, where its group had no memory left; None where that was not it."""
+    """Return why a rank of ``launcher`` was killed, where its group had no memory left; None where that was not it."""
     try:
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if not group.killed():
             return None
-        limit, ranks = group.limit(), f"{config.machine_ranks} ranks" if config.machine_ranks > 1 else "rank"
+        limit = group.limit()
     except OSError:
         return None
-    less = "train.prefetch_batches=1, or smaller cache_rows" if step.scratch else "a smaller evaluate.global_batch"
+    ranks = f"{config.machine_ranks} ranks" if config.machine_ranks > 1 else "rank"
+    less, checkpoint = "a smaller evaluate.global_batch", ""
+    # Only a training has scratch folders: its checkpoints.
+    if step.scratch:
+        less = "train.prefetch_batches=1, or smaller cache_rows"
+        checkpoint = "; no checkpoint was taken before"
+        for name in sorted(store.names(step.scratch[0]), reverse=True):
+            if (newest := store.find(f"{step.scratch[0]}/{name}")) is not None:
+                checkpoint = f"; the last checkpoint, {newest.path}, is intact"
+                break
+    ddr_gib = config.hardware.ddr_gib
     return GuardError(
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="
-        f"{config.hardware.ddr_gib:g} gives its {ranks}, and was stopped{_checkpoint(store, step)}",
-        hint=f"{less}; hardware.ddr_gib="
-        f"{math.ceil(15 * config.hardware.ddr_gib) / 10:g} where the machine has it; or launch.limit_memory=never",
+        f"{ddr_gib:g} gives its {ranks}, and was stopped{checkpoint}",
+        hint=f"{less}; hardware.ddr_gib={math.ceil(15 * ddr_gib) / 10:g} where the machine has it; or "
+        "launch.limit_memory=never",
     )
-
-
-def _checkpoint(store: Store, step: Step) -> str:
-    """Which checkpoint of a training ``step`` stands, to be put behind a message."""
-    if not step.scratch:
-        return ""
-    names = sorted(store.names(step.scratch[0]), reverse=True)
-    newest = next(filter(None, (store.find(f"{step.scratch[0]}/{name}") for name in names)), None)
-    return f"; the last checkpoint, {newest.path}, is intact" if newest else "; no checkpoint was taken before"

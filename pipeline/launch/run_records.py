@@ -16,20 +16,18 @@ from pipeline.specs.registry import find_package_at_fault
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-MARK = "nightjar-report: "  # before a report in the error stream
+# Before a report in the error stream.
+MARK = "nightjar-report: "
 UNEXPECTED = "Unexpected"
 
 
 def write_steps(store: Store, run: str, steps: Sequence[Step]) -> None:
-    """Write ``runs/<run>/steps.json``: the launcher works the steps of a run out once, and the ranks read them.
-
-    So no rank has to look at the raw data again to learn a key.
-    """
+    """Write ``runs/<run>/steps.json``, so that no rank has to look at the raw data again to learn a key."""
     store.write_json(f"{run_directory(run)}/steps.json", steps_record(steps))
 
 
 def read_steps(store: Store, run: str) -> list[Step]:
-    """The steps that the launcher wrote; ArtifactError where they are missing or of another version."""
+    """Read the steps that the launcher wrote; ArtifactError where they are missing or of another version."""
     path = f"{run_directory(run)}/steps.json"
     record = store.read_json(path)
     try:
@@ -51,39 +49,31 @@ class Report:
 
     @staticmethod
     def of(error: BaseException, rank: int = 0) -> Report:
-        """The report of ``error`` on ``rank``; anything but a NightjarError has exit code 1."""
-        code = exit_code_of(error)
+        """Return the report of ``error`` on ``rank``; anything but a NightjarError has exit code 1."""
+        name, message, hint = UNEXPECTED, f"{type(error).__name__}: {error}", ""
         if isinstance(error, NightjarError):
-            return Report(
-                status="failed",
-                exit_code=code,
-                error=type(error).__name__,
-                message=error.message,
-                hint=error.hint,
-                rank=rank,
-            )
-        text = f"{type(error).__name__}: {error}"
-        package = find_package_at_fault(error)
-        if package:
-            text = f"{text}; raised in {package}"
-        return Report(status="failed", exit_code=code, error=UNEXPECTED, message=text, rank=rank)
+            name, message, hint = type(error).__name__, error.message, error.hint
+        elif package := find_package_at_fault(error):
+            message = f"{message}; raised in {package}"
+        code = exit_code_of(error)
+        return Report(status="failed", exit_code=code, error=name, message=message, hint=hint, rank=rank)
 
     def exception(self) -> NightjarError | None:
-        """The error a rank reported, or None where it was not one of the family."""
+        """Return the error a rank reported, or None where it was not one of the family."""
         if self.status == "done" or self.error in ("", UNEXPECTED):
             return None
         return NightjarError.from_json(asdict(self))
 
 
-def status_path(run: str, stage: str) -> str:
-    """Path of the report of a stage's ranks, ``runs/<run>/status/<stage>.json``, relative to the store."""
+def _status_path(run: str, stage: str) -> str:
     return f"{run_directory(run)}/status/{stage}.json"
 
 
 def clear_report(store: Store, run: str, stage: str) -> None:
     """Forget an earlier attempt's report."""
-    if store.exists(status_path(run, stage)):
-        store.fs.rm(store.full(status_path(run, stage)))
+    path = _status_path(run, stage)
+    if store.exists(path):
+        store.fs.rm(store.full(path))
 
 
 def write_report(store: Store, run: str, stage: str, report: Report) -> str:
@@ -91,21 +81,23 @@ def write_report(store: Store, run: str, stage: str, report: Report) -> str:
 
     The store refuses it where its disk is full, for example. ``read_report`` looks into the error stream second.
     """
+    path = _status_path(run, stage)
     try:
         # The first error wins: a rank that fails writes it before it dies, so its peers' complaints about a lost
         # connection come later.
-        if not store.exists(status_path(run, stage)):
-            store.write_json(status_path(run, stage), asdict(report))
+        if not store.exists(path):
+            store.write_json(path, asdict(report))
     except (NightjarError, OSError):
         return MARK + json.dumps(asdict(report))
     return ""
 
 
 def read_report(store: Store, run: str, stage: str, log: str = "") -> Report | None:
-    """The stage's report from the store, else from the text ``log`` of its error stream, else None."""
+    """Read the stage's report from the store, else from the text ``log`` of its error stream; else None."""
+    path = _status_path(run, stage)
     with contextlib.suppress(NightjarError, OSError, TypeError):
-        if store.exists(status_path(run, stage)):
-            return Report(**store.read_json(status_path(run, stage)))
+        if store.exists(path):
+            return Report(**store.read_json(path))
     for line in log.splitlines():
         if MARK in line:
             with contextlib.suppress(ValueError, TypeError):
@@ -113,39 +105,35 @@ def read_report(store: Store, run: str, stage: str, log: str = "") -> Report | N
     return None
 
 
-@dataclass(frozen=True)
-class StageEnd:
-    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None if it failed).
+def stage_outcome(
+    status: str, seconds: float, artifact: str | None, started: float, attempts: Sequence[StageAttempt] = ()
+) -> StageOutcome:
+    """Return a stage's part of ``result.json``.
 
-    ``started``: seconds since 1970. ``attempts``: the jobs that were submitted or found, for a stage that is launched.
+    Args:
+        status: done | skipped | failed.
+        artifact: Its path; None if the stage failed.
+        started: Seconds since 1970.
+        attempts: The jobs that were submitted or found. One attempt alone says what the stage says, and is left out.
     """
-
-    status: str
-    seconds: float
-    artifact: str | None
-    started: float | None = None
-    attempts: tuple[StageAttempt, ...] = ()
-
-    def record(self) -> StageOutcome:
-        """Its part of ``result.json``: one attempt alone says what the stage says."""
-        return StageOutcome(
-            status=self.status,
-            seconds=round(self.seconds, 3),
-            artifact=self.artifact,
-            started=None if self.started is None else round(self.started, 3),
-            attempts=self.attempts if len(self.attempts) > 1 else None,
-        )
+    return StageOutcome(
+        status=status,
+        seconds=round(seconds, 3),
+        artifact=artifact,
+        started=round(started, 3),
+        attempts=tuple(attempts) if len(attempts) > 1 else None,
+    )
 
 
 def assemble(
     run: str,
-    outcomes: Mapping[str, StageEnd],
+    outcomes: Mapping[str, StageOutcome],
     artifacts: Mapping[str, Artifact],
     error: BaseException | None,
     shrunk: Sequence[Shrunk] = (),
     grown: Sequence[Grown] = (),
 ) -> Result:
-    """What ``result.json`` says; a part whose stage has no artifact is absent.
+    """Assemble ``result.json``; a part whose stage has no artifact is absent.
 
     ``shrunk``, ``grown``: how often the run went on with fewer hosts, and with more again.
     """
@@ -153,14 +141,13 @@ def assemble(
     for stage in STAGES:
         if stage.name in artifacts:
             parts |= stage.parts(artifacts[stage.name].summary)
-    names = {each.name for each in fields(Result)}
-    known = {name: part for name, part in parts.items() if name in names}
+    known = {field.name: parts.pop(field.name) for field in fields(Result) if field.name in parts}
     return Result(
         run=run,
         status="failed" if error else "done",
         **known,
-        stages={name: o.record() for name in STAGES.names() if (o := outcomes.get(name)) is not None},
-        others={name: part for name, part in parts.items() if name not in names},
+        stages={name: outcomes[name] for name in STAGES.names() if name in outcomes},
+        others=parts,
         shrunk=tuple(shrunk) or None,
         grown=tuple(grown) or None,
         error=error_part(error) if error else None,
@@ -168,19 +155,15 @@ def assemble(
 
 
 def error_part(error: BaseException) -> ErrorPart:
-    """What stopped a run or an attempt."""
+    """Describe what stopped a run or an attempt."""
+    message = str(getattr(error, "message", "") or error or type(error).__name__)
+    if isinstance(error, NightjarError):
+        message = error.message
     hint = getattr(error, "hint", "") or None
-    return ErrorPart(message=message_of(error), exit_code=exit_code_of(error), hint=hint)
+    return ErrorPart(message=message, exit_code=exit_code_of(error), hint=hint)
 
 
 def record_failure(store: Store, run: str, error: BaseException) -> None:
     """Write the ``result.json`` of a run that failed before its first stage; quiet where the store refuses it."""
     with contextlib.suppress(NightjarError, OSError):
         store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error).to_json())
-
-
-def message_of(error: BaseException) -> str:
-    """One line for people."""
-    if isinstance(error, NightjarError):
-        return error.message
-    return str(getattr(error, "message", "") or error or type(error).__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.errors import LaunchError
-from pipeline.launch.stage_logs import Tail, collect, death
+from pipeline.launch.stage_logs import LoggedJob
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef
@@ -21,10 +21,7 @@ SESSION = "nightjar"
 
 
 class LocalRunner:
-    """Submits AppDefs on this machine. Logs go to a temporary directory until ``close``.
-
-    TorchX installs signal handlers of its own when the scheduler is made; the former ones are put back.
-    """
+    """Submits AppDefs on this machine. Logs go to a temporary directory until ``close``."""
 
     scheduler = "local_cwd"
 
@@ -40,14 +37,15 @@ class LocalRunner:
             return self.local
 
         self.torchx: Any = Runner(SESSION, {self.scheduler: create})
+        # This makes the scheduler, and with it TorchX installs signal handlers of its own.
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.torchx.scheduler_run_opts(self.scheduler)  # makes the scheduler
+        self.torchx.scheduler_run_opts(self.scheduler)
         if threading.current_thread() is threading.main_thread():
             for number, handler in former.items():
                 signal.signal(number, handler)
 
     def submit(self, app: AppDef) -> LocalJob:
-        """Start ``app``. Raises LaunchError where TorchX cannot."""
+        """Start ``app``; LaunchError where TorchX cannot."""
         try:
             info = self.torchx.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
             return LocalJob(self, str(self.torchx.schedule(info)), app.roles[0].name)
@@ -61,39 +59,38 @@ class LocalRunner:
         shutil.rmtree(self.log_directory, ignore_errors=True)
 
 
-class LocalJob:
+class LocalJob(LoggedJob):
     """An app on this machine: torchrun and the ranks of a stage. ``name``: TorchX's handle."""
 
     def __init__(self, runner: LocalRunner, name: str, role: str) -> None:
-        self.runner, self.name = runner, name
-        self._app = name.rsplit("/", 1)[-1]
-        self._tail = Tail(runner.log_directory / SESSION / self._app / role / "0" / "stdout.log")
+        self.runner, self._app = runner, name.rsplit("/", 1)[-1]
+        directory = runner.log_directory
+        super().__init__(name, directory, directory / SESSION / self._app / role / "0" / "stdout.log")
 
     def state(self) -> str:
-        """running | succeeded | failed | cancelled | lost, as TorchX tells it."""
+        """Return running | succeeded | failed | cancelled | lost, as TorchX says."""
+        from torchx.specs import AppState
+
         try:
-            return _state_of(self.runner.torchx.status(self.name))
-        except ValueError:  # torchrun's error file, of which TorchX wants the text, is written only half
+            status = self.runner.torchx.status(self.name)
+        except ValueError:
+            # Torchrun's error file, of which TorchX wants the text, is written only half.
             codes = [replica.proc.poll() for replica in self._replicas()]
-            return "failed" if any(codes) else "running" if None in codes else "succeeded"
+            if any(codes):
+                return "failed"
+            return "running" if None in codes else "succeeded"
+        # TorchX does not know the app.
+        if status is None:
+            return "lost"
+        ended = {AppState.SUCCEEDED: "succeeded", AppState.FAILED: "failed", AppState.CANCELLED: "cancelled"}
+        return ended.get(status.state, "running")
 
     def _replicas(self) -> list[Any]:
         return [each for role in self.runner.local._apps[self._app].role_replicas.values() for each in role]
 
-    def output(self) -> bytes:
-        """What the first process wrote to its standard output since the last call."""
-        return self._tail.read()
-
-    def logs(self) -> str:
-        """Both streams of every rank."""
-        return collect(self.runner.log_directory, self.name)
-
-    def death(self, logs: str) -> str:
-        """The rank that a signal killed, by torchrun's account."""
-        return death(logs)
-
     def stop(self, seconds: float) -> None:
-        """SIGTERM, and wait up to ``seconds``. TorchX's own ``cancel`` kills after ten, whatever is still written."""
+        """Send SIGTERM, and wait up to ``seconds``."""
+        # TorchX's own ``cancel`` kills after ten seconds, whatever is still written.
         for replica in self._replicas():
             replica.terminate()
         last = time.monotonic() + seconds
@@ -106,16 +103,8 @@ class LocalJob:
             self.runner.torchx.cancel(self.name)
 
 
-def _state_of(status: Any) -> str:
-    """What the protocol calls the state that TorchX tells; ``status`` is None for an app that it does not know."""
-    from torchx.specs import AppState
-
-    ended = {AppState.SUCCEEDED: "succeeded", AppState.FAILED: "failed", AppState.CANCELLED: "cancelled"}
-    return "lost" if status is None else ended.get(status.state, "running")
-
-
 def rendered_for_volcano(app: AppDef, namespace: str, queue: str) -> dict[str, Any]:
-    """The Volcano job that TorchX's kubernetes scheduler makes of ``app``, as plain data. Asks no server."""
+    """Return the Volcano job that TorchX's kubernetes scheduler makes of ``app``, as plain data. Asks no server."""
     from torchx.runner.api import Runner
     from torchx.schedulers import kubernetes_scheduler as torchx
 

@@ -25,11 +25,15 @@ class Interrupted(BaseException):
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Within: SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
+    """Have SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = {number: signal.signal(number, _interrupt) for number in ENDING}
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise Interrupted(number)
+
+    former = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
         yield
     finally:
@@ -37,13 +41,9 @@ def handled() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted(number)
-
-
 @contextmanager
 def deadline(stage: str, minutes: float) -> Iterator[None]:
-    """Within: LaunchError once ``minutes`` have passed (main thread only)."""
+    """Raise LaunchError once ``minutes`` have passed (main thread only)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

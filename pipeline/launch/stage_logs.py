@@ -6,43 +6,56 @@ import re
 import signal
 from pathlib import Path
 
-LONGEST = 1 << 20  # bytes kept of one log file, from its end
+# Bytes kept of one log file, from its end.
+MAX_LOG_BYTES = 1 << 20
 
 
-class Tail:
-    """Reads a growing file byte by byte's worth, so that carriage returns of a progress line pass through."""
+class LoggedJob:
+    """The part of a ``StageJob`` on this machine that its log files answer.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
+    Args:
+        name: Of the app, as TorchX's handle or its last part; its log files lie below ``directory``.
+        stdout: The file that ``output`` follows.
+    """
 
-    def read(self) -> bytes:
-        """What was written since the last call; empty while the file does not exist."""
+    def __init__(self, name: str, directory: Path, stdout: Path) -> None:
+        self.name, self._directory, self._stdout, self._offset = name, directory, stdout, 0
+
+    def output(self) -> bytes:
+        """Return what was written to standard output since the last call; empty while the file does not exist.
+
+        In bytes, so that carriage returns of a progress line pass through.
+        """
         try:
-            with self.path.open("rb") as source:
-                source.seek(self.offset)
+            with self._stdout.open("rb") as source:
+                source.seek(self._offset)
                 data = source.read()
         except FileNotFoundError:
             return b""
-        self.offset += len(data)
+        self._offset += len(data)
         return data
 
+    def logs(self) -> str:
+        """Return both streams of every rank, each file behind its name."""
+        app = self.name.rsplit("/", 1)[-1]
+        parts = []
+        for path in sorted(self._directory.glob(f"*/{app}/**/*.log")):
+            size = path.stat().st_size
+            if path.name == "combined.log" or not size:
+                continue
+            with path.open("rb") as source:
+                source.seek(max(0, size - MAX_LOG_BYTES))
+                parts.append(f"==> {path.relative_to(self._directory)} <==\n{source.read().decode(errors='replace')}")
+        return "\n".join(parts)
 
-def collect(directory: Path, handle: str) -> str:
-    """All log files of the app ``handle`` below ``directory``, each behind its name."""
-    app = handle.rsplit("/", 1)[-1]
-    parts = []
-    for path in sorted(directory.glob(f"*/{app}/**/*.log")):
-        if path.name == "combined.log" or not path.stat().st_size:
-            continue
-        with path.open("rb") as source:
-            source.seek(max(0, path.stat().st_size - LONGEST))
-            parts.append(f"==> {path.relative_to(directory)} <==\n{source.read().decode(errors='replace')}")
-    return "\n".join(parts)
+    def death(self, logs: str) -> str:
+        """Describe the rank that a signal killed, by the account in ``logs``; "" where that names none."""
+        dead = killed_rank(logs)
+        return f"rank {dead[0]} was killed by signal {dead[1]}{cause_of(dead[1])}" if dead else ""
 
 
 def exit_hint(log: str) -> str:
-    """How the first rank died, from torchrun's own account in ``log``; "" where it gives none."""
+    """Describe how the first rank died, by torchrun's own account in ``log``; "" where it gives none."""
     exit_code = re.search(r"exitcode\s*:\s*(-?\d+)", log)
     if not exit_code:
         return ""
@@ -51,30 +64,17 @@ def exit_hint(log: str) -> str:
 
 
 def cause_of(number: int) -> str:
-    """The most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
+    """Return the most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
     return ": most often the machine ran out of memory" if number == signal.SIGKILL else ""
 
 
 def killed_rank(log: str) -> tuple[int, int] | None:
-    """The rank that a signal killed and the signal's number, from torchrun's account in ``log``; None if there is none.
-
-    Ranks that torchrun itself stopped (SIGTERM) and those that failed because a peer was gone are not the cause.
-    """
+    """Return the rank that a signal killed and its number, by torchrun's account in ``log``; None if there is none."""
+    # Ranks that torchrun itself stopped (SIGTERM) and those that failed because a peer was gone are not the cause.
     for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)", log):
         if int(code) < 0 and -int(code) != signal.SIGTERM:
             return int(rank), -int(code)
     return None
-
-
-def account(rank: int, code: int) -> str:
-    """How ``rank`` ended, in torchrun's words: ``code`` is its exit code, negative for a signal."""
-    return f"\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code}\n"
-
-
-def death(log: str) -> str:
-    """The rank that a signal killed, in words; "" where the account in ``log`` names none."""
-    dead = killed_rank(log)
-    return f"rank {dead[0]} was killed by signal {dead[1]}{cause_of(dead[1])}" if dead else ""
 
 
 def never_met(log: str) -> bool:

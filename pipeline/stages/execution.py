@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, is_full
+from pipeline.launch.appdefs import place_of_role
 from pipeline.launch.forkserver import end, end_with_parent, import_for_good
 from pipeline.launch.memory_cgroup import hold, is_held, plan_of
-from pipeline.launch.roles import place_of_role
 from pipeline.launch.run_records import Report, read_steps, write_report
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES

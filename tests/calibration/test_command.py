@@ -27,10 +27,10 @@ def config(store):
 
 def test_a_directory_gets_a_hardware_group_and_a_file_is_taken_as_it_is(tmp_path):
     target = target_of("mine", "laptop2")
-    assert (target.path, target.name) == (Path("mine/hardware/measured_laptop2.yaml"), "measured_laptop2")
-    assert target_of("mine", "measured_laptop2").name == "measured_laptop2"
+    assert (target, target.stem) == (Path("mine/hardware/measured_laptop2.yaml"), "measured_laptop2")
+    assert target_of("mine", "measured_laptop2").stem == "measured_laptop2"
     named = target_of("mine/hardware/box.yaml", "laptop")
-    assert (named.directory, named.name) == (Path("mine"), "box")
+    assert (named.parent.parent, named.stem) == (Path("mine"), "box")
 
 
 def test_a_file_that_hydra_would_not_find_is_refused():

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, PassingError
-from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.chain import StageChain
 from pipeline.store import Store, retrying
 from pipeline.store.retrying import TRIES, explained, passes, retried
 from tests.faults.injector import Injector, disk_seams
@@ -145,9 +145,8 @@ def test_a_read_goes_on_from_where_it_failed(tmp_path):
 
 def test_a_stage_that_met_a_passing_fault_is_attempted_again(tmp_path, monkeypatch):
     said, ends = listen(), [PassingError("the disk did not answer", hint="again"), "artifact"]
-    console = Console(write=lambda data: None)
     config = compose(["launch.attempts=2", f"store={tmp_path}"])
-    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, console)
+    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, lambda data: None)
 
     def attempt(step):
         end = ends.pop(0)

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 from pipeline.config import HardwareConfig
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.launch.roles import place_of_role
+from pipeline.launch.appdefs import place_of_role
 from tests.launch.cluster_cases import config_for, rendered
 from tests.launch.torchx_cases import IMAGE, component
 

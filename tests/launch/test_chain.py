@@ -10,7 +10,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
-from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.chain import StageChain
 from pipeline.launch.run_records import Report, write_report
 from pipeline.launch.signals import Interrupted, deadline
 from pipeline.records import Result
@@ -107,8 +107,7 @@ def stages(store: Store) -> Stages:
 
 
 def run_chain(store: Store, stages: Stages, *overrides: str) -> Result:
-    console = Console(write=lambda data: None)
-    return StageChain(make_config(*overrides), store, make_steps(), stages, console).run()
+    return StageChain(make_config(*overrides), store, make_steps(), stages, lambda data: None).run()
 
 
 def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stages: Stages) -> None:
@@ -256,7 +255,7 @@ def test_a_signal_ends_the_chain_with_its_exit_code(store: Store, stages: Stages
         be_interrupted()
 
     with pytest.raises(Interrupted) as caught:
-        StageChain(make_config(), store, make_steps(), interrupted, Console(write=bytes)).run()
+        StageChain(make_config(), store, make_steps(), interrupted, bytes).run()
     assert caught.value.exit_code == 128 + number
     assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 128 + number
     assert signal.getsignal(number) is former
@@ -303,9 +302,7 @@ class Stoppable:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stage_that_a_signal_stopped_leaves_the_signal_its_exit_code(store: Store, number: int) -> None:
-    chain = StageChain(
-        compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, console=Console(bytes)
-    )
+    chain = StageChain(compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, write=bytes)
     chain.selected[0] = replace(chain.selected[0], inputs={})
     chain._runner = Stoppable(store, number)
     with pytest.raises(Interrupted, match="told to stop after step 3") as caught:

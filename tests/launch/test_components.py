@@ -189,7 +189,7 @@ def test_torchx_shows_what_its_tracker_has(ended) -> None:
 
 def test_nobody_imports_torchx_to_find_that_there_is_no_tracker() -> None:
     code = (
-        "import sys; from pipeline.launch.tracker import record; record(None, None, [], None); "
+        "import sys; from pipeline.launch.tracker import record_result; record_result(None, None, []); "
         "assert not any(name.startswith('torchx') for name in sys.modules)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX")}

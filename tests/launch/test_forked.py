@@ -163,7 +163,7 @@ def test_a_machine_that_starts_no_more_processes_is_an_error_and_leaves_none(tmp
 
 def test_a_refusal_is_one_message_with_a_way_out(tmp_path: Path) -> None:
     server = object.__new__(ForkServer)
-    server._heard, server._ranks = b"refused [Errno 11] Resource temporarily unavailable\n", 2
+    server._received, server._ranks = b"refused [Errno 11] Resource temporarily unavailable\n", 2
     server._process = SimpleNamespace(poll=lambda: None)
     server._answers = SimpleNamespace(closed=True)
     with pytest.raises(LaunchError, match=r"does not start 2 more processes: \[Errno 11\]") as refused:

@@ -10,7 +10,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError, NightjarError, PlanError
-from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.chain import StageChain
 from pipeline.launch.elastic import Growth, MoreRoomError, with_more_hosts
 from pipeline.plugins.kubernetes.capacity_probe import WAITING, as_room, room_of
 from pipeline.plugins.kubernetes.job_kinds import IndexedRunner
@@ -194,7 +194,7 @@ def chain_of(
         hosts = f"-{config.hardware.hosts}"
         return [step if step.name == "ingest" else replace(step, path=step.path + hosts) for step in make_steps()]
 
-    chain = StageChain(config, store, make_steps(), run_inline, Console(write=lambda data: None), remake)
+    chain = StageChain(config, store, make_steps(), run_inline, lambda data: None, remake)
     scheduler = SimpleNamespace(config=config)
     monkeypatch.setattr(chain, "_scheduler", lambda: scheduler)
     chain.config = scheduler.config = replace(config, hardware=replace(config.hardware, hosts=1))

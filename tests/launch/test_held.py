@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.errors import GateHeldError
-from pipeline.launch.run_records import StageEnd, assemble
+from pipeline.launch.run_records import assemble, stage_outcome
 from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact
 
@@ -51,7 +51,7 @@ def test_a_hold_for_too_few_rows_offers_the_limit_that_they_can_test() -> None:
 def test_result_json_has_the_verdict_and_a_model_only_where_one_is_published(verdict: str) -> None:
     artifact = published(verdict, ["NE is 1.2"])
     error = GateHeldError("held") if verdict == "HOLD" else None
-    found = assemble("r", {"publish": StageEnd("done", 1.0, artifact.path)}, {"publish": artifact}, error)
+    found = assemble("r", {"publish": stage_outcome("done", 1.0, artifact.path, 0.0)}, {"publish": artifact}, error)
     assert found.gate.verdict == verdict and found.gate.reasons == ("NE is 1.2",)
     assert (found.model is not None) is (verdict == "PASS")
     assert found.status == ("done" if verdict == "PASS" else "failed")

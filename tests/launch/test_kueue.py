@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.chain import StageChain
 from pipeline.launch.elastic import NoRoomError
 from pipeline.plugins.kubernetes.job_kinds import JobSetRunner
 from pipeline.records.runs import Step
@@ -180,9 +180,7 @@ def test_time_in_a_queue_is_not_counted_against_the_deadline(tmp_path: Path) -> 
             return b""
 
     said = listen()
-    chain = StageChain(
-        config, Store(str(tmp_path)), [], lambda step: None, Console(write=lambda data: None), clock=clock
-    )
+    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, lambda data: None, clock=clock)
     assert chain._follow(INGEST, Job(), None) == "succeeded" and said == []
     states = iter(["running"] * 100)
     with pytest.raises(LaunchError, match="cancelled at its deadline of 1 minutes"):

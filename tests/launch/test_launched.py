@@ -15,7 +15,7 @@ from pipeline.errors import DataError, LaunchError, NightjarError
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.run_records import MARK, Report, clear_report, read_report, write_report
-from pipeline.launch.stage_logs import Tail, exit_hint
+from pipeline.launch.stage_logs import LoggedJob, exit_hint
 from pipeline.store import Store
 from tests.launch.launchers import launched
 from tests.waits import PATIENCE, until
@@ -206,14 +206,14 @@ def test_an_unexpected_error_has_no_exception_of_the_family() -> None:
 
 
 def test_a_tail_passes_carriage_returns_on_and_waits_for_its_file(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "log")
-    assert tail.read() == b""
+    job = LoggedJob("job", tmp_path, tmp_path / "log")
+    assert job.output() == b""
     with (tmp_path / "log").open("wb", buffering=0) as sink:
         sink.write(b"step 1\r")
-        assert tail.read() == b"step 1\r"
+        assert job.output() == b"step 1\r"
         sink.write(b"step 2\r")
-        assert tail.read() == b"step 2\r"
-    assert tail.read() == b""
+        assert job.output() == b"step 2\r"
+    assert job.output() == b""
 
 
 def test_exit_hint_reads_torchruns_account() -> None:

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from pipeline.compose import compose
+from pipeline.launch.agent import loopback_environment
 from pipeline.launch.appdefs import pod_command, stage_app
-from pipeline.launch.local_ranks import loopback_environment
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 from tests.waits import PATIENCE, until

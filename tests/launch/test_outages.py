@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.clock import CLOCK
 from pipeline.errors import PassingError
-from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.chain import StageChain
 from pipeline.launch.signals import Interrupted
 from pipeline.plugins.kubernetes.api_client import Api, RefusedError, UnansweredError, refusal
 from pipeline.plugins.kubernetes.diagnosis import is_alive, is_lost, job_problem
@@ -174,7 +174,7 @@ def test_a_suspended_machine_counts_as_silence() -> None:
 def chain_with(tmp_path: Path, runner: Any, write: Any) -> StageChain:
     """A chain whose scheduler is ``runner`` and whose output ``write`` takes."""
     config = config_for("run=away", "launch.outage_minutes=0", "stages=[ingest]")
-    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=write))
+    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, write)
     chain._runner = runner
     return chain
 

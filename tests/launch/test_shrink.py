@@ -15,7 +15,7 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
-from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.chain import StageChain
 from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, with_fewer_hosts
 from pipeline.plugins.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.records import Shrunk
@@ -284,7 +284,7 @@ def test_a_lost_pod_that_is_not_replaced_leaves_the_rest_of_the_rows_to_the_othe
         store,
         prepare(config, store),
         lambda step: run_stage(step, chain.config, store, StageIO()),
-        Console(write=lambda data: None),
+        lambda data: None,
         lambda smaller: prepare(smaller, store),
     )
     result = chain.run()

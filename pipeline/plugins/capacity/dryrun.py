@@ -33,7 +33,7 @@ from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import ConfigError
-from pipeline.launch.local_ranks import local_world
+from pipeline.launch.agent import local_world
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib
 from pipeline.planning.inputs import PlanInputs

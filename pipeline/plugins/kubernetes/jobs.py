@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class ClusterRunner(ABC):
     """Submits stages as jobs; how a job looks and is made is a subclass's business.
 
-    Clocks and rights were looked at when the run was taken hold of (``schedulers.py``).
+    Clocks and rights were looked at when the run was taken hold of (``locks.py``).
     """
 
     outlasts = True
