@@ -41,8 +41,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         except HydraException as error:
             shown, reason = without_secret(text), str(error).splitlines()[0]  # Hydra quotes the override, too
             raise ConfigError(
-                f"the override {shown!r} cannot be read" + (f": {reason}" if shown == text else ""),
-                hint=_quoted(shown),
+                f"the override {shown!r} cannot be read" + (f": {reason}" if shown == text else ""), hint=_quoted(shown)
             ) from None
     return parsed
 
@@ -124,8 +123,7 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
         known = f"{override.key_or_group}={near[0] if near else '<one of these>'}"
         own = f"-cd <directory with {override.key_or_group}/{value}.yaml>, or " if value.startswith("measured_") else ""
         raise ConfigError(
-            f"{override.key_or_group}={value} is unknown{meant} one of: {', '.join(options)}",
-            hint=own + known,
+            f"{override.key_or_group}={value} is unknown{meant} one of: {', '.join(options)}", hint=own + known
         )
 
 

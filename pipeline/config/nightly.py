@@ -38,8 +38,7 @@ class NightlyConfig:
         """The webhook must be a URL, the time zone must exist."""
         if self.webhook is not None and not re.match(r"https?://[^/\s]", self.webhook):
             raise ConfigError(
-                f"{path}.webhook is not an http or https URL",
-                hint=f"{path}.webhook=https://<host>/<path>",
+                f"{path}.webhook is not an http or https URL", hint=f"{path}.webhook=https://<host>/<path>"
             )
         check_time_zone(f"{path}.time_zone", self.time_zone)
 

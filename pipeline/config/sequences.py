@@ -37,9 +37,7 @@ class EventColumn:
         None, low=3, high=MOST_ROWS, doc="Largest number of rows of an own table; null: `data.sparse_defaults.rows`."
     )
     min_count: int | None = setting(
-        None,
-        low=1,
-        doc="Lookups after which an id gets a row of an own table; null: `data.sparse_defaults.min_count`.",
+        None, low=1, doc="Lookups after which an id gets a row of an own table; null: `data.sparse_defaults.min_count`."
     )
 
     def check(self, path: str) -> None:

@@ -201,9 +201,7 @@ class GuardConfig:
     )
     collapse_after_steps: int = setting(200, low=0, doc="Steps before which the guard stops nothing.")
     min_logit_std: float = setting(
-        1e-4,
-        low=0.0,
-        doc="Stop if the standard deviation of the model's logits is smaller: all predictions are alike.",
+        1e-4, low=0.0, doc="Stop if the standard deviation of the model's logits is smaller: all predictions are alike."
     )
     max_window_ne: float = setting(
         1.0,
