@@ -25,14 +25,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
-from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
-from pipeline.compose.trees import compose_cached, compose_lines
+from pipeline.compose.trees import GROUP, check_settings, compose_cached, compose_lines, schema_for, store_models
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
+from pipeline.config.fields import check_name
 from pipeline.config.gate import gate_settings
-from pipeline.config.renamed import with_first_names, with_new_names
+from pipeline.config.paths import with_first_names, with_new_names
 from pipeline.config.secrets import check_secrets, recorded
-from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs.model import MODELS
 from pipeline.specs.registry import Registry

@@ -8,12 +8,12 @@ from dataclasses import fields
 from pipeline.config import Config
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
+from pipeline.config.fields import check_values
 from pipeline.config.gate import GateConfig
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
-from pipeline.config.renamed import RENAMED
+from pipeline.config.paths import RENAMED
 from pipeline.config.train import RESET, TrainConfig, ValidateConfig
-from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of

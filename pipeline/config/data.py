@@ -19,12 +19,11 @@ from pipeline.config.features import (
     TableDefaults,
     TableFigures,
 )
-from pipeline.config.fields import setting
+from pipeline.config.fields import check_name, check_time_format, check_time_zone, setting
 from pipeline.config.ingest import ChecksConfig, DedupeConfig, SamplingConfig, SplitConfig, WatermarkConfig
 from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
-from pipeline.config.values import check_name, check_time_format, check_time_zone
 from pipeline.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config.fields import setting
-from pipeline.config.values import check_name
+from pipeline.config.fields import check_name, setting
 from pipeline.errors import ConfigError
 from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
 from pipeline.specs.registry import with_options

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pipeline.config.fields import check_values
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import SHARDING_TYPES, PlanConfig
-from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.planning.candidates import OVERLAPPED, ShardBlock, compute_workload
 from pipeline.planning.choices import (

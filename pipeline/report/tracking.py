@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
+from pipeline.config.nightly import TrackConfig
 from pipeline.config.secrets import recorded
-from pipeline.config.track import TrackConfig
 from pipeline.errors import LostLeaseError
 from pipeline.records.night import NightRecord
 from pipeline.records.record import read

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.config import Config
-from pipeline.config.renamed import with_first_names
+from pipeline.config.paths import with_first_names
 from pipeline.errors import DataError
 from pipeline.launch.run_records import write_steps
 from pipeline.records.runs import Step, run_directory

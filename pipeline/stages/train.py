@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.config.renamed import with_first_names
+from pipeline.config.paths import with_first_names
 from pipeline.records.ensemble import EnsemblePart
 from pipeline.records.record import Record
 from pipeline.records.result import CheckpointPart, LinkShare, Result, SsdPart, TrainPart, ValidationPart

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.config.partition import PartitionConfig
+from pipeline.config.plan import PartitionConfig
 from pipeline.records.towers import TowerEvidence
 from pipeline.towers.clustering import cluster, make_problem
 from pipeline.towers.placement import Matrix, distances, mean_between, place
