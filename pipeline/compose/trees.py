@@ -61,7 +61,7 @@ def compose_cached(
 
 
 def _sets_value(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
-    """Whether ``override`` acts on the composed tree alone: it names no option, no package and nothing of Hydra's."""
+    # Whether ``override`` acts on the composed tree alone: it names no option, no package and nothing of Hydra's.
     key = override.key_or_group
     return override.package is None and "/" not in key and key not in groups and key.split(".")[0] != "hydra"
 

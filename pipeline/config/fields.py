@@ -86,7 +86,7 @@ class Checked(Protocol):
     """A group that checks its settings against each other."""
 
     def check(self, path: str) -> None:
-        """Raise ConfigError if settings of the group at ``path`` contradict each other."""
+        # Raise ConfigError if settings of the group at ``path`` contradict each other.
         ...
 
 
@@ -109,22 +109,19 @@ def _check(value: Any, path: str, each: Field[Any]) -> None:
         for name, entry in value.items():
             _check(entry, f"{path}.{name}", each)
     elif isinstance(value, list):
-        _check_list(value, path, each)
-    elif known is not None and value is not None and value != each.default:  # a default is always allowed
+        for entry in value:
+            if dataclasses.is_dataclass(entry):
+                check_values(entry, path)
+        allowed = known.allowed() if known is not None else ()
+        for entry in value:
+            if allowed and entry not in allowed:
+                mended = ",".join(nearest_of(name, allowed) for name in value)
+                raise ConfigError(
+                    f"{path} names {entry!r}, expected some of: {', '.join(allowed)}", hint=f"{path}=[{mended}]"
+                )
+    # A default is always allowed.
+    elif known is not None and value is not None and value != each.default:
         check_value(value, path, known)
-
-
-def _check_list(values: list[Any], path: str, each: Field[Any]) -> None:
-    for entry in values:
-        if dataclasses.is_dataclass(entry):
-            check_values(entry, path)
-    allowed = each.metadata[METADATA].allowed() if METADATA in each.metadata else ()
-    for entry in values if allowed else ():
-        if entry not in allowed:
-            mended = [nearest_of(value, allowed) for value in values]
-            raise ConfigError(
-                f"{path} names {entry!r}, expected some of: {', '.join(allowed)}", hint=f"{path}=[{','.join(mended)}]"
-            )
 
 
 def check_value(value: Any, path: str, known: Setting) -> None:
@@ -183,14 +180,16 @@ def check_time_format(path: str, form: str | None) -> None:
     """Raise ConfigError unless ``form`` tells a whole day, and no hour without minutes, in known directives."""
     if form is None:
         return
-    directives = re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form)
-    letters = {letter for _, _, letter in directives}
-    wrong = next(("".join(each) for each in directives if not _is_directive(*each)), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"{path} is {form!r}, and %{wrong} is none of {' '.join(f'%{each}' for each in _DIRECTIVES)} and %.f",
-            hint=f"{path}='%d.%m.%Y %H:%M:%S'",
-        )
+    letters = set()
+    for flag, digits, letter in re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form):
+        letters.add(letter)
+        known = letter == "f" and not flag if digits else letter in _DIRECTIVES
+        if not known:
+            expected = " ".join(f"%{directive}" for directive in _DIRECTIVES)
+            raise ConfigError(
+                f"{path} is {form!r}, and %{flag}{digits}{letter} is none of {expected} and %.f",
+                hint=f"{path}='%d.%m.%Y %H:%M:%S'",
+            )
     day = letters & {"F", "D"} or (letters & {"Y", "y"} and (letters & set("mbBh") and letters & {"d", "e"}))
     if not (day or (letters & {"Y", "y"} and "j" in letters)):
         raise ConfigError(
@@ -204,10 +203,6 @@ def check_time_format(path: str, form: str | None) -> None:
             f"{path} is {form!r}, expected hour and minute or neither" + ("; %I needs %p" if half else ""),
             hint=f"{path}='%d.%m.%Y %H:%M' or '%m/%d/%Y %I:%M %p'",
         )
-
-
-def _is_directive(flag: str, digits: str, letter: str) -> bool:
-    return letter == "f" and not flag if digits else letter in _DIRECTIVES
 
 
 def check_time_zone(path: str, zone: str | None) -> None:

@@ -35,7 +35,7 @@ class NightlyConfig:
     webhook: str | None = setting(None, doc="URL that the outcome is posted to as JSON; null: none.")
 
     def check(self, path: str) -> None:
-        """The webhook must be a URL, the time zone must exist."""
+        # The webhook must be a URL, the time zone must exist.
         if self.webhook is not None and not re.match(r"https?://[^/\s]", self.webhook):
             raise ConfigError(
                 f"{path}.webhook is not an http or https URL", hint=f"{path}.webhook=https://<host>/<path>"
@@ -59,7 +59,7 @@ class ScheduleConfig:
     suspended: bool = setting(False, doc="Suspend the CronJob.")
 
     def check(self, path: str) -> None:
-        """The time zone must exist."""
+        # The time zone must exist.
         check_time_zone(f"{path}.time_zone", self.time_zone)
 
 
@@ -105,7 +105,7 @@ class TrackConfig:
     opentelemetry: OpenTelemetryConfig = setting(factory=OpenTelemetryConfig, doc="Where spans are sent to.")
 
     def check(self, path: str) -> None:
-        """The packages of the trackers must be installed, and Prometheus needs a place."""
+        # The packages of the trackers must be installed, and Prometheus needs a place.
         for name in self.to:
             TRACKERS.get(name).check(self)
         urls = {

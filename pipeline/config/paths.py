@@ -125,7 +125,7 @@ def field_type(path: str) -> Any:
 
 
 def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
-    """The last setting or group on ``path``, and the type at its end."""
+    # The last setting or group on ``path``, and the type at its end.
     node: Any = Config()
     place, prefix, kind = None, "", Config
     for part in path.split("."):
@@ -146,7 +146,7 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
 
 
 def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
-    """Everything directly below dataclass ``node``; for a model, the settings of all registered models."""
+    # Everything directly below dataclass ``node``; for a model, the settings of all registered models.
     seen: set[str] = set()
     for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
         hints = _hints(type(owner))
@@ -248,7 +248,7 @@ def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Rename keys in place, and the settings that a value lists."""
+    # Rename keys in place, and the settings that a value lists.
     made: dict[str, Any] = {}
     for name, value in record.items():
         path = f"{prefix}{name}"

@@ -56,7 +56,7 @@ class PlanConfig:
     )
 
     def check(self, path: str) -> None:
-        """The planner needs a sharding type to choose."""
+        # The planner needs a sharding type to choose.
         if not self.sharding_types:
             raise ConfigError(
                 f"{path}.sharding_types is empty, expected some of: {', '.join(SHARDING_TYPES)}",
