@@ -26,7 +26,7 @@ from pipeline.commands import (
 from pipeline.commands.command import Command, complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
-from pipeline.specs.registry import find_package_at_fault, load_hooks
+from pipeline.specs.registry import load_hooks
 from pipeline.versions import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())

@@ -169,7 +169,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
 
 def _what_if_nights(options: argparse.Namespace) -> int:
     from pipeline.compose import sweep
-    from pipeline.planning.whatif import varying
+    from pipeline.planning.outlook import varying
     from pipeline.report.outlook import outlook_page, outlooks_text
 
     jobs = sweep([text for text in options.overrides if not text.startswith(NIGHT_KEYS)])
@@ -192,9 +192,8 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     from pipeline.planning.outlook import outlook
     from pipeline.records.dataset import Profile
     from pipeline.records.record import read
-    from pipeline.schedule.base import find_base, night_config
-    from pipeline.schedule.dates import ANY_DAY
-    from pipeline.stages.warm_start import with_batch, with_former_batch
+    from pipeline.schedule.night_config import ANY_DAY, find_base, night_config
+    from pipeline.stages.inputs import with_batch, with_former_batch
     from pipeline.store.artifacts import Store
 
     config = compose([*job, f"data.day={ANY_DAY}"], options.config_dir, night=True)

@@ -25,14 +25,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
-from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
-from pipeline.compose.trees import compose_cached, compose_lines
+from pipeline.compose.trees import GROUP, check_settings, compose_cached, compose_lines, schema_for, store_models
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
+from pipeline.config.fields import check_name
 from pipeline.config.gate import gate_settings
-from pipeline.config.renamed import with_first_names, with_new_names
+from pipeline.config.paths import with_first_names, with_new_names
 from pipeline.config.secrets import check_secrets, recorded
-from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs.model import MODELS
 from pipeline.specs.registry import Registry
@@ -92,7 +91,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
 
 
 def _store_schema() -> None:
-    """Tell Hydra the schema, anew where registries have changed: some defaults are their contents."""
+    # Tell Hydra the schema, anew where registries have changed: some defaults are their contents.
     global _stored
     if _stored != Registry.state:
         gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
@@ -146,8 +145,9 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
     if places is None:
         return {}
     options: dict[str, set[str]] = {GROUP: set(MODELS.names())}
-    for path in (path for place in places for path in place.glob("*/*.y*ml")):
-        options.setdefault(path.parent.name, set()).add(path.stem)
+    for place in places:
+        for path in place.glob("*/*.y*ml"):
+            options.setdefault(path.parent.name, set()).add(path.stem)
     return {group: sorted(names) for group, names in sorted(options.items())}
 
 
@@ -175,11 +175,6 @@ def _resolve(tree: DictConfig) -> Config:
     check_mapping_settings(config.data)
     check_validation_settings(config)
     check_secrets(config)
-    return with_run_name(config)
-
-
-def with_run_name(config: Config) -> Config:
-    """``config`` with ``run`` set; ConfigError where the given name cannot be a directory's."""
     if config.run is None:
         return dataclasses.replace(config, run=f"{config.data.name}-{config_hash(config)[:8]}")
     check_name("run", config.run, "nightly")
@@ -202,24 +197,24 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
     """
     parsed = complaints.parse(arguments)
     named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
-    choices = [_choices(override) for override in parsed if override not in named]
+    choices = []
+    for override in parsed:
+        if override in named:
+            continue
+        if not override.is_sweep_override():
+            choices.append([override.input_line or ""])
+            continue
+        if not override.is_discrete_sweep():
+            raise ConfigError(
+                f"{override.input_line} is a continuous sweep, expected values to try",
+                hint=f"{override.key_or_group}=1,2,3, or nightjar tune {override.input_line}",
+            )
+        key = override.get_key_element()
+        choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
     jobs = [list(job) for job in itertools.product(*choices)]
     for number, job in enumerate(jobs):
         job.extend(f"run={override.value()}-{number}" for override in named)
     return jobs
-
-
-def _choices(override: Override) -> list[str]:
-    """The override's text for each value of its sweep."""
-    if not override.is_sweep_override():
-        return [override.input_line or ""]
-    if not override.is_discrete_sweep():
-        raise ConfigError(
-            f"{override.input_line} is a continuous sweep, expected values to try",
-            hint=f"{override.key_or_group}=1,2,3, or nightjar tune {override.input_line}",
-        )
-    key = override.get_key_element()
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def to_yaml(config: Config) -> str:
@@ -250,7 +245,7 @@ def from_yaml(text: str) -> Config:
 
 
 def _without_interpolations(value: Any) -> Any:
-    """``value`` whose texts mean themselves: a file may come from elsewhere, and must not ask for our environment."""
+    # ``value`` whose texts mean themselves: a file may come from elsewhere, and must not ask for our environment.
     if isinstance(value, dict):
         return {key: _without_interpolations(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -51,20 +51,21 @@ def query(line: str) -> list[str]:
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
     from pipeline.compose import ROOT, hydra_session
+    from pipeline.config.paths import field_type
 
     words = line.split(None, 2)
     rest = words[2] if len(words) > 2 else ""
     with hydra_session() as (hydra, _):
         choices = BashCompletion(hydra.config_loader)._query(config_name=ROOT, line=rest)
-    ours = [choice for choice in choices if not choice.startswith("hydra")]
-    return sorted({f"{choice[:-1]}=" if _is_list(choice) else choice for choice in ours})
-
-
-def _is_list(choice: str) -> bool:
-    """Whether ``choice`` is a list, after which Hydra puts a dot although a list is set as a whole."""
-    from pipeline.config.paths import field_type
-
-    return choice.endswith(".") and typing.get_origin(field_type(choice[:-1])) is list
+    completions = set()
+    for choice in choices:
+        if choice.startswith("hydra"):
+            continue
+        # Hydra puts a dot after a list, although a list is set as a whole.
+        if choice.endswith(".") and typing.get_origin(field_type(choice[:-1])) is list:
+            choice = f"{choice[:-1]}="
+        completions.add(choice)
+    return sorted(completions)
 
 
 def answer(arguments: Sequence[str], commands: Sequence[str], composing: Sequence[str]) -> str:

@@ -24,7 +24,8 @@ def experiment_file(arguments: Sequence[str], config_dir: str | None = None, abo
     """
     with hydra_session(config_dir) as (hydra, extra):
         wanted, chosen = _composed(hydra, arguments, extra)
-        options = [f"{group}={name}" for group, name in _differing(chosen, _composed(hydra, (), extra)[1]).items()]
+        plain = _composed(hydra, (), extra)[1]
+        options = [f"{group}={name}" for group, name in chosen.items() if plain.get(group) != name]
         settings = _changes(_composed(hydra, options, extra)[0], wanted)
     lines = ["# @package _global_", *(f"# {line}" for line in about)]
     if options:
@@ -35,15 +36,15 @@ def experiment_file(arguments: Sequence[str], config_dir: str | None = None, abo
 
 
 def _composed(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings that a run's name depends on, and the option of every group."""
+    # The settings that a run's name depends on, and the option of every group.
     mended = complaints.mend_additions(checked_overrides(arguments, extra))
     whole = hydra.compose_config(ROOT, [*extra, *mended], run_mode=RunMode.RUN, from_shell=True)
     choices = OmegaConf.to_container(whole.hydra.runtime.choices)
     assert isinstance(choices, dict)
-    left_out = (*NOT_IN_RUN_NAME, "experiment")
-    chosen = {
-        str(group): str(name) for group, name in choices.items() if "/" not in str(group) and group not in left_out
-    }
+    chosen = {}
+    for group, name in choices.items():
+        if "/" not in str(group) and group not in (*NOT_IN_RUN_NAME, "experiment"):
+            chosen[str(group)] = str(name)
     return _settings(whole), chosen
 
 
@@ -56,12 +57,8 @@ def _settings(tree: DictConfig) -> dict[str, Any]:
     return {str(name): value for name, value in settings.items()}
 
 
-def _differing(chosen: Mapping[str, str], plain: Mapping[str, str]) -> dict[str, str]:
-    return {group: name for group, name in chosen.items() if plain.get(group) != name}
-
-
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """What has to be set on ``before`` to get ``after``."""
+    # What has to be set on ``before`` to get ``after``.
     changes: dict[str, Any] = {}
     if gone := sorted(before.keys() - after.keys()):
         raise ConfigError(
@@ -78,14 +75,17 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
 
 
 def _require_equal(text: str, wanted: Mapping[str, Any], config_dir: str | None) -> None:
-    """Compose ``text``: what is written for others to run is tried first."""
+    # Compose ``text``: what is written for others to run is tried first.
     with tempfile.TemporaryDirectory() as folder, hydra_session(config_dir) as (hydra, extra):
         Path(folder, "experiment").mkdir()
         Path(folder, "experiment", "written.yaml").write_text(text)
-        own = [str(each) for override in complaints.parse(extra) for each in cast(list[Any], override.value())]
-        places = ",".join(f"'{each}'" for each in (f"file://{folder}", *own))
+        urls = [f"file://{folder}"]
+        for override in complaints.parse(extra):
+            urls += map(str, cast(list[Any], override.value()))
+        places = ",".join(f"'{url}'" for url in urls)
         tree = compose_tree(hydra, ["experiment=written"], [f"hydra.searchpath=[{places}]"])
-        found = _settings(tree)
-    if _changes(found, wanted) or _changes(wanted, found):
-        names = ", ".join({**_changes(found, wanted), **_changes(wanted, found)})
+        composed = _settings(tree)
+    differing = _changes(composed, wanted) | _changes(wanted, composed)
+    if differing:
+        names = ", ".join(differing)
         raise ConfigError(f"no experiment file says what these overrides do: {names} differ", hint="use the overrides")

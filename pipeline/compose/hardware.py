@@ -47,7 +47,7 @@ def with_machine(config: Config) -> Config:
 
 
 def _completed(hardware: HardwareConfig, figures: Mapping[str, Any]) -> HardwareConfig:
-    """``hardware`` with its name, the list of what is measured, and what it leaves open from ``figures``."""
+    # ``hardware`` with its name, the list of what is measured, and what it leaves open from ``figures``.
     return replace(hardware, **{name: figures[name] for name in ("name", "measured", *_left_open(hardware))})
 
 
@@ -56,18 +56,20 @@ def _defaults() -> dict[str, Any]:
 
 
 def _left_open(hardware: HardwareConfig) -> list[str]:
-    """The settings that say auto, no ranks or ``.nan``."""
-    return [field.name for field in fields(hardware) if _is_open(field.name, getattr(hardware, field.name))]
-
-
-def _is_open(name: str, value: object) -> bool:
-    if isinstance(value, float):
-        return math.isnan(value)
-    return value == {"device": AUTO, "ranks_per_host": 0}.get(name, math.nan)
+    # The settings that say auto, no ranks or ``.nan``.
+    names = []
+    for name, value in vars(hardware).items():
+        if isinstance(value, float):
+            is_open = math.isnan(value)
+        else:
+            is_open = (name, value) in (("device", AUTO), ("ranks_per_host", 0))
+        if is_open:
+            names.append(name)
+    return names
 
 
 def _pinned() -> dict[str, Any]:
-    """The settings of the pinned file; {} where there is none."""
+    # The settings of the pinned file; {} where there is none.
     path = pinned_figures()
     try:
         if not path.is_file():
@@ -87,13 +89,13 @@ def _pinned() -> dict[str, Any]:
 
 
 def _memory(config: Config, cards: tuple[Gpu, ...]) -> dict[str, float]:
-    """GiB of a rank, of those that share this machine."""
+    # GiB of a rank, of those that share this machine.
     hbm = min((card.memory for card in cards), default=0) / GIB
     return {"hbm_gib": _rounded(hbm), "ddr_gib": _rounded(usable_memory() / config.machine_ranks / GIB)}
 
 
 def _rounded(gib: float) -> float:
-    """Down, to one of ``_STEPS`` sizes between two powers of two."""
+    # Down, to one of ``_STEPS`` sizes between two powers of two.
     if gib <= 0:
         return 0.0
     step = 2.0 ** math.floor(math.log2(gib)) / _STEPS

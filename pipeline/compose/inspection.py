@@ -49,7 +49,7 @@ def part_of(text: str, part: str) -> str:
 
 
 def _overview(lines: Sequence[Line]) -> list[Line]:
-    """The settings of the top level, and a line for each group with the number of its settings."""
+    # The settings of the top level, and a line for each group with the number of its settings.
     shown = []
     for path, line in lines:
         if "." in path:
@@ -65,7 +65,7 @@ def _below(lines: Sequence[Line], part: str) -> list[Line]:
 
 
 def _lines(settings: str) -> Iterator[Line]:
-    """Lines of YAML, each setting's first sentence after its own; lines of a list belong to the setting above them."""
+    # Lines of YAML, each setting's first sentence after its own; lines of a list belong to the setting above them.
     parents, path = list[tuple[int, str]](), ""
     for line in settings.splitlines(keepends=True):
         key = re.match(r"( *)([\w.-]+):(?= |$)", line)
@@ -118,7 +118,12 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
                 hydra.config_loader = _OptionsReadOnce(hydra.config_loader.get_search_path())
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
-                sys.stdout.write(part_of(_of_stage(shown.getvalue(), options.stage), options.help))
+                text = shown.getvalue()
+                # The first line of the help is that of ``nightjar run``.
+                if options.stage is not None:
+                    title = f"nightjar {options.stage} [overrides]: {STAGES.get(options.stage).help}."
+                    text = re.sub(r"nightjar run \[overrides\]: .*", title, text, count=1)
+                sys.stdout.write(part_of(text, options.help))
             elif options.cfg:
                 hydra.show_cfg(ROOT, overrides, options.cfg, options.package, options.resolve)
             else:
@@ -126,12 +131,3 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
         except complaints.config_errors() as error:
             raise complaints.translate(error, parsed) from None
     return 0
-
-
-def _of_stage(text: str, stage: str | None) -> str:
-    """Hydra's help ``text``, whose first line is that of ``nightjar run``, for the command of ``stage``."""
-    if stage is None:
-        return text
-    return re.sub(
-        r"nightjar run \[overrides\]: .*", f"nightjar {stage} [overrides]: {STAGES.get(stage).help}.", text, count=1
-    )

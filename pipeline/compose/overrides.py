@@ -19,9 +19,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.config.paths import children, describe, entry_type, field_type, find_place, nearest, strip_none
+from pipeline.config.paths import (
+    children,
+    describe,
+    entry_type,
+    field_type,
+    find_place,
+    nearest,
+    renamed_error,
+    strip_none,
+)
 from pipeline.config.plan import TIERS, TablePin
-from pipeline.config.renamed import renamed_error
 from pipeline.config.secrets import WEBHOOK, without_secret
 from pipeline.errors import ConfigError
 from pipeline.specs.model import MODELS
@@ -33,22 +41,24 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     parsed = []
     for text in overrides:
         if "=" not in text and not text.startswith("~"):
-            raise ConfigError(
-                f"{text!r} is not an override, expected key=value", hint=_suggest_assignment(text) or "train.lr=0.01"
-            )
+            key = text if field_type(text) is not None else nearest(text)
+            kind = field_type(key) if key else None
+            hint = "train.lr=0.01" if kind is None else f"{key}=<{describe(kind)}>"
+            raise ConfigError(f"{text!r} is not an override, expected key=value", hint=hint)
         try:
             parsed.append(parser.parse_override(text))
         except HydraException as error:
-            shown, reason = without_secret(text), str(error).splitlines()[0]  # Hydra quotes the override, too
-            raise ConfigError(
-                f"the override {shown!r} cannot be read" + (f": {reason}" if shown == text else ""),
-                hint=_quoted(shown),
-            ) from None
+            shown = without_secret(text)
+            message = f"the override {shown!r} cannot be read"
+            # Hydra's reason quotes the override, too.
+            if shown == text:
+                message += f": {str(error).splitlines()[0]}"
+            raise ConfigError(message, hint=_suggest_quotes(shown)) from None
     return parsed
 
 
-def _quoted(text: str) -> str:
-    """What mends the override ``text``: no blanks around =, or quotes around its value and all of it, for the shell."""
+def _suggest_quotes(text: str) -> str:
+    # Quotes around the value are for Hydra's grammar, those around all of it for the shell.
     key, _, value = text.partition("=")
     if key != key.rstrip():
         return f"leave out the blanks around =: {key.strip()}={value.strip()}"
@@ -103,8 +113,19 @@ def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence
             continue
         if key in groups and not _is_mapping(override):
             _check_option(override, groups[key])
-        elif field_type(key) is None:
-            _unknown(override, key, groups)
+            continue
+        if field_type(key) is not None:
+            continue
+        value = "" if override.is_delete() else f"={_value_text(override)}"
+        if renamed := renamed_error(key, after=f"={_value_text(override)}"):
+            raise renamed
+        near = nearest(key, groups)
+        if not near:
+            raise ConfigError(f"{key} is unknown", hint=_listing(key))
+        # A slip in the webhook's name makes its value no less of a secret.
+        if value and near == WEBHOOK:
+            value = "=<its value>"
+        raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
 
 
 def _check_option(override: Override, options: Sequence[str]) -> None:
@@ -124,25 +145,12 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
         known = f"{override.key_or_group}={near[0] if near else '<one of these>'}"
         own = f"-cd <directory with {override.key_or_group}/{value}.yaml>, or " if value.startswith("measured_") else ""
         raise ConfigError(
-            f"{override.key_or_group}={value} is unknown{meant} one of: {', '.join(options)}",
-            hint=own + known,
+            f"{override.key_or_group}={value} is unknown{meant} one of: {', '.join(options)}", hint=own + known
         )
 
 
-def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) -> None:
-    if renamed := renamed_error(key, after=f"={_value_text(override)}"):
-        raise renamed
-    near = nearest(key, groups)
-    value = "" if override.is_delete() else f"={_value_text(override)}"
-    if value and near == WEBHOOK:  # a slip in its name makes it no less of a secret
-        value = "=<its value>"
-    if not near:
-        raise ConfigError(f"{key} is unknown", hint=_listing(key))
-    raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
-
-
 def _listing(key: str) -> str:
-    """Where the settings beside ``key`` are listed."""
+    # Where the settings beside ``key`` are listed.
     parent = key.rpartition(".")[0]
     if parent and find_place(parent) is not None:
         return f"nightjar explain {parent} lists its settings"
@@ -174,7 +182,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
-    """The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type."""
+    # The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and re.fullmatch(r"model\.\w+", key):
         return _about_model(key, refused[1])
@@ -210,7 +218,7 @@ def _missing_entry(
 
 
 def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
-    """The error for entry ``key`` that the override ``line`` takes to be there; entries of like names are proposed."""
+    # The error for entry ``key`` that the override ``line`` takes to be there; entries of like names are proposed.
     group, _, name = key.rpartition(".")
     names = list(error.parent_node.keys()) if isinstance(error.parent_node, DictConfig) else []
     near = difflib.get_close_matches(name, map(str, names), n=1)
@@ -224,13 +232,24 @@ def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
 
 
 def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:
-    """The error for a value that is not of type ``kind``; ``given``: its override, None for a file."""
+    # The error for a value that is not of type ``kind``; ``given``: its override, None for a file.
     text = _value_text(given) if given else ""
     plain = given is not None and not _is_mapping(given)
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
-        return _about_pin(key, text if plain else "")
+        value = text if plain else ""
+        keys = ", ".join(field.name for field in fields(TablePin))
+        # The hint uses the key of the pin that the word belongs to.
+        name = "tier" if value in TIERS else "sharding"
+        return ConfigError(
+            f"{key} is {repr(value) if value else 'a plain value'}, expected one of its keys: {keys}",
+            hint=f"+{key}.{name}={value or 'row_wise'}",
+        )
     if plain and is_dataclass(strip_none(kind)):
-        return _about_group(key, text)
+        names = children(key)
+        return ConfigError(
+            f"{key} is {text!r}, expected one of its settings: {', '.join(f'{key}.{name}' for name in names)}",
+            hint=f"{key}.{names[0]}={text}",
+        )
     expected = describe(kind)
     got = f" is {text!r}," if given else f": {str(error).splitlines()[0]};"
     listed = f"[[{text}]]" if "list of lists" in expected and not text.startswith("[") else f"[{text}]"
@@ -239,7 +258,7 @@ def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Overr
 
 
 def _about_model(key: str, owner: str) -> ConfigError:
-    """A setting that the chosen model, with the dataclass called ``owner``, does not have."""
+    # A setting that the chosen model, with the dataclass called ``owner``, does not have.
     spec = next((spec for spec in MODELS if spec.config.__name__ == owner), None)
     if spec is None:
         line = f"defaults: [{MODELS.names()[0]}, _self_]"
@@ -251,25 +270,6 @@ def _about_model(key: str, owner: str) -> ConfigError:
     near = difflib.get_close_matches(key.removeprefix("model."), names, 1, 0.5) or names[-1:]
     return ConfigError(
         f"{key} is unknown to model {spec.name!r}; did you mean model.{near[0]}?", hint=f"model.{near[0]}=<value>"
-    )
-
-
-def _about_group(key: str, value: str) -> ConfigError:
-    """A plain value for a group of settings; the hint sets the group's first setting."""
-    names = children(key)
-    return ConfigError(
-        f"{key} is {value!r}, expected one of its settings: {', '.join(f'{key}.{name}' for name in names)}",
-        hint=f"{key}.{names[0]}={value}",
-    )
-
-
-def _about_pin(key: str, value: str) -> ConfigError:
-    """A plain word for a table's pin; the hint uses the key that the word belongs to."""
-    names = [field.name for field in fields(TablePin)]
-    name = "tier" if value in TIERS else "sharding"
-    return ConfigError(
-        f"{key} is {repr(value) if value else 'a plain value'}, expected one of its keys: {', '.join(names)}",
-        hint=f"+{key}.{name}={value or 'row_wise'}",
     )
 
 
@@ -288,14 +288,9 @@ def _values(override: Override) -> list[Any]:
 
 
 def _value_text(override: Override) -> str:
-    """The text after the first ``=``, as typed."""
+    # The text after the first ``=``, as typed.
     return (override.input_line or "").partition("=")[2]
 
 
 def _is_mapping(override: Override) -> bool:
     return not override.is_delete() and isinstance(override.value(), dict)
-
-
-def _suggest_assignment(text: str) -> str:
-    key = text if field_type(text) is not None else nearest(text)
-    return f"{key}=<{describe(field_type(key))}>" if key and field_type(key) is not None else ""

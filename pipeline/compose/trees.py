@@ -1,8 +1,4 @@
-"""Composed trees, kept by all that they depend on: another value of a setting does not cost the composition again.
-
-Hydra composes in two steps: the options of groups and defaults to a tree, then the overrides of values on top. The
-first takes ten times as long, and a sweep, a study or a night repeats it with the same options.
-"""
+"""The schema of group ``model``, and composed trees, kept by all that they depend on."""
 
 from __future__ import annotations
 
@@ -11,13 +7,20 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from pipeline.config import Config
+from pipeline.config.gate import gate_settings
+from pipeline.config.model import ModelConfig
+from pipeline.errors import ConfigError
+from pipeline.specs.model import MODELS
 from pipeline.specs.registry import Registry
 
 CACHED_TREES = 16  # trees of a process; one takes about a megabyte
@@ -58,7 +61,7 @@ def compose_cached(
 
 
 def _sets_value(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
-    """Whether ``override`` acts on the composed tree alone: it names no option, no package and nothing of Hydra's."""
+    # Whether ``override`` acts on the composed tree alone: it names no option, no package and nothing of Hydra's.
     key = override.key_or_group
     return override.package is None and "/" not in key and key not in groups and key.split(".")[0] != "hydra"
 
@@ -71,3 +74,53 @@ def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int
     paths = [path for place in places for path in place.glob("*.y*ml")]
     paths += [path for place, group in itertools.product(places, groups) for path in (place / group).rglob("*.y*ml")]
     return [(str(path), known.st_mtime_ns, known.st_size) for path in sorted(paths) if (known := path.stat())]
+
+
+GROUP = "model"
+
+
+_stored: dict[str, type] = {}
+
+
+def store_models() -> None:
+    """Register the settings of every model with Hydra, as an option of group ``model``.
+
+    Once a process: Hydra makes a tree of them, which takes a while.
+    """
+    for spec in MODELS:
+        if _stored.get(spec.name) is not spec.config:
+            ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
+            _stored[spec.name] = spec.config
+
+
+def settings_class(name: str) -> type[ModelConfig]:
+    """The dataclass of the settings of the model called ``name``; ConfigError where there is no such model."""
+    settings: type[ModelConfig] = MODELS.get(name).config
+    return settings
+
+
+def schema_for(recorded: dict[Any, Any]) -> DictConfig:
+    """The schema of a configuration, with the settings of the model that ``recorded`` names."""
+    gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
+    schema: DictConfig = OmegaConf.structured(Config)
+    model = recorded.get(GROUP)
+    if isinstance(model, dict) and "name" in model:
+        schema.model = settings_class(str(model["name"]))
+    return schema
+
+
+def check_settings(tree: DictConfig) -> None:
+    """Raise ConfigError where the settings in the composed ``tree`` are not those of the model ``model.name``.
+
+    A user's file that names a model without its settings gets their defaults.
+    """
+    name = OmegaConf.select(tree, f"{GROUP}.name", throw_on_missing=True)
+    wanted, kind = settings_class(name), OmegaConf.get_type(tree, GROUP) or dict
+    if kind is ModelConfig:
+        tree.model = OmegaConf.merge(OmegaConf.structured(wanted), OmegaConf.to_container(tree.model))
+    elif kind is not wanted:
+        others = [spec.name for spec in MODELS if spec.config is kind]
+        raise ConfigError(
+            f"model.name is {name!r}, but the settings are those of model {others[0] if others else kind.__name__!r}",
+            hint=f"{GROUP}={name}",
+        )

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.features import (
-    BINNINGS,
-    MDL,
-    PERCENTILE,
     DenseFeature,
     LabelConfig,
     SparseDefaults,
@@ -21,7 +18,7 @@ from pipeline.config.features import (
     TableDefaults,
     TableFigures,
 )
-from pipeline.config.fields import AUTO, setting
+from pipeline.config.fields import setting
 from pipeline.config.gate import EvaluateConfig, GateConfig, gate_settings
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.ingest import (
@@ -34,26 +31,25 @@ from pipeline.config.ingest import (
     SplitConfig,
     WatermarkConfig,
 )
-from pipeline.config.launch import LaunchConfig, PodConfig, PodResources, PodVolume, Toleration
+from pipeline.config.launch import LaunchConfig, PodConfig
 from pipeline.config.model import ModelConfig
-from pipeline.config.nightly import NightlyConfig, ScheduleConfig
-from pipeline.config.partition import PartitionConfig
-from pipeline.config.plan import SHARDING_TYPES, TIERS, PlanConfig, TablePin
+from pipeline.config.nightly import (
+    MlflowConfig,
+    NightlyConfig,
+    OpenTelemetryConfig,
+    PrometheusConfig,
+    ScheduleConfig,
+    TrackConfig,
+)
+from pipeline.config.plan import PartitionConfig, PlanConfig, TablePin
 from pipeline.config.publish import PublishConfig
 from pipeline.config.synthetic import SyntheticConfig
-from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
-from pipeline.config.track import MlflowConfig, OpenTelemetryConfig, PrometheusConfig, TrackConfig
+from pipeline.config.tasks import TaskLimits, TaskOptions, TaskTraining
 from pipeline.config.train import ClipConfig, DebugConfig, GuardConfig, TrainConfig
 from pipeline.config.tuning import SearchConfig, TuneConfig
 from pipeline.specs.registry import STAGES, default_stages
 
 __all__ = [
-    "AUTO",
-    "BINNINGS",
-    "MDL",
-    "PERCENTILE",
-    "SHARDING_TYPES",
-    "TIERS",
     "CheckpointConfig",
     "ChecksConfig",
     "ClipConfig",
@@ -77,8 +73,6 @@ __all__ = [
     "PartitionConfig",
     "PlanConfig",
     "PodConfig",
-    "PodResources",
-    "PodVolume",
     "PrometheusConfig",
     "PublishConfig",
     "RayConfig",
@@ -92,11 +86,9 @@ __all__ = [
     "TableDefaults",
     "TableFigures",
     "TablePin",
-    "TaskLabel",
     "TaskLimits",
     "TaskOptions",
     "TaskTraining",
-    "Toleration",
     "TrackConfig",
     "TrainConfig",
     "TuneConfig",

@@ -6,14 +6,12 @@ import difflib
 from dataclasses import fields
 
 from pipeline.config import Config
-from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
-from pipeline.config.gate import GateConfig
+from pipeline.config.fields import check_values
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
-from pipeline.config.renamed import RENAMED
-from pipeline.config.train import RESET, TrainConfig, ValidateConfig
-from pipeline.config.values import check_values
+from pipeline.config.paths import RENAMED
+from pipeline.config.train import RESET, ValidateConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
@@ -26,15 +24,19 @@ def check(config: Config) -> None:
     """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
     check_values(config)
     _check_stages(config)
-    _check_batch(config.train, config.hardware.workers)
+    batch, ranks = config.train.global_batch, config.hardware.workers
+    if isinstance(batch, int) and batch < ranks:
+        raise ConfigError(
+            f"train.global_batch is {batch}, expected at least one sample for each of the {ranks} ranks",
+            hint=f"train.global_batch={1024 * ranks}",
+        )
     if config.hardware.embedding_hosts:
         _check_bipartite(config)
     if config.train.asynchronous:
         _check_alone(config)
     if config.train.snapshots.active:
         _check_snapshots(config)
-    _check_features(config.data, config.gate, config.checkpoint)
-    _check_calibrator(config)
+    _check_features(config)
     _check_tasks(config)
     _check_sequences(config)
     _check_tables(config)
@@ -76,14 +78,16 @@ def check_validation_settings(config: Config) -> None:
 
     This applies to composed configurations only: recorded ones may be older than the check.
     """
-    own, plain = config.train.validate, ValidateConfig()
-    changed = [each.name for each in fields(own) if getattr(own, each.name) != getattr(plain, each.name)]
-    if changed and not config.data.split.validates:
-        name, default = changed[0], getattr(plain, changed[0])
-        raise ConfigError(
-            f"train.validate.{name} is {getattr(own, name)}, but there are no validation rows to look at",
-            hint=f"data.split.validation_share=0.1, or train.validate.{name}={'null' if default is None else default}",
-        )
+    if config.data.split.validates:
+        return
+    for name, default in vars(ValidateConfig()).items():
+        value = getattr(config.train.validate, name)
+        if value != default:
+            raise ConfigError(
+                f"train.validate.{name} is {value}, but there are no validation rows to look at",
+                hint="data.split.validation_share=0.1, or "
+                f"train.validate.{name}={'null' if default is None else default}",
+            )
 
 
 def _check_stages(config: Config) -> None:
@@ -102,7 +106,7 @@ def _check_stages(config: Config) -> None:
 
 
 def _check_joined(config: Config) -> None:
-    """ConfigError for what hosts that start the same command side by side cannot agree on (``launch=hosts``)."""
+    # ConfigError for what hosts that start the same command side by side cannot agree on (``launch=hosts``).
     hosts, launch = config.hardware.hosts, config.launch
     if launch.host_index >= hosts:
         raise ConfigError(
@@ -121,17 +125,8 @@ def _check_joined(config: Config) -> None:
         )
 
 
-def _check_batch(train: TrainConfig, ranks: int) -> None:
-    batch = train.global_batch
-    if isinstance(batch, int) and batch < ranks:
-        raise ConfigError(
-            f"train.global_batch is {batch}, expected at least one sample for each of the {ranks} ranks",
-            hint=f"train.global_batch={1024 * ranks}",
-        )
-
-
 def _check_bipartite(config: Config) -> None:
-    """Embedding hosts serve pooled embeddings of a flat model."""
+    # Embedding hosts serve pooled embeddings of a flat model.
     apart = f"hardware.embedding_hosts is {config.hardware.embedding_hosts}"
     if config.partition.name != "flat":
         raise ConfigError(
@@ -148,7 +143,7 @@ def _check_bipartite(config: Config) -> None:
 
 
 def _check_snapshots(config: Config) -> None:
-    """An ensemble needs validation rows to choose its members by, and is alone in deciding when it looks at them."""
+    # An ensemble needs validation rows to choose its members by, and is alone in deciding when it looks at them.
     train, path = config.train, "train.snapshots"
     looks = [each.name for each in fields(ValidateConfig) if getattr(train.validate, each.name) != each.default]
     refused = {
@@ -179,7 +174,7 @@ def _check_snapshots(config: Config) -> None:
 
 
 def _check_alone(config: Config) -> None:
-    """Asynchronous training has one rank on a CPU, and a flat model."""
+    # Asynchronous training has one rank on a CPU, and a flat model.
     hardware, mode = config.hardware, f"train.mode={config.train.mode}"
     if config.world_size > 1:
         raise ConfigError(
@@ -199,36 +194,33 @@ def _check_alone(config: Config) -> None:
         )
 
 
-def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointConfig) -> None:
-    """Slices and tables must be sparse features."""
-    for name in gate.slices:
+def _check_features(config: Config) -> None:
+    # Slices of the gate and the calibrator, and tables, must be sparse features.
+    data = config.data
+    for name in config.gate.slices:
         if name not in data.sparse and name not in data.sequences and name != "day":
             raise ConfigError(
                 f"gate.slices names {name!r}, expected sparse features{', sequences' * bool(data.sequences)} or day",
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
-    for table in checkpoint.tables:
+    for table in config.checkpoint.tables:
         if table not in data.event_tables and (table not in data.sparse or data.sparse[table].table):
             near = ", ".join([name for name, feature in data.sparse.items() if not feature.table][:5])
             raise ConfigError(
                 f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
                 hint=f"~checkpoint.tables.{table}",
             )
-
-
-def _check_calibrator(config: Config) -> None:
-    """The slices of the calibrator are those of a sparse feature."""
-    data, name = config.data, config.publish.calibrator.slices
-    if name is not None and name not in data.sparse:
-        near = next(iter(difflib.get_close_matches(name, data.sparse, n=1, cutoff=0.0)), "null")
+    slices = config.publish.calibrator.slices
+    if slices is not None and slices not in data.sparse:
+        near = next(iter(difflib.get_close_matches(slices, data.sparse, n=1, cutoff=0.0)), "null")
         raise ConfigError(
-            f"publish.calibrator.slices is {name!r}, expected a categorical feature",
+            f"publish.calibrator.slices is {slices!r}, expected a categorical feature",
             hint=f"publish.calibrator.slices={near}",
         )
 
 
 def _check_tasks(config: Config) -> None:
-    """An architecture needs the tasks that it is for; weights and limits must be of tasks."""
+    # An architecture needs the tasks that it is for; weights and limits must be of tasks.
     tasks, model = config.data.tasks, config.model
     first = next(iter(TASK_ARCHITECTURES))
     if not tasks and (model.tasks != first.name or model.task_options != type(model.task_options)()):
@@ -262,7 +254,7 @@ def _check_tasks(config: Config) -> None:
 
 
 def _check_sequences(config: Config) -> None:
-    """``model.sequences`` names sequences, and a block that compares has a target."""
+    # ``model.sequences`` names sequences, and a block that compares has a target.
     known = config.data.sequences
     for name in config.model.sequences:
         if name not in known:
@@ -304,7 +296,7 @@ def _check_sequences(config: Config) -> None:
 
 
 def _check_tables(config: Config) -> None:
-    """``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4."""
+    # ``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4.
     data = config.data
     tables = list(data.tables) if data.format == "tables" else [name for name, f in data.sparse.items() if not f.table]
     tables += data.event_tables
@@ -337,20 +329,14 @@ def _check_allowed(config: Config) -> None:
                 f"checkpoint.allow names {path}, which is now {RENAMED[path]}",
                 hint=f"checkpoint.allow=[{','.join(now)}]",
             )
-        if path != "dataset" and not _is_setting(config, path):
-            raise ConfigError(
-                f"checkpoint.allow names {path!r}, expected settings such as train.lr, or dataset",
-                hint="checkpoint.allow=[train.lr]",
-            )
-
-
-def _is_setting(config: Config, path: str) -> bool:
-    node: object = config
-    for part in path.split("."):
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif part in getattr(node, "__dataclass_fields__", ()):
-            node = getattr(node, part)
-        else:
-            return False
-    return True
+        node: object = config
+        for part in path.split(".") if path != "dataset" else ():
+            if isinstance(node, dict) and part in node:
+                node = node[part]
+            elif part in getattr(node, "__dataclass_fields__", ()):
+                node = getattr(node, part)
+            else:
+                raise ConfigError(
+                    f"checkpoint.allow names {path!r}, expected settings such as train.lr, or dataset",
+                    hint="checkpoint.allow=[train.lr]",
+                )

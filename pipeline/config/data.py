@@ -19,12 +19,11 @@ from pipeline.config.features import (
     TableDefaults,
     TableFigures,
 )
-from pipeline.config.fields import setting
+from pipeline.config.fields import check_name, check_time_format, check_time_zone, setting
 from pipeline.config.ingest import ChecksConfig, DedupeConfig, SamplingConfig, SplitConfig, WatermarkConfig
 from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
-from pipeline.config.values import check_name, check_time_format, check_time_zone
 from pipeline.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
@@ -167,7 +166,7 @@ class DataConfig:
     dense_features: int = setting(13, low=0, doc="Number of numeric features of format tables.")
 
     def check(self, path: str) -> None:
-        """A format needs its settings, features need usable names, and days must be known."""
+        # A format needs its settings, features need usable names, and days must be known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
         if self.format == "tables":
@@ -187,7 +186,7 @@ class DataConfig:
         self._check_split(path)
 
     def _check_connector(self, path: str) -> None:
-        """What is of tables and streams needs one, and what is of files needs files."""
+        # What is of tables and streams needs one, and what is of files needs files.
         connector, limit = self.connector, self.watermark
         if connector is None:
             of_tables = {
@@ -279,7 +278,7 @@ class DataConfig:
                 )
 
     def _check_shared(self, path: str, name: str, table: str) -> None:
-        """A shared table is that of another feature, whose ids have rows by a mapping that takes any ids."""
+        # A shared table is that of another feature, whose ids have rows by a mapping that takes any ids.
         owner = self.sparse.get(table)
         if owner is None or table == name or owner.table is not None:
             others = [other for other, each in self.sparse.items() if each.table is None and other != name]
@@ -377,7 +376,7 @@ class DataConfig:
 
     @property
     def _knows_days(self) -> bool:
-        """Whether the day of a row is known: from its file, from a column, or because it is generated."""
+        # Whether the day of a row is known: from its file, from a column, or because it is generated.
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
 
     def _check_window(self, path: str) -> None:
@@ -431,22 +430,21 @@ class DataConfig:
                 hint=f"'{path}.path=\"logs/{{day}}/*.tsv\"', or {path}.day_column=<column>",
             )
 
-    def _check_split_by_time(self, path: str) -> None:
-        if not self._knows_days:
-            raise ConfigError(
-                f"{path}.split.by is 'time', but neither {path}.timestamp nor {path}.day_column names a column",
-                hint=f"{path}.timestamp=<column with the time of a row>, or {path}.split.by=hash",
-            )
-        tells = self.timestamp or self.hour_column or self.format == "synthetic"
-        if self.day is not None and ".." not in self.day and not tells:
-            raise ConfigError(
-                f"{path}.split.by is 'time', but the rows of {path}.day={self.day}, which is one day, tell no time",
-                hint=f"{path}.timestamp=<column with the time of a row>, or a range: {path}.day=2026-01-01..2026-01-08",
-            )
-
     def _check_split(self, path: str) -> None:
+        time_column = self.timestamp or self.hour_column
         if self.split.by == "time":
-            self._check_split_by_time(path)
+            if not self._knows_days:
+                raise ConfigError(
+                    f"{path}.split.by is 'time', but neither {path}.timestamp nor {path}.day_column names a column",
+                    hint=f"{path}.timestamp=<column with the time of a row>, or {path}.split.by=hash",
+                )
+            tells_time = time_column or self.format == "synthetic"
+            if self.day is not None and ".." not in self.day and not tells_time:
+                raise ConfigError(
+                    f"{path}.split.by is 'time', but the rows of {path}.day={self.day}, which is one day, tell no time",
+                    hint=f"{path}.timestamp=<column with the time of a row>, or a range: "
+                    f"{path}.day=2026-01-01..2026-01-08",
+                )
         if self.split.by == "day" and self.day is not None and ".." not in self.day:
             raise ConfigError(
                 f"{path}.split.by is 'day', but {path}.day={self.day} is one day, which cannot be split by day",
@@ -462,8 +460,7 @@ class DataConfig:
                 f"{path}.split.by is 'hours', which means the last hours of {path}.day, but {path}.day is null",
                 hint=f"{path}.day=2026-01-31, or {path}.split.by=day for the last days of a log",
             )
-        told = self.timestamp or self.hour_column
-        if self.split.by == "hours" and self.format != "synthetic" and told is None:
+        if self.split.by == "hours" and self.format != "synthetic" and time_column is None:
             raise ConfigError(
                 f"{path}.split.by is 'hours', but {path}.timestamp names no column with the hour",
                 hint=f"{path}.timestamp=<column>, {path}.hour_column=<column> or {path}.split.by=hash",

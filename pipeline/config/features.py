@@ -24,70 +24,16 @@ MOST_ROWS = 2**31 - 1  # row numbers are int32
 OF_TABLES = ("mapping", "rows", "min_count", "when_full", "evict_after_days", "bins")
 
 # A table is a submodule with the name of its feature, so attributes of modules cannot be names of features.
-TAKEN_NAMES = frozenset(
-    (
-        "T_destination",
-        "add_module",
-        "apply",
-        "bfloat16",
-        "buffers",
-        "call_super_init",
-        "children",
-        "clear",
-        "compile",
-        "cpu",
-        "cuda",
-        "double",
-        "dump_patches",
-        "eval",
-        "extra_repr",
-        "float",
-        "forward",
-        "get_buffer",
-        "get_extra_state",
-        "get_parameter",
-        "get_submodule",
-        "half",
-        "ipu",
-        "items",
-        "keys",
-        "load_state_dict",
-        "modules",
-        "mtia",
-        "named_buffers",
-        "named_children",
-        "named_modules",
-        "named_parameters",
-        "parameters",
-        "pop",
-        "register_backward_hook",
-        "register_buffer",
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "register_full_backward_hook",
-        "register_full_backward_pre_hook",
-        "register_load_state_dict_post_hook",
-        "register_load_state_dict_pre_hook",
-        "register_module",
-        "register_parameter",
-        "register_state_dict_post_hook",
-        "register_state_dict_pre_hook",
-        "requires_grad_",
-        "set_extra_state",
-        "set_submodule",
-        "share_memory",
-        "state_dict",
-        "to",
-        "to_empty",
-        "train",
-        "training",
-        "type",
-        "update",
-        "values",
-        "xpu",
-        "zero_grad",
-    )
-)
+_MODULE_ATTRIBUTES = """
+    T_destination add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches
+    eval extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu items keys
+    load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters pop
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook register_full_backward_hook
+    register_full_backward_pre_hook register_load_state_dict_post_hook register_load_state_dict_pre_hook
+    register_module register_parameter register_state_dict_post_hook register_state_dict_pre_hook requires_grad_
+    set_extra_state set_submodule share_memory state_dict to to_empty train training type update values xpu zero_grad
+"""
+TAKEN_NAMES = frozenset(_MODULE_ATTRIBUTES.split())
 
 
 @dataclass(kw_only=True)
@@ -145,7 +91,7 @@ class DenseFeature:
     separator: str = setting(",", quiet=True, doc="Text between the numbers of a vector, where a field is text.")
 
     def check(self, path: str) -> None:
-        """The two numbers of ``clip`` must rise; a vector and a number have transforms of their own."""
+        # The two numbers of ``clip`` must rise; a vector and a number have transforms of their own.
         wrong = NOT_OF_VECTORS if self.width > 1 else ("unit",)
         if self.transform in wrong:
             what = f"a vector of {self.width} numbers" if self.width > 1 else "a number"
@@ -255,7 +201,7 @@ class SparseFeature:
         return lists or bool(self.cross) or self.weights is not None
 
     def check(self, path: str) -> None:
-        """An id has one source: a cross, bins or a field with separators. A shared table is set up in one place."""
+        # An id has one source: a cross, bins or a field with separators. A shared table is set up in one place.
         if self.bins is not None and (self.cross or self.separator is not None):
             raise ConfigError(
                 f"{path} has more than one of cross, bins and separator, expected bins alone",
@@ -278,7 +224,7 @@ class SparseFeature:
             )
 
     def _check_cross(self, path: str) -> None:
-        """Bounds are of numbers of the cross, rising; the first column of a cross with several values holds ids."""
+        # Bounds are of numbers of the cross, rising; the first column of a cross with several values holds ids.
         if self.cross and len(self.cross) < 2 and (self.cross_bins or self.holds or self.separator):
             raise ConfigError(
                 f"{path}.cross is {self.cross}, expected at least two columns", hint=f"{path}.column={self.cross[0]}"
@@ -301,7 +247,7 @@ class SparseFeature:
                 )
 
     def _check_field(self, path: str) -> None:
-        """What a field holds fits what else is said of it."""
+        # What a field holds fits what else is said of it.
         if self.holds in (LIST, MAP) and self.bins is not None:
             raise ConfigError(
                 f"{path}.holds is {self.holds}, but the feature has bins, expected one of them",
@@ -353,7 +299,7 @@ class TableFigures:
     weighted: bool = setting(False, doc="Whether lookups have weights.")
 
     def check(self, path: str) -> None:
-        """A hit curve must rise to 1, and excludes ``zipf``."""
+        # A hit curve must rise to 1, and excludes ``zipf``.
         rows, shares = self.hot_rows, self.hot_share
         rising = all(a < b for a, b in zip(rows, rows[1:], strict=False)) and shares == sorted(shares)
         inside = all(1 <= k <= self.rows for k in rows) and all(0.0 < share <= 1.0 for share in shares)

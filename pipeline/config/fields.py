@@ -1,14 +1,17 @@
-"""One setting of the configuration: its default, its bounds or choices, and its documentation.
-
-``setting`` declares a dataclass field with all of them. The checks (``values``), ``nightjar explain`` and
-``docs/configuration.md`` read them from the field.
-"""
+"""Settings: their declaration (``setting``), and the walk that compares every value with it (``check_values``)."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pipeline.errors import ConfigError
 
 METADATA = "setting"
 AUTO = "auto"
@@ -72,3 +75,142 @@ def setting_of(each: Field[Any]) -> Setting:
     """The ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
     known: Setting = each.metadata[METADATA]
     return known
+
+
+_DIRECTIVES = ("Y", "y", "m", "b", "B", "h", "d", "e", "j", "F", "D", "H", "I", "M", "S", "T", "R", "p", "P", "z", "%")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A group that checks its settings against each other."""
+
+    def check(self, path: str) -> None:
+        # Raise ConfigError if settings of the group at ``path`` contradict each other.
+        ...
+
+
+def check_values(node: Any, path: str = "") -> None:
+    """Raise ConfigError for the first value below dataclass ``node``, at ``path``, that its setting does not allow.
+
+    This includes the entries of dictionaries and lists. A node's own ``check`` runs after its settings are checked.
+    """
+    for each in dataclasses.fields(node):
+        _check(getattr(node, each.name), f"{path}.{each.name}" if path else each.name, each)
+    if isinstance(node, Checked):
+        node.check(path)
+
+
+def _check(value: Any, path: str, each: Field[Any]) -> None:
+    known: Setting | None = each.metadata.get(METADATA)
+    if dataclasses.is_dataclass(value):
+        check_values(value, path)
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            _check(entry, f"{path}.{name}", each)
+    elif isinstance(value, list):
+        for entry in value:
+            if dataclasses.is_dataclass(entry):
+                check_values(entry, path)
+        allowed = known.allowed() if known is not None else ()
+        for entry in value:
+            if allowed and entry not in allowed:
+                mended = ",".join(nearest_of(name, allowed) for name in value)
+                raise ConfigError(
+                    f"{path} names {entry!r}, expected some of: {', '.join(allowed)}", hint=f"{path}=[{mended}]"
+                )
+    # A default is always allowed.
+    elif known is not None and value is not None and value != each.default:
+        check_value(value, path, known)
+
+
+def check_value(value: Any, path: str, known: Setting) -> None:
+    """Raise ConfigError if ``value`` is not among the choices of its setting, or outside the bounds."""
+    allowed = known.allowed()
+    if allowed and value not in allowed:
+        raise ConfigError(
+            f"{path} is {value!r}, expected one of: {', '.join(allowed)}", hint=f"{path}={nearest_of(value, allowed)}"
+        )
+    if known.auto and isinstance(value, str):
+        if value != AUTO:
+            raise ConfigError(f"{path} is {value!r}, expected {AUTO} or {besides_auto(known)}", hint=f"{path}={AUTO}")
+    elif known.low is not None or known.high is not None:
+        _check_range(float(value), path, known.low, known.high)
+
+
+def besides_auto(known: Setting) -> str:
+    """What a setting that may be ``auto`` takes besides."""
+    return "true or false" if known.low is None and known.high is None else "a whole number"
+
+
+def _check_range(value: float, path: str, low: float | None, high: float | None) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={_plain(low or 0)}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        bound = low if low is not None and value < low else high or 0
+        raise ConfigError(f"{path} is {value:.10g}, expected {span(low, high)}", hint=f"{path}={_plain(bound)}")
+
+
+def span(low: float | None, high: float | None) -> str:
+    """A range in words; "" if it is open."""
+    if low is None:
+        return "" if high is None else f"at most {_plain(high)}"
+    return f"at least {_plain(low)}" if high is None else f"between {_plain(low)} and {_plain(high)}"
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
+
+
+def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
+    """The entry of ``allowed`` that is spelled most like ``value``, else the first."""
+    return next(iter(difflib.get_close_matches(str(value), allowed, n=1)), allowed[0])
+
+
+def check_name(path: str, name: str, example: str) -> None:
+    """Raise ConfigError if ``name`` cannot name a folder. ``example``: for the hint if no part of it is valid."""
+    if not re.fullmatch(_NAME, name):
+        raise ConfigError(
+            f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
+            hint=f"{path}={re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-')[:100] or example}",
+        )
+
+
+def check_time_format(path: str, form: str | None) -> None:
+    """Raise ConfigError unless ``form`` tells a whole day, and no hour without minutes, in known directives."""
+    if form is None:
+        return
+    letters = set()
+    for flag, digits, letter in re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form):
+        letters.add(letter)
+        known = letter == "f" and not flag if digits else letter in _DIRECTIVES
+        if not known:
+            expected = " ".join(f"%{directive}" for directive in _DIRECTIVES)
+            raise ConfigError(
+                f"{path} is {form!r}, and %{flag}{digits}{letter} is none of {expected} and %.f",
+                hint=f"{path}='%d.%m.%Y %H:%M:%S'",
+            )
+    day = letters & {"F", "D"} or (letters & {"Y", "y"} and (letters & set("mbBh") and letters & {"d", "e"}))
+    if not (day or (letters & {"Y", "y"} and "j" in letters)):
+        raise ConfigError(
+            f"{path} is {form!r}, which does not tell the day, expected year, month and day",
+            hint=f"{path}='%d.%m.%Y', or '%d.%m.%Y %H:%M:%S' with the time of the day",
+        )
+    hour, minute = letters & set("HIRT"), letters & set("MRT")
+    half = "I" in letters and not letters & {"p", "P"}
+    if bool(hour) != bool(minute) or half:
+        raise ConfigError(
+            f"{path} is {form!r}, expected hour and minute or neither" + ("; %I needs %p" if half else ""),
+            hint=f"{path}='%d.%m.%Y %H:%M' or '%m/%d/%Y %I:%M %p'",
+        )
+
+
+def check_time_zone(path: str, zone: str | None) -> None:
+    """Raise ConfigError if ``zone`` is not a time zone."""
+    try:
+        if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed
+            ZoneInfo(str(zone))
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(
+            f"{path} is {zone!r}, expected the name of a time zone", hint=f"{path}=Europe/Berlin"
+        ) from None

@@ -106,7 +106,7 @@ class GateConfig:
     tasks: dict[str, TaskLimits] = setting(factory=dict, quiet=True, doc="Limits of further tasks, by name.")
 
     def check(self, path: str) -> None:
-        """Forcing the gate needs a reason."""
+        # Forcing the gate needs a reason.
         if self.force is not None and len(self.force.strip()) < _SHORTEST_REASON:
             raise ConfigError(
                 f"{path}.force is {self.force!r}, expected a reason, in words, for publishing despite the gate",

@@ -146,7 +146,7 @@ class HardwareConfig:
         return "cpu" if self.embedding_hosts else self.device
 
     def check(self, path: str) -> None:
-        """Some host must train, and settings of embedding hosts need some."""
+        # Some host must train, and settings of embedding hosts need some.
         if self.embedding_hosts and self.embedding_hosts >= self.hosts:
             raise ConfigError(
                 f"{path}.embedding_hosts is {self.embedding_hosts} of {path}.hosts={self.hosts}, expected fewer: the "

@@ -58,7 +58,7 @@ class SplitConfig:
         return self.validation_share > 0 or self.validation_hours > 0
 
     def check(self, path: str) -> None:
-        """Validation rows are a share or some hours, and hours are for both sets or for none; a gap is one in time."""
+        # Validation rows are a share or some hours, and hours are for both sets or for none; a gap is one in time.
         if self.gap_hours and self.by != "time":
             raise ConfigError(
                 f"{path}.gap_hours is {self.gap_hours:g}, but {path}.by={self.by} does not split by time",
@@ -120,7 +120,7 @@ class WatermarkConfig:
     )
 
     def check(self, path: str) -> None:
-        """Partitions must be plain folder names."""
+        # Partitions must be plain folder names.
         for name in self.partitions:
             if not name.strip("/") or ".." in name.split("/") or set(name) & set("*?["):
                 raise ConfigError(
@@ -204,7 +204,7 @@ class SamplingConfig:
         return self.column is not None or self.rate is not None
 
     def check(self, path: str) -> None:
-        """A share is above 0, comes from one place, and is there where it is to be corrected."""
+        # A share is above 0, comes from one place, and is there where it is to be corrected.
         for name in ("negatives", "rate"):
             if getattr(self, name) == 0:
                 raise ConfigError(f"{path}.{name} is 0, expected a share above 0", hint=f"{path}.{name}=0.1")
@@ -235,7 +235,7 @@ class DedupeConfig:
     )
 
     def check(self, path: str) -> None:
-        """Days need a key."""
+        # Days need a key.
         if self.days and self.key is None:
             raise ConfigError(
                 f"{path}.days is {self.days}, but {path}.key names no column", hint=f"{path}.key=<a column of ids>"

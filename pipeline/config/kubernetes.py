@@ -71,7 +71,7 @@ def cron_times(text: str) -> list[tuple[int, int]]:
 
 
 def _expanded(field: str, last: int) -> list[int]:
-    """The numbers that a field of a cron schedule means, of 0 to ``last``."""
+    # The numbers that a field of a cron schedule means, of 0 to ``last``.
     numbers: set[int] = set()
     for part in field.split(","):
         if match := CRON_PART.fullmatch(part):
@@ -82,28 +82,26 @@ def _expanded(field: str, last: int) -> list[int]:
 
 
 def _cron_problem(text: str) -> str:
-    """What a schedule must be; "" if ``text`` is one. The API server would refuse it only when it is applied."""
+    # What a schedule must be; "" if ``text`` is one. The API server would refuse it only when it is applied.
     fields = text.lower().split()
     if len(fields) != len(CRON_FIELDS):
         return f"five fields: {' '.join(CRON_FIELDS)}"
     for (name, (low, high, words)), field in zip(CRON_FIELDS.items(), fields, strict=True):
         numbers = {word: low + place for place, word in enumerate(words)}
-        if not all(_is_range(part, low, high, numbers) for part in field.split(",")):
-            return f"as {name} {low} to {high}, a range of these, a list of both, or *, with /step if need be"
+        for part in field.split(","):
+            # A part is *, a value or a rising range.
+            match = CRON_PART.fullmatch(part)
+            ends = []
+            for end in match.groups()[:2] if match else ():
+                if end:
+                    ends.append(numbers.get(end, int(end) if end.isdigit() else -1))
+            if match is None or ends != sorted(ends) or any(not low <= end <= high for end in ends):
+                return f"as {name} {low} to {high}, a range of these, a list of both, or *, with /step if need be"
     return ""
 
 
-def _is_range(part: str, low: int, high: int, numbers: dict[str, int]) -> bool:
-    """Whether ``part`` of a field is *, a value or a rising range from ``low`` to ``high``; ``numbers``: by name."""
-    match = CRON_PART.fullmatch(part)
-    if match is None:
-        return False
-    ends = [numbers.get(end, int(end) if end.isdigit() else -1) for end in match.groups()[:2] if end]
-    return ends == sorted(ends) and all(low <= end <= high for end in ends)
-
-
 def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
-    """ConfigError for a name that the API server would refuse."""
+    # ConfigError for a name that the API server would refuse.
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace),
@@ -123,7 +121,7 @@ def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
 
 
 def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
-    """Check ``launch.min_hosts``, ``launch.shrink_after_minutes`` and ``launch.grow``."""
+    # Check ``launch.min_hosts``, ``launch.shrink_after_minutes`` and ``launch.grow``.
     hosts = hardware.hosts
     if launch.min_hosts is None:
         if launch.grow:
@@ -147,7 +145,7 @@ def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
 
 
 def _check_embedding(launch: LaunchConfig, hardware: HardwareConfig) -> None:
-    """Embedding hosts are pods of another kind in the same job, and their number is fixed."""
+    # Embedding hosts are pods of another kind in the same job, and their number is fixed.
     if not hardware.embedding_hosts:
         return
     if launch.job == "indexed":
@@ -200,7 +198,7 @@ def _check_pods(pods: PodConfig) -> None:
 
 
 def _check_patch(pods: PodConfig) -> None:
-    """ConfigError for a fragment of no stage, or that is none; the API server checks what is in it."""
+    # ConfigError for a fragment of no stage, or that is none; the API server checks what is in it.
     known = (PATCH_ALL, *STAGES.names(), LAUNCHER, EMBEDDING)
     for name, fragment in pods.patch.items():
         if name not in known:
@@ -216,7 +214,7 @@ def _check_patch(pods: PodConfig) -> None:
 
 
 def _check_places(store: str, logs: str | None, pods: PodConfig) -> None:
-    """The store and the logs must be visible to every pod."""
+    # The store and the logs must be visible to every pod.
     volumes = [volume.path.rstrip("/") + "/" for volume in pods.volumes.values()]
     for path, place in (("store", store), ("data.path", logs)):
         if place is None or ("://" in place and not place.startswith("file://")):

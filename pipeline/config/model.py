@@ -63,7 +63,7 @@ class TableConfig:
     frozen: bool = setting(False, quiet=True, doc="Keep the rows as they are: no updates, no optimizer state.")
 
     def check(self, path: str) -> None:
-        """A frozen table does not learn."""
+        # A frozen table does not learn.
         learning = {"optimizer": self.optimizer, "lr": self.lr, "max_norm": self.max_norm}
         given = [name for name, value in learning.items() if value is not None]
         if self.frozen and given:
@@ -104,7 +104,7 @@ class ModelConfig:
         return with_options(TASK_ARCHITECTURES, self.tasks, self.task_options, "model.task_options")
 
     def check(self, path: str) -> None:
-        """The widths must suit the kernels, and the tasks' architecture must have its options."""
+        # The widths must suit the kernels, and the tasks' architecture must have its options.
         _ = self.task_architecture
         if self.embedding_dim % COLUMN_STEP:
             raise ConfigError(

@@ -1,13 +1,13 @@
-"""The ``nightly`` and ``schedule`` groups: a night, and the CronJob that starts a launcher for it."""
+"""The ``nightly``, ``schedule`` and ``track`` groups: a night, its CronJob, and trackers of runs and nights."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from pipeline.config.fields import setting
-from pipeline.config.values import check_time_zone
+from pipeline.config.fields import check_time_zone, setting
 from pipeline.errors import ConfigError
+from pipeline.specs.registry import TRACKERS
 
 
 @dataclass(kw_only=True)
@@ -35,11 +35,10 @@ class NightlyConfig:
     webhook: str | None = setting(None, doc="URL that the outcome is posted to as JSON; null: none.")
 
     def check(self, path: str) -> None:
-        """The webhook must be a URL, the time zone must exist."""
+        # The webhook must be a URL, the time zone must exist.
         if self.webhook is not None and not re.match(r"https?://[^/\s]", self.webhook):
             raise ConfigError(
-                f"{path}.webhook is not an http or https URL",
-                hint=f"{path}.webhook=https://<host>/<path>",
+                f"{path}.webhook is not an http or https URL", hint=f"{path}.webhook=https://<host>/<path>"
             )
         check_time_zone(f"{path}.time_zone", self.time_zone)
 
@@ -60,5 +59,62 @@ class ScheduleConfig:
     suspended: bool = setting(False, doc="Suspend the CronJob.")
 
     def check(self, path: str) -> None:
-        """The time zone must exist."""
+        # The time zone must exist.
         check_time_zone(f"{path}.time_zone", self.time_zone)
+
+
+@dataclass(kw_only=True)
+class PrometheusConfig:
+    """Where Prometheus gets the figures from."""
+
+    folder: str | None = setting(
+        None, doc="Folder of this machine for files in Prometheus' text format, for node exporter's textfile collector."
+    )
+    push: str | None = setting(None, doc="URL of a Pushgateway, for launchers in pods; null: do not push.")
+
+
+@dataclass(kw_only=True)
+class MlflowConfig:
+    """The MLflow server, and the names that it gets."""
+
+    uri: str | None = setting(None, doc="URL of the MLflow server.")
+    experiment: str | None = setting(None, doc="Experiment of the runs; null: the name of the model.")
+    registry: str | None = setting(
+        None, doc="Registered model that gets an entry for each published version; null: the name of the model."
+    )
+    login_file: str | None = setting(
+        None, doc="File of this machine with user:password or a bearer token for the server; null: it asks for none."
+    )
+
+
+@dataclass(kw_only=True)
+class OpenTelemetryConfig:
+    """Where spans are sent to."""
+
+    endpoint: str | None = setting(None, doc="URL of a collector that takes OTLP over HTTP, as http://<host>:4318.")
+
+
+@dataclass(kw_only=True)
+class TrackConfig:
+    """Trackers; docs/trackers.md explains them."""
+
+    to: list[str] = setting(factory=list, choices=TRACKERS.names, doc="Programs that are told of runs and nights.")
+    every_seconds: float = setting(10.0, low=0.1, high=3600.0, doc="Seconds between two looks at a run's records.")
+    mlflow: MlflowConfig = setting(factory=MlflowConfig, doc="The MLflow server, and the names that it gets.")
+    prometheus: PrometheusConfig = setting(factory=PrometheusConfig, doc="Where Prometheus gets the figures from.")
+    opentelemetry: OpenTelemetryConfig = setting(factory=OpenTelemetryConfig, doc="Where spans are sent to.")
+
+    def check(self, path: str) -> None:
+        # The packages of the trackers must be installed, and Prometheus needs a place.
+        for name in self.to:
+            TRACKERS.get(name).check(self)
+        urls = {
+            "prometheus.push": (self.prometheus.push, 9091),
+            "mlflow.uri": (self.mlflow.uri, 5000),
+            "opentelemetry.endpoint": (self.opentelemetry.endpoint, 4318),
+        }
+        for name, (url, port) in urls.items():
+            if url is not None and not re.match(r"https?://[^/\s]", url):
+                raise ConfigError(
+                    f"{path}.{name} is not an http or https URL", hint=f"{path}.{name}=https://<host>:{port}"
+                )

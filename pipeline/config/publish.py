@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config.fields import setting
-from pipeline.config.values import check_name
+from pipeline.config.fields import check_name, setting
 from pipeline.errors import ConfigError
 from pipeline.specs.label_kind import CALIBRATORS, Calibrator, calibrator_docs
 from pipeline.specs.registry import with_options
@@ -53,7 +52,7 @@ class CalibratorConfig:
         return with_options(CALIBRATORS, self.method, self.options, "publish.calibrator.options")
 
     def check(self, path: str) -> None:
-        """Without a method there is nothing to set; the calibrator must have its options."""
+        # Without a method there is nothing to set; the calibrator must have its options.
         if self.method is None and self != CalibratorConfig():
             raise ConfigError(
                 f"{path} is set, but {path}.method is null: there is no calibrator",
@@ -78,6 +77,6 @@ class PublishConfig:
     )
 
     def check(self, path: str) -> None:
-        """The name must be a directory's."""
+        # The name must be a directory's.
         if self.model is not None:
             check_name(f"{path}.model", self.model, "clicks")

@@ -109,13 +109,13 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
 
 
 def _tells_secret(name: str, value: str) -> bool:
-    """Whether variable ``name`` has a secret as its ``value``; the path of a mounted file is none."""
+    # Whether variable ``name`` has a secret as its ``value``; the path of a mounted file is none.
     is_path = _FILE.search(name) is not None and value.startswith("/")
     return SECRETIVE.search(name) is not None and not is_path or _WEBHOOKS.search(value) is not None
 
 
 def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """All strings below ``value`` with their paths."""
+    # All strings below ``value`` with their paths.
     if isinstance(value, str):
         yield path, value
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -124,7 +124,7 @@ def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _variables(path: str, value: Any) -> Iterator[tuple[str, str, str]]:
-    """Path, name and value of every mapping below ``value`` that has both, as variables in a pod's manifest have."""
+    # Path, name and value of every mapping below ``value`` that has both, as variables in a pod's manifest have.
     if isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
         yield path, value["name"], value["value"]
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

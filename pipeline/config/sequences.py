@@ -37,13 +37,11 @@ class EventColumn:
         None, low=3, high=MOST_ROWS, doc="Largest number of rows of an own table; null: `data.sparse_defaults.rows`."
     )
     min_count: int | None = setting(
-        None,
-        low=1,
-        doc="Lookups after which an id gets a row of an own table; null: `data.sparse_defaults.min_count`.",
+        None, low=1, doc="Lookups after which an id gets a row of an own table; null: `data.sparse_defaults.min_count`."
     )
 
     def check(self, path: str) -> None:
-        """The rows of a shared table are set where the table is."""
+        # The rows of a shared table are set where the table is.
         own = [name for name in ("rows", "min_count") if getattr(self, name) is not None]
         if self.table is not None and own:
             raise ConfigError(
@@ -122,7 +120,7 @@ class SequenceConfig:
         return self.built or self.time is not None
 
     def check(self, path: str) -> None:
-        """There is a column, and its name is free."""
+        # There is a column, and its name is free.
         if self.built and (self.time is not None or self.separator is not None):
             what = "time" if self.time is not None else "separator"
             raise ConfigError(
@@ -157,7 +155,7 @@ class SequenceOptions:
     )
 
     def check(self, path: str) -> None:
-        """ConfigError for a layer without width."""
+        # ConfigError for a layer without width.
         if any(width < 1 for width in self.hidden or ()):
             raise ConfigError(
                 f"{path}.hidden is {self.hidden}, expected widths of at least 1", hint=f"{path}.hidden=[32,16]"
@@ -178,7 +176,7 @@ class SequenceModel:
     options: SequenceOptions = setting(factory=SequenceOptions, doc="Options of `block`.")
 
     def check(self, path: str) -> None:
-        """The block must have its options."""
+        # The block must have its options.
         self.block_at(path)
 
     def block_at(self, path: str) -> SequenceBlock:

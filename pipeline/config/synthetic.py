@@ -49,11 +49,7 @@ class SyntheticConfig:
         1.0, low=0.0, quiet=True, doc="Effect of all ids together on whether a click converts."
     )
     conversion_overlap: float = setting(
-        0.5,
-        low=0.0,
-        high=1.0,
-        quiet=True,
-        doc="Correlation of an id's effects on conversion and on clicks.",
+        0.5, low=0.0, high=1.0, quiet=True, doc="Correlation of an id's effects on conversion and on clicks."
     )
     conversion_missing: float = setting(
         0.0, low=0.0, high=0.99, quiet=True, doc="Share of rows whose `conversion` is missing."
@@ -94,7 +90,7 @@ class SyntheticConfig:
     )
 
     def check(self, path: str) -> None:
-        """Users see one row a second at most, of categories that there are."""
+        # Users see one row a second at most, of categories that there are.
         if not self.users:
             return
         if self.interests > self.categories:

@@ -34,7 +34,7 @@ class TaskLabel:
     )
 
     def check(self, path: str) -> None:
-        """Two values for two classes, and a name that columns can have."""
+        # Two values for two classes, and a name that columns can have.
         if LABEL_KINDS.get(self.kind).classes and self.positive == self.negative:
             raise ConfigError(
                 f"{path}.positive and {path}.negative are both {self.positive!r}, expected two values",
@@ -83,7 +83,7 @@ class TaskOptions:
     levels: int | None = setting(None, low=1, high=16, doc="Number of levels of experts that ple puts on each other.")
 
     def check(self, path: str) -> None:
-        """ConfigError for a layer without width."""
+        # ConfigError for a layer without width.
         for name in ("task_mlp", "expert_mlp"):
             if any(width < 1 for width in getattr(self, name) or ()):
                 raise ConfigError(

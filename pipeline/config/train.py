@@ -77,7 +77,7 @@ class AverageConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        """Settings of an average need one."""
+        # Settings of an average need one.
         plain = AverageConfig()
         for name in ("decay", "start", "every", "use"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -163,7 +163,7 @@ class SnapshotConfig:
         return self.count > 1
 
     def check(self, path: str) -> None:
-        """Settings of an ensemble need one."""
+        # Settings of an ensemble need one.
         plain = SnapshotConfig()
         for name in ("keep", "kind", "perturbation", "choose", "weights"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -201,9 +201,7 @@ class GuardConfig:
     )
     collapse_after_steps: int = setting(200, low=0, doc="Steps before which the guard stops nothing.")
     min_logit_std: float = setting(
-        1e-4,
-        low=0.0,
-        doc="Stop if the standard deviation of the model's logits is smaller: all predictions are alike.",
+        1e-4, low=0.0, doc="Stop if the standard deviation of the model's logits is smaller: all predictions are alike."
     )
     max_window_ne: float = setting(
         1.0,
@@ -401,7 +399,7 @@ class TrainConfig:
         return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
 
     def check(self, path: str) -> None:
-        """The settings of the schedule must agree with each other, and the optimizers must have their options."""
+        # The settings of the schedule must agree with each other, and the optimizers must have their options.
         _ = self.table_optimizer, self.dense_spec
         if self.asynchronous:
             self._check_asynchronous(path)
@@ -411,7 +409,17 @@ class TrainConfig:
                 hint=f"{path}.compile=true",
             )
         if self.schedule == "constant":
-            self._check_constant(path)
+            if self.min_lr_factor:
+                raise ConfigError(
+                    f"{path}.min_lr_factor is {self.min_lr_factor:g}, but {path}.schedule=constant never falls to it",
+                    hint=f"{path}.schedule=cosine",
+                )
+            # 0.5 is the default and 1.0 was: neither shows that the user wants the rates to fall.
+            if self.decay_ratio not in (0.5, 1.0):
+                raise ConfigError(
+                    f"{path}.decay_ratio is {self.decay_ratio:g}, but {path}.schedule=constant never falls",
+                    hint=f"{path}.schedule=linear",
+                )
         elif self.max_steps is not None and isinstance(self.warmup_steps, int) and self.max_steps <= self.warmup_steps:
             raise ConfigError(
                 f"{path}.schedule is {self.schedule}, but training ends after {path}.max_steps={self.max_steps} steps, "
@@ -420,7 +428,7 @@ class TrainConfig:
             )
 
     def _check_asynchronous(self, path: str) -> None:
-        """What needs one step after the other is refused."""
+        # What needs one step after the other is refused.
         refused = {
             f"{path}.compile is true": (self.compile is True, f"{path}.compile=false"),
             f"{path}.average.kind is {self.average.kind}": (self.average.active, f"{path}.average.kind=none"),
@@ -437,19 +445,6 @@ class TrainConfig:
                     f"{what}, which needs one step after the other, but {path}.mode={self.mode} takes several at once",
                     hint=f"{hint}, or {path}.mode=sync",
                 )
-
-    def _check_constant(self, path: str) -> None:
-        if self.min_lr_factor:
-            raise ConfigError(
-                f"{path}.min_lr_factor is {self.min_lr_factor:g}, but {path}.schedule=constant never falls to it",
-                hint=f"{path}.schedule=cosine",
-            )
-        # 0.5 is the default and 1.0 was: neither shows that the user wants the rates to fall.
-        if self.decay_ratio not in (0.5, 1.0):
-            raise ConfigError(
-                f"{path}.decay_ratio is {self.decay_ratio:g}, but {path}.schedule=constant never falls",
-                hint=f"{path}.schedule=linear",
-            )
 
 
 @dataclass(kw_only=True)

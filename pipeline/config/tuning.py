@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config.fields import setting
-from pipeline.config.values import check_name
+from pipeline.config.fields import check_name, setting
 from pipeline.errors import ConfigError
 from pipeline.specs.registry import SEARCH_PARTS, search_part_docs
 
@@ -43,7 +42,7 @@ class SearchConfig:
     final_temperature: float = setting(1.0, low=1e-3, doc="Temperature at the end; it changes by a constant factor.")
 
     def check(self, path: str) -> None:
-        """There must be something to search."""
+        # There must be something to search.
         if not self.parts and SEARCH_PARTS.names():
             raise ConfigError(
                 f"{path}.parts is empty, expected some of: {', '.join(SEARCH_PARTS.names())}",
@@ -93,7 +92,7 @@ class TuneConfig:
     )
 
     def check(self, path: str) -> None:
-        """Names of studies are those of folders."""
+        # Names of studies are those of folders.
         for name in ("study", "warm_start"):
             if (value := getattr(self, name)) is not None:
                 check_name(f"{path}.{name}", value, "lr")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pipeline.config.fields import check_values
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import SHARDING_TYPES, PlanConfig
 from pipeline.config.train import fitting_lanes
-from pipeline.config.values import check_values
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import ConfigError

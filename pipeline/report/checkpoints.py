@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.config.renamed import leaves
+from pipeline.config.paths import leaves
 from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,

@@ -13,9 +13,9 @@ from typing import Any
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
-from pipeline.config.renamed import leaves
+from pipeline.config.nightly import TrackConfig
+from pipeline.config.paths import leaves
 from pipeline.config.secrets import recorded
-from pipeline.config.track import TrackConfig
 from pipeline.errors import LostLeaseError
 from pipeline.records.night import NightRecord
 from pipeline.records.record import read

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config.track import TrackConfig
+    from pipeline.config.nightly import TrackConfig
     from pipeline.records.night import NightRecord
     from pipeline.records.result import Result
     from pipeline.store.artifacts import Store

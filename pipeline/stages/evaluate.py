@@ -19,8 +19,8 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 if TYPE_CHECKING:
-    from pipeline.training.predict import EventAttention
     from pipeline.training.parquet import SplitReader
+    from pipeline.training.predict import EventAttention
 
 ATTENTION = "attention.json"
 

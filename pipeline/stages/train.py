@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.renamed import with_first_names
+from pipeline.config.paths import with_first_names
 from pipeline.records.result import CheckpointPart, Result, TrainPart
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use

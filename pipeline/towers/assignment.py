@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from pipeline.config.partition import PartitionConfig
-from pipeline.config.plan import PlanConfig
+from pipeline.config.plan import PartitionConfig, PlanConfig
 from pipeline.errors import ConfigError
 from pipeline.records.towers import Tower, TowerModuleSpec, Towers
 from pipeline.specs.model import ModelCosts

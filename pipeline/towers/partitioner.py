@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.partition import PartitionConfig
+from pipeline.config.plan import PartitionConfig
 from pipeline.records.towers import TowerEvidence
 
 PLANE = 2

@@ -19,7 +19,7 @@ from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.checkpoint.warm import warm_start
-from pipeline.config.partition import PartitionConfig
+from pipeline.config.plan import PartitionConfig
 from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.embeddings.row_access import reset_rows
 from pipeline.embeddings.touched import TouchedRows

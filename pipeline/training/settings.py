@@ -10,7 +10,7 @@ from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.model import ModelConfig
-from pipeline.config.partition import PartitionConfig
+from pipeline.config.plan import PartitionConfig
 from pipeline.config.secrets import recorded
 from pipeline.config.train import DebugConfig, TrainConfig
 

@@ -9,9 +9,8 @@ import pytest
 from pipeline.config import Config, DataConfig, DriftLimits, HardwareConfig, ModelConfig, SparseFeature, TablePin
 from pipeline.config.checks import check
 from pipeline.config.features import DenseFeature, TableFigures
-from pipeline.config.fields import METADATA, setting
+from pipeline.config.fields import METADATA, check_values, setting
 from pipeline.config.paths import places
-from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 
 

@@ -45,7 +45,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def _search(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
-    from pipeline.config.values import check_name
+    from pipeline.config.fields import check_name
     from pipeline.launch.locks import folder_lock
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.plugins.search.report import search_text

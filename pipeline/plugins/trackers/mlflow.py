@@ -20,7 +20,7 @@ from pipeline.plugins.trackers.mlflow_server import EXISTS, MISSING, MlflowError
 from pipeline.specs.tracker import RunTracking, Tracker
 
 if TYPE_CHECKING:
-    from pipeline.config.track import TrackConfig
+    from pipeline.config.nightly import TrackConfig
     from pipeline.records.night import NightRecord
     from pipeline.records.result import Result
     from pipeline.specs.tracker import Served

@@ -23,7 +23,7 @@ from pipeline.specs.tracker import RunTracking, Tracker
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from pipeline.config.track import TrackConfig
+    from pipeline.config.nightly import TrackConfig
     from pipeline.records.result import Result
     from pipeline.store.artifacts import Store
 

@@ -16,7 +16,7 @@ from pipeline.records.result import Result
 from pipeline.specs.tracker import RunTracking, Tracker
 
 if TYPE_CHECKING:
-    from pipeline.config.track import TrackConfig
+    from pipeline.config.nightly import TrackConfig
     from pipeline.store.artifacts import Store
 
 Labelled = dict[tuple[tuple[str, str], ...], float]

@@ -12,7 +12,7 @@ from pipeline.records.runs import run_directory
 from pipeline.specs.tracker import RunTracking, Tracker
 
 if TYPE_CHECKING:
-    from pipeline.config.track import TrackConfig
+    from pipeline.config.nightly import TrackConfig
     from pipeline.records.result import Result
     from pipeline.store.artifacts import Store
 
