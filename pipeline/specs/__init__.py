@@ -21,11 +21,9 @@ from pipeline.specs.model import (
     SEQUENCE_BLOCKS,
     TASK_ARCHITECTURES,
     BlockInputs,
-    Decision,
     Model,
     ModelCosts,
     ModelInputs,
-    SearchPart,
     SequenceBlock,
     TaskArchitecture,
     TaskInput,
@@ -34,6 +32,7 @@ from pipeline.specs.model import (
 )
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, ORDINARY_STATE, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
 from pipeline.specs.registry import Registry, default_stages, search_part_docs
+from pipeline.specs.search_part import Decision, SearchPart
 from pipeline.specs.stage import Stage
 from pipeline.specs.tracker import Tracker
 

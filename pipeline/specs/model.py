@@ -1,12 +1,12 @@
-"""The protocols of a ranking model, of its parts for sequences and tasks, and of what ``nightjar search`` decides.
+"""The protocols of a ranking model and its parts: blocks for sequences, architectures for tasks.
 
 A module that defines one of them must not import torch at its top.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -16,9 +16,6 @@ from pipeline.specs.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from pipeline.config import Config
-    from pipeline.records.dataset import DatasetSchema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,45 +179,3 @@ SEQUENCE_BLOCKS: Registry[SequenceBlock] = Registry(
     home="pipeline.models.sequences",
     group="nightjar.sequence_blocks",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """One thing to decide: ``name`` gets one of ``choices``; the first one is what the configuration says.
-
-    ``like``: decisions that say the same and have the same choices cost the same, so that one of them is priced.
-    """
-
-    name: str
-    choices: tuple[Any, ...]
-    like: str = ""
-
-    @property
-    def priced_as(self) -> tuple[str, tuple[Any, ...]]:
-        """What decisions of equal cost have in common."""
-        return self.like or self.name, self.choices
-
-
-class SearchPart(ABC):
-    """A choice of ``search.parts``. Its file must not import torch at its top.
-
-    The cost needs no code of a part: the planner prices the configuration that ``apply`` makes of each choice.
-    """
-
-    name: str
-    doc: str
-
-    @abstractmethod
-    def decisions(self, config: Config, schema: DatasetSchema) -> Sequence[Decision]:
-        """What there is to decide for the model of ``config``; decisions of all parts differ in name."""
-
-    @abstractmethod
-    def attach(self, net: Any, decisions: Sequence[Decision]) -> None:
-        """Have the super-net act by the decisions' gates, at the places it offers (``SuperNet.at``).
-
-        ``net``: a ``pipeline.plugins.search.supernet.SuperNet``.
-        """
-
-    @abstractmethod
-    def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """``config`` with what was ``chosen``, by the names of some of its decisions; the others stay as they are."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.records.search import Price
-from pipeline.specs.model import Decision
+from pipeline.specs.search_part import Decision
 
 Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
 FARTHEST = 5.0  # difference of measured choices' logits, so that one which seems poor is drawn at times, and learns

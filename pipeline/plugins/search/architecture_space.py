@@ -16,7 +16,7 @@ from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.records.search import Price
 from pipeline.specs import SEARCH_PARTS
-from pipeline.specs.model import Decision, SearchPart
+from pipeline.specs.search_part import Decision, SearchPart
 
 BACKBONE = "dlrm"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.config.model import COLUMN_STEP
-from pipeline.specs.model import Decision, SearchPart
+from pipeline.specs.search_part import Decision, SearchPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
