@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 LOCKED      := $(PIP) install --no-deps --require-hashes
 INSTALLED   := .venv/.installed-$(DEVICE)
-# What nightjar sets for its own processes (pipeline/cpus.py): a benchmark's threads sleep as soon as those of a training.
+# What nightjar sets for its own processes (pipeline/core/cpus.py): a benchmark's threads sleep as soon as those of a training.
 GOMP_SPINCOUNT ?= 1000
 export GOMP_SPINCOUNT
 # Some images forbid bytecode: every process of a test would compile what it imports, a second each time.
@@ -45,7 +45,7 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
 
 # As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
-WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
+WORKERS = $(shell .venv/bin/python -c "from pipeline.core.cpus import available_cpus; print(max(2, available_cpus()))")
 
 # A file of tests stays in one process: many train once for all of their tests, and work that is stolen from a file would
 # train a second time. Files with slow tests begin first (tests/conftest.py). A test that ends its process ends the run:

@@ -11,7 +11,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 
 FOLDS = 5
 TRAIN, TEST = 1, 2  # days: a split by day holds out the last one

@@ -17,8 +17,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.checkpoint_model import DENSE, ZipfIds
 from benchmarks.network.ranks import serve
-from pipeline.compose import compose
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.config.compose import compose
 from pipeline.models.settings import WideDeepConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import sample_bytes

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import finish
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.calibration_curves import applied, fit_curve, shifts_of
 from pipeline.evaluation.metrics import sigmoid

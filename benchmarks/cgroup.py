@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 
 PERIOD_US = 100_000
 SHORT_PERIOD_US = 10_000  # for processes that wait for each other: one that has used its share stops the others

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 
 
 @dataclass(frozen=True)

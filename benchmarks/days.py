@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.common import finish
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.stage import ingest
 from pipeline.store import Store
 

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from benchmarks.common import finish
-from pipeline.units import GIB
+from pipeline.core.units import GIB
 
 NIGHTJAR = (sys.executable, "-m", "pipeline.cli")
 

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.common import finish
 from benchmarks.runs import processes, run
 from pipeline.config.synthetic import SyntheticConfig
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 from pipeline.ingest.ground_truth import SPARSE, feature_sizes
 
 COLUMNS, IDS = 10, 5_000

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.cgroup import equal_share, shares
 from benchmarks.runs import silent
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps

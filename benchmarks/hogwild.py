@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.common import finish
 from benchmarks.runs import processes, run
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 
 Run = tuple[float, float, float]  # test log loss, test NE, samples/s
 

@@ -33,8 +33,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import finish
 from benchmarks.ingest_rivals import per_column_numpy, per_column_unique, plain_polars
-from pipeline.compose import compose
 from pipeline.config import DataConfig, DenseFeature, SparseFeature, SyntheticConfig
+from pipeline.config.compose import compose
 from pipeline.ingest.engines import LocalEngine
 from pipeline.store import Store
 

@@ -22,7 +22,7 @@ import polars as pl
 
 from benchmarks.common import finish
 from benchmarks.ingest import peak_bytes
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.store import Store
 
 CHUNK = 1_000_000

@@ -34,9 +34,9 @@ import psutil
 from benchmarks.cgroup import awake, equal_share, shares
 from benchmarks.common import finish
 from benchmarks.ingest import IDS, peak_bytes
-from pipeline.compose import compose
 from pipeline.config import Config, SyntheticConfig
-from pipeline.cpus import available_cpus
+from pipeline.config.compose import compose
+from pipeline.core.cpus import available_cpus
 from pipeline.store import Store
 
 WORKERS = (1, 2, 4)

@@ -28,7 +28,7 @@ from benchmarks import flights
 from benchmarks.code_logs import code_logs
 from benchmarks.common import finish
 from pipeline import cli
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.store import Store
 
 SHARED = Path(__file__).parents[2] / "shared/data"

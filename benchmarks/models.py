@@ -27,8 +27,8 @@ from scipy.stats import ttest_rel
 from benchmarks import adult, flights
 from benchmarks.common import finish
 from benchmarks.runs import processes, run, silent
-from pipeline.compose import compose
-from pipeline.cpus import available_cpus
+from pipeline.config.compose import compose
+from pipeline.core.cpus import available_cpus
 from pipeline.models.costs import model_costs
 from pipeline.specs import MODELS, ModelInputs
 from pipeline.stages.inputs import read_dataset

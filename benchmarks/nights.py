@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.common import finish
 from pipeline import cli
-from pipeline.errors import GateHeldError
+from pipeline.core.errors import GateHeldError
 from pipeline.evaluation import evaluate
 from pipeline.publishing.promotion import incumbent
 from pipeline.publishing.served import ServedModel, local_version

@@ -24,6 +24,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from benchmarks.clicks import config_of
 from benchmarks.common import finish
+from pipeline.core.units import MIB
 from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.row_access import LocalShard
@@ -31,7 +32,6 @@ from pipeline.embeddings.tables import Kernel
 from pipeline.native import library
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.training.distributed import connect
-from pipeline.units import MIB
 
 TABLES, BATCH, WIDTH = 26, 4096, 16
 TURNS, WARM = 42, 2

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import finish
-from pipeline.compose import compose
 from pipeline.config import Config, TableFigures
-from pipeline.errors import NightjarError
+from pipeline.config.compose import compose
+from pipeline.core.errors import NightjarError
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Plan, Profile, TablePlan

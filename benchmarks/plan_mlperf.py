@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import finish
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 

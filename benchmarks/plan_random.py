@@ -28,15 +28,15 @@ from torchrec.distributed.planner.types import PlannerError, ShardingOption
 
 from benchmarks.common import finish
 from benchmarks.stock import Stock, slowest_rank
-from pipeline.compose import compose
 from pipeline.config import Config, TableFigures
-from pipeline.errors import PlanError
+from pipeline.config.compose import compose
+from pipeline.core.errors import PlanError
+from pipeline.core.units import GIB
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.problem import build_problem
 from pipeline.planning.step_prediction import predict
 from pipeline.records import Plan, ShardPlan, TablePlan
-from pipeline.units import GIB
 
 CASES = 200
 CACHED = 0.2  # TorchRec's share of a table's rows in a cache

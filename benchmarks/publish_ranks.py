@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import run_config, silent
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 

@@ -30,7 +30,7 @@ from benchmarks.cgroup import awake, equal_share, shares
 from benchmarks.common import finish
 from benchmarks.evaluate_ranks import evaluated
 from benchmarks.publish_ranks import published
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.engines import in_order
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing import promotion, versions

@@ -8,8 +8,8 @@ import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps

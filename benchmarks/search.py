@@ -34,8 +34,8 @@ import torch
 
 from benchmarks.common import finish
 from benchmarks.runs import run, run_config, silent
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.plugins.search.best_experiment import best_experiment
 from pipeline.plugins.search.loop import search

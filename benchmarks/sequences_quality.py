@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from benchmarks.common import finish
 from benchmarks.runs import processes, run
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 from pipeline.store import Store
 
 ATTENDING, BASE = ("din", "hstu"), "sum"

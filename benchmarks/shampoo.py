@@ -28,7 +28,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.models import FIRST_SEED, settings_of
 from pipeline.cli import main as nightjar
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
 from pipeline.stages.inputs import read_plan

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.common import finish
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 from pipeline.store import Store
 
 NOW = "from pipeline.cli import main"

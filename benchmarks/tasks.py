@@ -23,7 +23,7 @@ from scipy.stats import ttest_rel
 
 from benchmarks.common import finish
 from benchmarks.runs import processes, run
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 from pipeline.specs import TASK_ARCHITECTURES
 
 RARE = "conversion"

@@ -24,8 +24,8 @@ from scipy.stats import ttest_rel
 from benchmarks.ari import adjusted_rand_index
 from benchmarks.common import finish
 from benchmarks.runs import run_config
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.ingest.ground_truth import planted_blocks
 from pipeline.records import Towers
 from pipeline.specs.stage import StageIO

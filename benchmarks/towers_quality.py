@@ -29,8 +29,8 @@ from benchmarks import adult, flights
 from benchmarks.common import finish
 from benchmarks.towers_model import MODULE, TIMES, narrowed
 from benchmarks.towers_partition import test_ne
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.records import TowerModuleSpec
 from pipeline.stages.inputs import read_dataset
 from pipeline.stages.steps import steps

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from benchmarks import flights
 from benchmarks.common import finish
 from benchmarks.runs import processes, run
-from pipeline.compose import compose
-from pipeline.cpus import available_cpus
+from pipeline.config.compose import compose
+from pipeline.core.cpus import available_cpus
 from pipeline.planning import PlanInputs
 from pipeline.planning.widths import widths
 from pipeline.stages.inputs import read_dataset, with_batch

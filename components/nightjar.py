@@ -17,7 +17,7 @@ from torchx.specs import AppDef, Resource, Role, macros, named_resources, parse_
 
 from pipeline.config.kubernetes import EMBEDDING
 from pipeline.config.launch import LaunchConfig, PodResources
-from pipeline.errors import ConfigError, NightjarError
+from pipeline.core.errors import ConfigError, NightjarError
 from pipeline.specs import STAGES
 
 ARGUMENTS = {

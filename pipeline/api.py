@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import EXIT_CODES, ArtifactError, NightjarError
+from pipeline.core.errors import EXIT_CODES, ArtifactError, NightjarError
 
 if TYPE_CHECKING:
     import polars as pl

@@ -6,7 +6,7 @@ Changed is what differs from the merge base with ``main``: commits, edits that a
 
 - A module of ``TREES`` selects the tests that import it, directly or through others, inside functions too.
 - Another file of these folders (a C source, a template, recorded data) stands for the modules of its folder.
-- A YAML of ``conf/`` stands for ``pipeline.compose``, which reads it.
+- A YAML of ``conf/`` stands for ``pipeline.config.compose``, which reads it.
 - A page or any other file selects the tests that have its name in quotes, or that of a folder it lies in.
 - A ``conftest.py`` selects all tests of its folder, and one of ``EVERYTHING`` all there are.
 - Any change selects ``tests/project/``, whose tests look at all files.
@@ -36,12 +36,12 @@ EVERYTHING = (
     "pyproject.toml",
     "requirements/",
     "conf/hardware/laptop.yaml",
-    "pipeline/cpus.py",
+    "pipeline/core/cpus.py",
     "tests/frozen.py",
     "tests/shared_cores.py",
     "tests/composed.py",
 )
-COMPOSE = "pipeline/compose/__init__.py"
+COMPOSE = "pipeline/config/compose/__init__.py"
 SLOW = "slow and not image"
 PASSED, NO_TESTS = 0, 5  # exit codes of pytest
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from pipeline.cpus import share_cpus
+from pipeline.core.cpus import share_cpus
 
 # Before torch: tests share the cores with each other and with the ranks they start. Threads that wait for each other on
 # cores that others use take many times as long as one.

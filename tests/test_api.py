@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 from pipeline import api
 from pipeline.api import Run, _error, _watch, load_run, load_version, run, runs
-from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError, NightjarError
+from pipeline.core.errors import ArtifactError, ConfigError, DataError, LaunchError, NightjarError
 from tests.conftest import ROOT
 from tests.waits import PATIENCE
 

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from pipeline.clock import CLOCK, Clock
-from pipeline.store import retrying
+from pipeline.core import retrying
+from pipeline.core.clock import CLOCK, Clock
 
 PATIENCE = 600.0  # seconds; what happens at all happens within them on any machine
 LOOK_SECONDS = 0.01  # between two looks

@@ -14,9 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.cpus import available_cpus
-from pipeline.errors import NightjarError
-from pipeline.machine import cpu_times, gpus, is_busy, is_disturbed, kept_figures, known_figures, processor
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import NightjarError
+from pipeline.core.machine import cpu_times, gpus, is_busy, is_disturbed, kept_figures, known_figures, processor
 
 log = logging.getLogger(__name__)
 # Keys of the machines and settings that this process measured.

@@ -17,13 +17,13 @@ from pipeline.calibration.timing import time_copies, time_disk, time_kernels, ti
 from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
 from pipeline.config import Config
 from pipeline.config.hardware import HardwareConfig
+from pipeline.core.units import GIB
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.step_prediction import predict
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.store.artifacts import Store
-from pipeline.units import GIB
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import LaunchError, NightjarError
-from pipeline.machine import stay_on_loopback
+from pipeline.core.errors import LaunchError, NightjarError
+from pipeline.core.machine import stay_on_loopback
 
 POLL_SECONDS = 0.5
 # For which ranks may be silent; they say what they do every few seconds.

@@ -32,7 +32,7 @@ from pipeline.checkpoint.collectives import all_gather_records, run_on_rank0
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
 from pipeline.checkpoint.save import SLOW, Job, write_checkpoint
-from pipeline.errors import NightjarError, PassingError
+from pipeline.core.errors import NightjarError, PassingError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 

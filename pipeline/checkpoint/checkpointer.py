@@ -45,13 +45,13 @@ from pipeline.checkpoint.save import Job
 from pipeline.checkpoint.snapshot import SnapshotBuffers, full_bytes, full_values, take_snapshot
 from pipeline.checkpoint.train_state import TrainState, dense_part
 from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.core.errors import ArtifactError, DamagedError, PassingError
+from pipeline.core.units import MIB
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.touched import TouchedRows
-from pipeline.errors import ArtifactError, DamagedError, PassingError
 from pipeline.records.checkpoint import TableSize
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.units import MIB
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.container import VERIFY, read_tensors, unreadable, write_tensors
 from pipeline.checkpoint.quantise import Coding, EncodedRows, decode, encode
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 
 FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from pipeline.errors import NightjarError, PassingError
+from pipeline.core.errors import NightjarError, PassingError
 
 log = logging.getLogger(__name__)
 # Seconds before each further try of what met a passing fault.

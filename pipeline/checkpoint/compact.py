@@ -21,8 +21,8 @@ from pipeline.checkpoint.index import BASELINE, DENSE, INDEX, STATE, damage_hint
 from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import read_index
 from pipeline.checkpoint.save import summarize
+from pipeline.core.errors import ArtifactError, DamagedError
 from pipeline.embeddings.row_access import columns_of
-from pipeline.errors import ArtifactError, DamagedError
 from pipeline.records.checkpoint import Extent, Index
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import MANIFEST, Artifact

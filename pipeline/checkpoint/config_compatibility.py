@@ -24,7 +24,7 @@ from pipeline.config.features import PERCENTILE
 from pipeline.config.fields import default_of, setting_of
 from pipeline.config.model import TableConfig
 from pipeline.config.paths import config_changes, with_new_names
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
 from pipeline.specs.model import MODELS
 from pipeline.store.manifest import Artifact

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 
 _NAMES = {
     torch.float32: "F32",

@@ -11,8 +11,8 @@ import torch
 
 from pipeline.checkpoint.container import write_header
 from pipeline.checkpoint.reader import ChainReader
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.row_access import LocalShard
-from pipeline.errors import ConfigError
 from pipeline.records.checkpoint import Exported, ExportedTable
 from pipeline.store.artifacts import Store
 from pipeline.store.files import whole_file

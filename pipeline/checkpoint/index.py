@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 from pipeline.records.record import Record
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST, Artifact

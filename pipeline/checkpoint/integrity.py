@@ -17,7 +17,7 @@ import xxhash
 from pipeline.checkpoint import collectives
 from pipeline.checkpoint.collectives import retry_on_all_ranks
 from pipeline.checkpoint.index import committed, damage_hint, readable
-from pipeline.errors import DamagedError, PassingError, UnreachableError
+from pipeline.core.errors import DamagedError, PassingError, UnreachableError
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import reachable
 from pipeline.store.manifest import MANIFEST, Artifact, FileEntry

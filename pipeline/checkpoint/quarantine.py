@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.checkpoint.index import readable, step_of
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import removal
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST

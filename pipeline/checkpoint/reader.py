@@ -30,10 +30,10 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, damage_hint, restore_order
 from pipeline.checkpoint.integrity import damage, listing, read_verified, require_seen_by_all
 from pipeline.checkpoint.train_state import TrainState, load_optimizer, parse_state
+from pipeline.core.errors import ArtifactError, DamagedError
 from pipeline.embeddings.row_access import LocalShard, RowAccess, columns_of
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows, shard_key
-from pipeline.errors import ArtifactError, DamagedError
 from pipeline.records.checkpoint import Extent, Index, TableSize
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import reachable

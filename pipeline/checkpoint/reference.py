@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.checkpoint.index import NAME, committed, damage_hint, readable, step_of
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST, Artifact
 

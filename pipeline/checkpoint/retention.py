@@ -23,7 +23,7 @@ from pipeline.checkpoint.index import (
     step_of,
 )
 from pipeline.checkpoint.reference import directories, run_of
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import pins

@@ -31,13 +31,13 @@ from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
 from pipeline.checkpoint.quarantine import make_room
-from pipeline.errors import ArtifactError, NightjarError, PassingError
+from pipeline.core.errors import ArtifactError, NightjarError, PassingError
+from pipeline.core.retrying import TRIES, passes, retried
 from pipeline.records.checkpoint import Extent, Index, TableSize
 from pipeline.records.record import plain
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.errors import disk_errors
 from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
-from pipeline.store.retrying import TRIES, passes, retried
 
 FORMAT = 2
 KIND = "checkpoint"

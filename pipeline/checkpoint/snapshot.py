@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.row_access import LocalShard, RowAccess
 from pipeline.embeddings.touched import TouchedRows, shard_key
-from pipeline.errors import GuardError
 
 # Values copied and checked at a time: they stay in the second-level cache in between.
 _PIECE_VALUES = 1 << 18

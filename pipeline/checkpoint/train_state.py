@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.checkpoint.container import unreadable
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS
 
 # Settings of how a step is computed, not of what it computes: the running process decides them.

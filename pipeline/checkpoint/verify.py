@@ -9,7 +9,7 @@ from pipeline.checkpoint.index import BASELINE, DENSE, INDEX, STATE, readable
 from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import read_blocks, read_index
 from pipeline.checkpoint.train_state import parse_state
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 from pipeline.records.checkpoint import Damage, Extent
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST, Artifact, FileEntry

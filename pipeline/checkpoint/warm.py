@@ -21,8 +21,8 @@ from pipeline.checkpoint.reader import (
     read_state,
     restore_dense,
 )
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records.checkpoint import TableSize
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact

@@ -47,7 +47,7 @@ from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLimits, TaskOptions, TaskTraining
 from pipeline.config.train import ClipConfig, DebugConfig, GuardConfig, TrainConfig
 from pipeline.config.tuning import SearchConfig, TuneConfig
-from pipeline.specs.registry import STAGES, default_stages
+from pipeline.core.registry import STAGES, default_stages
 
 __all__ = [
     "CheckpointConfig",

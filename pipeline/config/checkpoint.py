@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 CODINGS = ("auto", "mixed", "2", "3", "4", "8", "fp16", "fp32")
 DATA = "data"  # the group of settings that say how logs are read

@@ -12,12 +12,12 @@ from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
 from pipeline.config.paths import RENAMED
 from pipeline.config.train import RESET, ValidateConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import default_stages
 from pipeline.specs import STAGES
 from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 from pipeline.specs.model import SEQUENCE_BLOCKS, TASK_ARCHITECTURES
-from pipeline.specs.registry import default_stages
 
 
 def check(config: Config) -> None:

@@ -24,7 +24,7 @@ from pipeline.config.ingest import ChecksConfig, DedupeConfig, SamplingConfig, S
 from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
 

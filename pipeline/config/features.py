@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.id_mapping import id_mapping_docs, id_mapping_names
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "mdl", "max_norm", "unit", "none")

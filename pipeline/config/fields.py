@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 METADATA = "setting"
 AUTO = "auto"

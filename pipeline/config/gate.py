@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, make_dataclass
 
 from pipeline.config.fields import METADATA, setting
 from pipeline.config.tasks import TaskLimits
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.gate_check import GATE_CHECKS
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 # Figures that embedding hosts may have of their own, as ``embedding_<name>``.
 OF_EMBEDDING_HOSTS = ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
-from pipeline.specs.registry import ENGINES, find_plugins
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import ENGINES, find_plugins
 
 LOGIT, WEIGHTS = "logit", "weights"
 

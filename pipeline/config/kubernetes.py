@@ -8,7 +8,7 @@ from pipeline.config import Config
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.launch import LaunchConfig, PodConfig
 from pipeline.config.nightly import ScheduleConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")

@@ -8,8 +8,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
-from pipeline.logs import FORMATS as LOG_FORMATS
-from pipeline.specs.registry import LAUNCHERS, STAGES, find_plugins, inline_stages
+from pipeline.core.logs import FORMATS as LOG_FORMATS
+from pipeline.core.registry import LAUNCHERS, STAGES, find_plugins, inline_stages
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,10 @@ from omegaconf import MISSING
 from pipeline.config.fields import setting
 from pipeline.config.sequences import SequenceModel
 from pipeline.config.tasks import TaskOptions
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import with_options
 from pipeline.specs.model import MODELS, TASK_ARCHITECTURES, TaskArchitecture
 from pipeline.specs.optimizers import TABLE_OPTIMIZERS
-from pipeline.specs.registry import with_options
 
 POOLINGS = ("sum", "mean")
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from pipeline.config.fields import check_time_zone, setting
-from pipeline.errors import ConfigError
-from pipeline.specs.registry import TRACKERS
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import TRACKERS
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.model import ModelConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.model import MODELS
 
 # Settings, and their names in other tools, which newcomers type first. Of several settings, the one in the typed group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 # Where tables may live, the fastest first.
 TIERS = ("hbm", "hbm_cached", "ddr", "ssd")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import check_name, setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import with_options
 from pipeline.specs.label_kind import CALIBRATORS, Calibrator, calibrator_docs
-from pipeline.specs.registry import with_options
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a schedule takes it from the environment
 # Names of variables and options whose value is a secret.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES, SparseFeature
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import with_options
 from pipeline.specs.id_mapping import mapping_of
 from pipeline.specs.model import SEQUENCE_BLOCKS, SequenceBlock
-from pipeline.specs.registry import with_options
 
 AGE = "age"  # the column of a sequence that its times give
 EVENT_TIME = "time"  # the field of the times of events that are built from the log

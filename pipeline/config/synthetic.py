@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 SECONDS_PER_DAY = 86_400
 

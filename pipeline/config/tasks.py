@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 
 # Columns of scores and names of parts that a task's name would hide.

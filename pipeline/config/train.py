@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.tasks import TaskTraining
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import STEP_EXECUTORS, find_plugins, with_options
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
-from pipeline.specs.registry import STEP_EXECUTORS, find_plugins, with_options
 
 
 @dataclass(kw_only=True)

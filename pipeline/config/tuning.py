@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import check_name, setting
-from pipeline.errors import ConfigError
-from pipeline.specs.registry import SEARCH_PARTS, search_part_docs
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import SEARCH_PARTS, search_part_docs
 
 
 @dataclass(kw_only=True)

@@ -16,10 +16,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd.kernel import states_of, storage_of
 from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import Kernel, kernels
-from pipeline.errors import GuardError
 from pipeline.native import StepsLibrary, Tables, library
 from pipeline.specs.optimizers import TableOptimizer
 

@@ -30,6 +30,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.config.hardware import HardwareConfig
+from pipeline.core.errors import PlanError
+from pipeline.core.units import GIB
 from pipeline.embeddings.compiled_tables import compile_tables, compiled_on
 from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.single_rank_lookup import divide_tables
@@ -38,10 +40,8 @@ from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
 from pipeline.embeddings.tables import kernels
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
-from pipeline.errors import PlanError
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.specs.optimizers import FLOAT, TableOptimizer
-from pipeline.units import GIB
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"

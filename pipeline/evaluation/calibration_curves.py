@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records.model_version import CalibrationCurve, CalibratorRecord
 from pipeline.specs.label_kind import MAIN_TASK, Calibrator

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.records.dataset import TaskColumn
 from pipeline.records.gate import Curve, Histogram
 from pipeline.records.result import TaskFigures

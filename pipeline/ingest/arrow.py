@@ -9,7 +9,7 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.schema import DataSpec
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

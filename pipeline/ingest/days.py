@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 
 from pipeline.config.data import DAY_FIELD, DataConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint

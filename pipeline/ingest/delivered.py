@@ -25,7 +25,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ArtifactError, LaunchError
+from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.ingest.days import filled, path_of
 from pipeline.ingest.rawfiles import files_at, opened, tells_content
 from pipeline.store.artifacts import Store

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.config.ingest import IngestConfig
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
 from pipeline.ingest.output import PartWriter, encoded_frame
 from pipeline.ingest.parallel import dealt

@@ -13,13 +13,13 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config.data import DataConfig
+from pipeline.core.units import MIB
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.gzip_members import Members, first_line, has_one, members_of, text_of
 from pipeline.ingest.rawfiles import COMPRESSED, LogFiles
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, decompressed, readable
-from pipeline.units import MIB
 
 # The unit of ingest.block_mib.
 BLOCK_UNIT = MIB

@@ -10,7 +10,7 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.config.ingest import SplitConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import days, history
 from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.events import FindClicks, FindEvents, MarkedRows, narrow

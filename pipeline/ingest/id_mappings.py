@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.records.dataset import RESERVED_ROWS, UNSEEN_ROW
 from pipeline.specs.id_mapping import BINS as NAME
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay, IdMapping, MappedFeature

@@ -12,7 +12,7 @@ import polars as pl
 
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.config.ingest import ChecksConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.codes import why_codes
 from pipeline.ingest.columns import (

@@ -15,7 +15,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MAGIC = re.compile(r"[*?\[]")

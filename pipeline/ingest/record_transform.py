@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, spec_of

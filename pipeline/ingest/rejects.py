@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 import polars as pl
 
-from pipeline.errors import NightjarError
-from pipeline.store.retrying import passes
-from pipeline.units import printable
+from pipeline.core.errors import NightjarError
+from pipeline.core.retrying import passes
+from pipeline.core.units import printable
 
 # Records that may fail one by one before any is read. Where more do, the code or the whole file is at fault, and taking
 # a block apart record by record would take hours.

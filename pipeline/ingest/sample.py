@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from pipeline.config.data import DataConfig, connector_at
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.units import MIB
 from pipeline.ingest.arrow import frame_of
 from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.formats.avro import Avro
@@ -33,7 +34,6 @@ from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.text import read_lines
 from pipeline.specs.connector import Connector
-from pipeline.units import MIB
 
 # Rows of a sample, and bytes of text that are read for them.
 ROWS = 200_000

@@ -14,7 +14,7 @@ from pipeline.config.features import BINNINGS, LIST, MAP, ONE, PERCENTILE
 from pipeline.config.ingest import SamplingConfig, SplitConfig
 from pipeline.config.sequences import AGE, DROP, EVENT_TIME, EventColumn, SequenceConfig, event_feature
 from pipeline.config.tasks import TaskLabel
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.histories.history_plan import HistoryPlan
 from pipeline.records.dataset import (
     LABEL,

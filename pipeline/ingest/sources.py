@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipeline.errors import DataError, NightjarError, UnreachableError
+from pipeline.core.errors import DataError, NightjarError, UnreachableError
 from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rawfiles import COMPRESSED
 from pipeline.ingest.rejects import Reject

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from pipeline.errors import FullDiskError, is_full
+from pipeline.core.errors import FullDiskError, is_full
 
 _PARTITION_BITS = 8
 # Rows of `KeyPartitions` in memory before they are written.

@@ -19,7 +19,8 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.config.ingest import IngestConfig
-from pipeline.errors import ArtifactError, DataError
+from pipeline.core.errors import ArtifactError, DataError
+from pipeline.core.registry import ENGINES, load_hooks
 from pipeline.ingest import days, history, synthetic, table_specs
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.delayed_labels import corrected_rows
@@ -45,7 +46,6 @@ from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
 from pipeline.records.dataset import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs.connector import Snapshot
 from pipeline.specs.id_mapping import FittingDay
-from pipeline.specs.registry import ENGINES, load_hooks
 from pipeline.store.artifacts import Draft, Store
 
 QUALITY = "quality.json"

@@ -16,7 +16,7 @@ import polars as pl
 
 from pipeline.config.features import PERCENTILE
 from pipeline.config.ingest import SplitConfig
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.moments import LOG_QUANTUM, Moments
 from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR

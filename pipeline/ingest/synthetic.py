@@ -21,7 +21,8 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.config.synthetic import SyntheticConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import MIB
 from pipeline.ingest.ground_truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits, sigmoid, with_bias
 from pipeline.ingest.schema import CRITEO_COLUMNS, DAY, TIME, data_spec, require_columns
 from pipeline.ingest.sources import RawBlock, Source
@@ -29,7 +30,6 @@ from pipeline.ingest.synthetic_users import COLUMNS as USER_COLUMNS
 from pipeline.ingest.synthetic_users import user_rows
 from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.records.dataset import TRUE_PROBABILITY
-from pipeline.units import MIB
 
 VERSION = "synthetic-1"
 # Column with a second label, where one is planted.

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.config.data import DataConfig
 from pipeline.config.features import TableFigures
 from pipeline.config.fields import check_values
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, SparseColumn, TaskColumn
 from pipeline.specs.id_mapping import curve_points
 from pipeline.store.artifacts import Draft

@@ -16,12 +16,12 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
+from pipeline.core.units import MIB
 from pipeline.ingest.quoted import NEWLINE, TextLayout, line_ends, records
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.native.text_kernels import occurrences, split
-from pipeline.units import MIB
 
 # Bytes of text: a longer line is no row.
 LONGEST_LINE = 128 * MIB

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import events
 from pipeline.ingest.days import day_number
 from pipeline.ingest.engines import IngestEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import days
 from pipeline.ingest.quality import QualityVerdict, beyond
 from pipeline.ingest.rejects import Quarantine

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.vocab_counts import kept_ids
 from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, MappedFeature, id_columns, no_rows_freed

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.machine import loopback_variables, stay_on_loopback
+from pipeline.core.machine import loopback_variables, stay_on_loopback
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore

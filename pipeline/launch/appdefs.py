@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config
 from pipeline.config.kubernetes import EMBEDDING
 from pipeline.config.launch import PodConfig, PodResources
-from pipeline.cpus import available_cpus
-from pipeline.errors import LaunchError
-from pipeline.logs import level_arguments
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import LaunchError
+from pipeline.core.logs import level_arguments
 from pipeline.specs import STAGES
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
-from pipeline import logs
-from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
-from pipeline.errors import (
+from pipeline.core import logs
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import (
     UNEXPECTED,
     ArtifactError,
     ConfigError,
@@ -23,6 +23,7 @@ from pipeline.errors import (
     PassingError,
     PlanError,
 )
+from pipeline.core.retrying import explained
 from pipeline.launch.appdefs import distributed, seconds_to_end
 from pipeline.launch.elastic import Growth, MoreRoomError, NoRoomError, with_fewer_hosts, with_more_hosts
 from pipeline.launch.local import require_one_machine, scheduler
@@ -46,7 +47,6 @@ from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
-from pipeline.store.retrying import explained
 
 log = logging.getLogger(__name__)
 

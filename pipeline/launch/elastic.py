@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import LaunchError
 from pipeline.launch.protocol import GivenUpError, Room, StageRunner
 from pipeline.records.runs import Step
 

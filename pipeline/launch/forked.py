@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.clock import CLOCK, Clock
-from pipeline.errors import LaunchError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import LaunchError
+from pipeline.core.logs import level_arguments
 from pipeline.launch.forkserver import REFUSED, Request
 from pipeline.launch.stage_logs import LoggedJob
-from pipeline.logs import level_arguments
 
 POLL_SECONDS = 0.02
 

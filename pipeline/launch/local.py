@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, seconds_to_end, stage_app, worker_arguments
 from pipeline.launch.forked import ForkedJob, ForkServer
 from pipeline.launch.locks import launcher_of

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.clock import CLOCK, Clock
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.registry import LAUNCHERS, load_hooks
 from pipeline.records.runs import run_directory
-from pipeline.specs.registry import LAUNCHERS, load_hooks
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
 from pipeline.store.lease import Lease, LeaseFile

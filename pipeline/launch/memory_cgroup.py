@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.errors import GuardError
+from pipeline.core.errors import GuardError
+from pipeline.core.units import GIB
 from pipeline.records.runs import Step
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.units import GIB
 
 _MOUNTS = Path("/proc/self/mounts")
 _OWN = Path("/proc/self/cgroup")

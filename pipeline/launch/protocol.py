@@ -10,7 +10,7 @@ from datetime import date, datetime
 from typing import Protocol
 
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.records.runs import Step
 
 

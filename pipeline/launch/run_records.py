@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from pipeline.errors import ArtifactError, NightjarError, exit_code_of
+from pipeline.core.errors import ArtifactError, NightjarError, exit_code_of
+from pipeline.core.registry import find_package_at_fault
 from pipeline.records.result import ErrorPart, Grown, Result, Shrunk, StageAttempt, StageOutcome
 from pipeline.records.runs import Step, run_directory, steps_of, steps_record
 from pipeline.specs import STAGES
-from pipeline.specs.registry import find_package_at_fault
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 

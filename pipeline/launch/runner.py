@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.launch.stage_logs import LoggedJob
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from pipeline.errors import SIGNALLED, LaunchError
+from pipeline.core.errors import SIGNALLED, LaunchError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
-from pipeline.errors import ConfigError, NightjarError
+from pipeline.core.errors import ConfigError, NightjarError
 from pipeline.records.record import read
 from pipeline.records.result import Result
 from pipeline.records.runs import Step, run_directory

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.models.layers.interaction import DotInteraction
 from pipeline.models.layers.mlp import HeadedRanker, Logit, compute_dtype, mlp
 from pipeline.specs.model import ModelInputs

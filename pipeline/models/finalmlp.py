@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.models.layers.interaction import BilinearLogit, concat_vectors
 from pipeline.models.layers.mlp import FeatureGate, Ranker, mlp
 from pipeline.specs.model import ModelInputs

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from pipeline.config.fields import setting
 from pipeline.config.model import ModelConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 NORMS = ("none", "batch", "layer")
 

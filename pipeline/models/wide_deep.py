@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.models.layers.interaction import concat_vectors, with_own_weights
 from pipeline.models.layers.mlp import HeadedRanker, Logit, MaxNorm, mlp
 from pipeline.specs.model import ModelInputs

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 
 _VERSION = 2  # of the functions, as steps.c has it
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 
 _VERSION = 3  # of the functions, as rows.c has it
 _NAN = 0x7FF8000000000000  # the bits of a float64 that is no number

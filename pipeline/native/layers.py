@@ -11,7 +11,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 
 _VERSION = 2  # of the functions, as linear.c has it
 

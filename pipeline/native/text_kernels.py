@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 
 _VERSION = 1  # of the functions, as fields.c has it
 _VIEW = 16  # bytes of a string view

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pipeline.errors import PlanError
+from pipeline.core.errors import PlanError
+from pipeline.core.units import GIB
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch, step_ms
 from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
 from pipeline.planning.problem import dense_bytes
 from pipeline.planning.step_prediction import Prediction, predict
 from pipeline.records.plan import Plan, TablePlan
-from pipeline.units import GIB
 
 
 @dataclass(frozen=True)

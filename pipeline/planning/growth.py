@@ -19,7 +19,7 @@ from datetime import date, timedelta
 
 import numpy as np
 
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.record import read
 from pipeline.store.artifacts import Store

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import TIERS, PlanConfig
-from pipeline.errors import ConfigError
-from pipeline.units import GIB
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import GIB
 
 # What memory is counted in; hbm_cached is DDR with a cache in HBM.
 MEMORIES = ("hbm", "ddr", "ssd")

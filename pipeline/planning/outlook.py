@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from pipeline.errors import ConfigError, NightjarError, PlanError
+from pipeline.core.errors import ConfigError, NightjarError, PlanError
 from pipeline.planning.growth import BAND, FIXED, SHORT, Limit, Nights, Projection, check_tables, project
 from pipeline.planning.hardware import MEMORIES, memories, memory_gib
 from pipeline.planning.inputs import PlanInputs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.paths import leaves
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.plan import MovedTable, Plan, PlanDiff, PlanSide, ShardPlan, TablePlan, TierBytes

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pipeline.config.hardware import HardwareConfig
+from pipeline.core.units import GIB
 from pipeline.planning.bipartite import bipartite_plan
 from pipeline.planning.candidates import build_offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, PlannedTable
@@ -18,7 +19,6 @@ from pipeline.planning.problem import PlanningProblem, build_problem, search_rou
 from pipeline.planning.report import explain
 from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, default_plan, find_best, find_feasible
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
-from pipeline.units import GIB
 
 
 def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:

@@ -8,9 +8,10 @@ from pipeline.config.fields import check_values
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import SHARDING_TYPES, PlanConfig
 from pipeline.config.train import fitting_lanes
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import GIB
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizer_config import table_rules
-from pipeline.errors import ConfigError
 from pipeline.planning.candidates import OVERLAPPED, ShardBlock, compute_workload
 from pipeline.planning.choices import (
     DATA_PARALLEL,
@@ -32,7 +33,6 @@ from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_
 from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.specs.optimizers import ORDINARY_STATE
-from pipeline.units import GIB
 
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
 RUNTIME = 56 << 20

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline import units
 from pipeline.config.model import COLUMN_STEP
 from pipeline.config.paths import override_key
-from pipeline.errors import ConfigError
+from pipeline.core import units
+from pipeline.core.errors import ConfigError
 from pipeline.planning.inputs import PlanInputs
 from pipeline.specs.optimizers import FLOAT
 

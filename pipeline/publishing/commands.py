@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pipeline.errors import ArtifactError, ConfigError, UnreachableError
+from pipeline.core.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.publishing.promotion import CURRENT, Current, Training, read_current, withdrawal, withdrawal_text
 from pipeline.publishing.versions import NAME, find_version, model_lock, model_path, models, version_path
 from pipeline.records.model_version import CARD, ListedModel, ListedVersion, ModelCard, RemovedVersion, ShownVersion

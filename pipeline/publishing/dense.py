@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from pipeline.config.data import DataConfig
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.model import ModelConfig
+from pipeline.core.errors import ArtifactError, NightjarError, OtherCodeError
+from pipeline.core.retrying import passes
 from pipeline.embeddings.widths import projections
-from pipeline.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.evaluation.ensemble_members import shares as member_shares
 from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel, SequenceInputs, TowerInputs
@@ -39,7 +40,6 @@ from pipeline.records.dataset import DatasetSchema
 from pipeline.records.serving import DENSE, WEIGHTS, DenseRecord
 from pipeline.records.towers import Towers
 from pipeline.specs.model import ModelInputs, task_inputs
-from pipeline.store.retrying import passes
 from pipeline.towers.layout import layout_of
 from pipeline.towers.modules import projected_tower
 
@@ -96,7 +96,7 @@ def read_dense(folder: Path) -> nn.Module:
         ArtifactError: A file is damaged.
         OtherCodeError: What is installed here cannot build it, or computes something else of its weights.
     """
-    from pipeline.compose import from_yaml
+    from pipeline.config.compose import from_yaml
 
     try:
         record = DenseRecord.from_json(json.loads((folder / DENSE).read_bytes()), str(folder / DENSE))

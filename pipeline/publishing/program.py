@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
+from pipeline.core.retrying import passes
 from pipeline.store.artifacts import Draft
-from pipeline.store.retrying import passes
 
 PROGRAM = "dense.pt2"
 # Not 0 or 1, which torch would specialise on.

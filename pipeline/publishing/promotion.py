@@ -17,7 +17,8 @@ from typing import Any
 
 import xxhash
 
-from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError, UnreachableError
+from pipeline.core.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError, UnreachableError
+from pipeline.core.retrying import explained, passes
 from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
 from pipeline.records.gate import GATE, HOLD, GateRecord
 from pipeline.records.model_version import Promotion
@@ -26,7 +27,6 @@ from pipeline.records.serving import WEIGHTS
 from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 from pipeline.store.manifest import Artifact
-from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"
 FORMAT = 1

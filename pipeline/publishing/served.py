@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.errors import ArtifactError, OtherCodeError
+from pipeline.core.errors import ArtifactError, OtherCodeError
 from pipeline.evaluation.calibration_curves import calibrated
 from pipeline.publishing.dense import CONFIG, read_dense
 from pipeline.publishing.program import PROGRAM, read_program

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.quantise import EncodedRows, decode, packed_bytes
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.records.serving import TableLayout
 
 FLOATS = {"fp16": torch.float16, "fp32": torch.float32}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.core.errors import ArtifactError, UnreachableError
 from pipeline.records.model_version import ModelCard
 from pipeline.records.serving import TableLayout
 from pipeline.store.artifacts import Store

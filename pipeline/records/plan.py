@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipeline.core.units import GIB
 from pipeline.records.record import Record, absent
 from pipeline.records.scratch import place_bytes
-from pipeline.units import GIB
 
 # Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 
 _UNLESS, _REST = "left out unless", "the rest"
 _SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.dataset import SequenceProfile
 from pipeline.records.gate import Curve
 from pipeline.records.result import Evaluation

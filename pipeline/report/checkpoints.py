@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline import units
 from pipeline.config.paths import leaves
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,
@@ -15,7 +16,6 @@ from pipeline.records.checkpoint import (
     ShownCheckpoint,
     Verified,
 )
-from pipeline.units import text_table
 
 _MOST_CHANGES = 40
 

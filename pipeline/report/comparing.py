@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.records.gate import Interval
 from pipeline.records.runs import RunChange, RunLine, RunsComparison
 from pipeline.report.charts import STEPS, step_points
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, pill, with_swatch
 from pipeline.report.svg import Axis, PlotCurve, series_plot
-from pipeline.units import text_table
 
 MOST_SETTINGS = 40
 CURVES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.ensemble import ServingCost
 from pipeline.records.gate import HOLD, Beside, Check, GateRecord, Histogram, Importance, Interval, Slice
 from pipeline.report.charts import calibration

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline import units
-from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.core import units
+from pipeline.core.errors import ArtifactError, UnreachableError
 from pipeline.records.gate import HOLD, Curve
 from pipeline.records.plan import Plan
 from pipeline.records.record import read

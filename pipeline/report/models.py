@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.model_version import ListedModel, RemovedVersions, ShownVersion
 from pipeline.records.runs import Removed, RemovedFromStore
 

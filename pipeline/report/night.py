@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.night import NightRecord
 from pipeline.report.page import from_template, markdown_items, pill
 from pipeline.report.tables import stages_bar, stages_table

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
 from pipeline.report.page import Figure, PageTable, from_template
 from pipeline.report.summary import first_names, paragraph
 from pipeline.report.svg import Axis, PlotCurve, percent_tick, series_plot
-from pipeline.units import text_table
 
 MOST_TABLES = 20
 MOST_MOVED = 5

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.report.svg import tag
 
 # Colours of series in the style sheet: classes c0 to c6.

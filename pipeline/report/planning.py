@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.records.plan import MovedTable, PlanDiff, PlannedCase, PlanSide
 from pipeline.report.summary import first_names, paragraph
-from pipeline.units import text_table
 
 TIERS = ("hbm", "ddr", "ssd")
 MOST_MOVED = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.plan import PHASES, Plan, TablePlan
 from pipeline.report.page import COLOURS, PageTable, from_template, two_lines, with_meter, words
 from pipeline.report.stacked_bars import BarSeries, StackedBars, milliseconds

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import units
-from pipeline.logs import TERMINAL, Terminal, show
+from pipeline.core import units
+from pipeline.core.logs import TERMINAL, Terminal, show
 from pipeline.records.result import Result
 from pipeline.report.records import NORMS, MetricsLog
 from pipeline.report.summary import summary

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.report import svg
 from pipeline.report.page import Figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.result import (
     CheckpointPart,
     Evaluation,

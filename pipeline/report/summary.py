@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.gate import HOLD
 from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk
 from pipeline.specs import STAGES

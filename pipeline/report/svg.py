@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from pipeline import units
+from pipeline.core import units
 
 WIDTH, HEIGHT = 380, 236
 LEFT, RIGHT, TOP = 50, 14, 14

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.plan import Plan
 from pipeline.records.result import Evaluation, IngestPart, Milliseconds, PlanPart, StageOutcome, TablePlace, TrainPart
 from pipeline.report.page import COLOURS, PageTable, pill, with_meter, with_swatch, words

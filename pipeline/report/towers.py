@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.plan import Plan
 from pipeline.records.towers import TowerEvidence, Towers
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, with_swatch

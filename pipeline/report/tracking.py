@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.config.nightly import TrackConfig
 from pipeline.config.paths import leaves
 from pipeline.config.secrets import recorded
-from pipeline.errors import LostLeaseError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import LostLeaseError
 from pipeline.records.night import NightRecord
 from pipeline.records.record import read
 from pipeline.records.result import Result

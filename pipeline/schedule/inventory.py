@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.publishing.versions import VERSION_RECORDS
 from pipeline.records.dataset import EVENTS, HISTORIES
 from pipeline.records.night import NIGHT, NightRecord

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from pipeline.config import Config
 from pipeline.config.nightly import NightlyConfig, ScheduleConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.publishing.promotion import incumbent, read_current
 from pipeline.publishing.versions import version_path
 from pipeline.records.night import Base

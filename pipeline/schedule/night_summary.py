@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config.paths import config_changes
-from pipeline.errors import ArtifactError, NightjarError
+from pipeline.core.errors import ArtifactError, NightjarError
+from pipeline.core.units import decimal, plural
 from pipeline.records.gate import GATE, GateRecord
 from pipeline.records.night import HELD, Base, NightRecord
 from pipeline.records.plan import Plan
@@ -24,7 +25,6 @@ from pipeline.records.runs import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import hosts_lines
 from pipeline.store.artifacts import Store
-from pipeline.units import decimal, plural
 
 # Settings that differ from night to night anyway, or only say where and how things run.
 _EXPECTED: tuple[str, ...] = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate.force")

@@ -14,12 +14,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timedelta
 
-from pipeline import logs
-from pipeline.clock import CLOCK, Clock
-from pipeline.compose import compose, config_hash
 from pipeline.config import Config
+from pipeline.config.compose import compose, config_hash
 from pipeline.config.data import DataConfig
-from pipeline.errors import SIGNALLED, DataError, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
+from pipeline.core import logs
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import (
+    SIGNALLED,
+    DataError,
+    GateHeldError,
+    LaunchError,
+    NightjarError,
+    PassingError,
+    exit_code_of,
+)
+from pipeline.core.registry import find_package_at_fault
+from pipeline.core.retrying import explained
+from pipeline.core.units import for_chat
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.launch.signals import Interrupted
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, NightRecord
@@ -28,12 +39,9 @@ from pipeline.records.runs import run_directory
 from pipeline.report.tracking import tell_night
 from pipeline.schedule.night_config import ANY_DAY, find_base, night_config, night_zone, run_name
 from pipeline.schedule.night_summary import deliver, finished_record, line_of, write_summary
-from pipeline.specs.registry import find_package_at_fault
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
-from pipeline.store.retrying import explained
-from pipeline.units import for_chat
 
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
 DEADLINE_SLACK = 5.0  # seconds by which clocks may differ

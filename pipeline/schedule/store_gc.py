@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.launch.locks import night_lock, run_lock
 from pipeline.publishing import promotion, versions
 from pipeline.records.runs import Removed, RemovedFromStore, run_directory

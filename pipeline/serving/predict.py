@@ -18,8 +18,9 @@ import polars as pl
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config.data import DataConfig, connector_at
-from pipeline.cpus import available_cpus
-from pipeline.errors import ArtifactError, ConfigError, DataError
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import ArtifactError, ConfigError, DataError
+from pipeline.core.units import MIB, plural
 from pipeline.evaluation.metrics import evaluate, evaluate_tasks, sigmoid
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files, missing_data
@@ -36,7 +37,6 @@ from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import disk_errors
 from pipeline.store.files import whole_file
-from pipeline.units import MIB, plural
 
 # Rejected rows that the result shows.
 SHOWN = 5

@@ -19,7 +19,7 @@ from pipeline.config import Config
 from pipeline.config.data import DataConfig, connector_at
 from pipeline.config.ingest import DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.sequences import given_sequences
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.ingest.engines import in_order
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Reject
@@ -156,7 +156,7 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
 
 def version_settings(store: Store, place: str) -> Config:
     """Read the configuration of the version at ``place``; ArtifactError where what is there is none."""
-    from pipeline.compose import from_yaml
+    from pipeline.config.compose import from_yaml
 
     with store.open(f"{place}/config.yaml") as source:
         text = source.read()

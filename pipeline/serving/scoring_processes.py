@@ -21,14 +21,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from pipeline.cpus import available_cpus
-from pipeline.errors import LaunchError, NightjarError
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import LaunchError, NightjarError
+from pipeline.core.machine import own_memory, spare_memory
 from pipeline.ingest.engines import in_order
 from pipeline.ingest.sources import Block
 from pipeline.launch.forked import POLL_SECONDS, ForkServer
 from pipeline.launch.forkserver import Request
 from pipeline.launch.stage_logs import cause_of
-from pipeline.machine import own_memory, spare_memory
 from pipeline.serving.ipc import Channel, Message, block_message, block_of, scored_message, scored_of
 from pipeline.serving.scorer import ScoredBlock, Scorer
 from pipeline.store.artifacts import Store

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pipeline.specs import registry
+from pipeline.core import registry
+from pipeline.core.registry import Registry, default_stages, search_part_docs
 from pipeline.specs.connector import CONNECTORS, Connector, Delivery, Excerpt, Snapshot
 from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
 from pipeline.specs.id_mapping import ID_MAPPINGS, IdMapping, id_mapping_docs, id_mapping_names, mapping_of
@@ -31,7 +32,6 @@ from pipeline.specs.model import (
     task_inputs,
 )
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, ORDINARY_STATE, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
-from pipeline.specs.registry import Registry, default_stages, search_part_docs
 from pipeline.specs.search_part import Decision, SearchPart
 from pipeline.specs.stage import Stage
 from pipeline.specs.tracker import Tracker

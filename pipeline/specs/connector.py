@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
-from pipeline.specs.registry import Registry, expect_instance
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     from datetime import date

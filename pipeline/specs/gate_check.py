@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.registry import Registry
 from pipeline.records.gate import Calibrated, Check, GateRecord
-from pipeline.specs.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np

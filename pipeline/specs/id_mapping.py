@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import Registry, expect_instance
 from pipeline.records.dataset import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
-from pipeline.specs.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     import numpy as np

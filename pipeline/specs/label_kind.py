@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.specs.registry import Registry, expect_instance
+from pipeline.core.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     import numpy as np

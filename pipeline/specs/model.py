@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pipeline.core.registry import Registry
 from pipeline.records.dataset import TaskColumn
 from pipeline.specs.label_kind import MAIN_TASK
-from pipeline.specs.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.specs.registry import Registry
+from pipeline.core.registry import Registry
 
 if TYPE_CHECKING:
     import torch

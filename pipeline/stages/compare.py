@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.gate import GateConfig
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import LABEL
 from pipeline.records.gate import PASS
 from pipeline.records.record import read

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline import units
 from pipeline.config import Config
 from pipeline.config.sequences import AGE, event_feature
-from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.core import units
+from pipeline.core.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.records.dataset import MISSING_ROW, TRANSFORMS, UNSEEN_ROW
 from pipeline.records.ensemble import members_of
 from pipeline.records.result import Evaluation, Result

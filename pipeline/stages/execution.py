@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from pipeline import logs
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, is_full
+from pipeline.core import logs
+from pipeline.core.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, is_full
+from pipeline.core.retrying import explained
+from pipeline.core.units import GIB
 from pipeline.launch.appdefs import place_of_role
 from pipeline.launch.forkserver import end, end_with_parent, import_for_good
 from pipeline.launch.memory_cgroup import hold, is_held, plan_of
@@ -30,8 +32,6 @@ from pipeline.specs.stage import StageIO
 from pipeline.stages.inputs import read_dataset, with_batch, with_former_batch
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.store.retrying import explained
-from pipeline.units import GIB
 
 CHECK_SECONDS = 1.0  # between two checks of the launcher, where the system has no pidfd
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def with_resolved_batch(config: Config, store: Store, dataset: Artifact) -> Conf
 
 def load(store: Store, run: str) -> Config:
     """Read the resolved configuration of ``run``; ArtifactError where it is missing, ConfigError where it is wrong."""
-    from pipeline.compose import from_yaml
+    from pipeline.config.compose import from_yaml
 
     path = f"{run_directory(run)}/config.yaml"
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import units
 from pipeline.config import Config
+from pipeline.core import units
 from pipeline.records.dataset import dataset_path
 from pipeline.records.result import IngestPart, Result
 from pipeline.records.runs import Step

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.secrets import recorded
-from pipeline.errors import ArtifactError, ConfigError, DamagedError, NightjarError, UnreachableError
+from pipeline.core.errors import ArtifactError, ConfigError, DamagedError, NightjarError, UnreachableError
 from pipeline.launch.run_records import read_steps
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.plan import Plan
@@ -171,7 +171,7 @@ def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]
     Returns:
         Its configuration then, and the checkpoint's key and step.
     """
-    from pipeline.compose import from_yaml
+    from pipeline.config.compose import from_yaml
 
     run = str(config.run)
     path = f"{run_directory(run)}/config.yaml"

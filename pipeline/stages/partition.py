@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.core.units import GIB
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.result import PlanPart, Result, TowersPart
@@ -18,7 +19,6 @@ from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.artifact_keys import optimizer_options
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.units import GIB
 
 STRIDED = "strided"
 TABLE_SHARE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables

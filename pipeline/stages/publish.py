@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.checkpoint import DATA, is_allowed
-from pipeline.errors import GateHeldError
+from pipeline.core.errors import GateHeldError
 from pipeline.records.gate import HOLD
 from pipeline.records.result import GatePart, ModelPart, Result
 from pipeline.records.runs import Step

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.publishing import promotion, versions
 from pipeline.records.dataset import TRANSFORMS, DatasetSchema
 from pipeline.records.ensemble import members_of
@@ -233,7 +233,7 @@ def _write_rest(
     schema: DatasetSchema,
     layouts: dict[str, TableLayout],
 ) -> None:
-    from pipeline.compose import to_yaml
+    from pipeline.config.compose import to_yaml
     from pipeline.publishing.served import SERVING
 
     dataset = inputs["ingest"]

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
+from pipeline.core.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
+from pipeline.core.units import MIB
 from pipeline.publishing import versions
 from pipeline.publishing.promotion import better_by_record
 from pipeline.records.dataset import LABEL, MISSING_ROW, SPLIT_HOUR, UNSEEN_ROW, DatasetSchema
@@ -27,7 +28,6 @@ from pipeline.specs.gate_check import ScoredRows, ScoredTask, SliceColumn
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import Artifact
-from pipeline.units import MIB
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import SplitReader

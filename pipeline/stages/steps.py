@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pipeline.config import Config
 from pipeline.config.paths import with_first_names
-from pipeline.errors import ArtifactError, DataError
+from pipeline.core.errors import ArtifactError, DataError
 from pipeline.launch.run_records import write_steps
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.runs import Step, run_directory
@@ -74,7 +74,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
 
 def prepare(config: Config, store: Store) -> list[Step]:
     """Work the steps out and write ``config.yaml`` and ``steps.json`` of the run, for the ranks to read."""
-    from pipeline.compose import to_yaml
+    from pipeline.config.compose import to_yaml
 
     config = with_former_batch(config, store)
     made = steps(config, store)

@@ -138,8 +138,8 @@ class Train(Stage):
         """Train on this rank, from the newest checkpoint on; ``train.json`` has the figures."""
         from pipeline.checkpoint.collectives import this_rank
         from pipeline.checkpoint.index import committed
+        from pipeline.core.retrying import retried
         from pipeline.stages.inputs import init_artifact, read_towers
-        from pipeline.store.retrying import retried
         from pipeline.training.settings import TrainingSettings
         from pipeline.training.trainer import train
 

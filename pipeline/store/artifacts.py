@@ -21,13 +21,13 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 
-from pipeline.errors import ArtifactError, DamagedError, LaunchError, PassingError, UnreachableError
+from pipeline.core.errors import ArtifactError, DamagedError, LaunchError, PassingError, UnreachableError
+from pipeline.core.retrying import retried
 from pipeline.store.cache import CachedFile, PartCache
 from pipeline.store.errors import disk_errors, taken
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntry, parsed, sealed
 from pipeline.store.removal import forget, remove
-from pipeline.store.retrying import retried
 
 # Bytes read at a time.
 _BLOCK = 4 << 20

@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from pipeline.clock import CLOCK, Clock
+from pipeline.core.clock import CLOCK, Clock
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from fsspec.asyn import sync
 
+from pipeline.core.retrying import TRIES, pause, retried
 from pipeline.store.errors import disk_errors
 from pipeline.store.files import Files, write_beside
-from pipeline.store.retrying import TRIES, pause, retried
 
 # fsspec's memory:// is inside this process.
 _MEMORY = threading.Lock()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.errors import ArtifactError, FullDiskError, LaunchError, NightjarError, UnreachableError, is_full
+from pipeline.core.errors import ArtifactError, FullDiskError, LaunchError, NightjarError, UnreachableError, is_full
 
 _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 

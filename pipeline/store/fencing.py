@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from pipeline.clock import Clock
-from pipeline.errors import LostLeaseError
+from pipeline.core.clock import Clock
+from pipeline.core.errors import LostLeaseError
 
 SIGNAL = signal.SIGURG
 CHECK_SECONDS = 0.05

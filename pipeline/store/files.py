@@ -18,9 +18,9 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.core.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.core.retrying import retried
 from pipeline.store.errors import disk_errors, reachable
-from pipeline.store.retrying import retried
 from pipeline.store.retrying_fs import Steady
 
 _OPEN_FILE = re.compile(r"/dev/fd/(?P<dev>\d+)|/dev/std(?P<std>out|err)|/proc/(?:self|thread-self)/fd/(?P<proc>\d+)")

@@ -24,14 +24,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipeline.clock import CLOCK, Clock
-from pipeline.errors import ArtifactError, LaunchError, LostLeaseError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import ArtifactError, LaunchError, LostLeaseError
+from pipeline.core.retrying import passes
+from pipeline.core.units import duration
 from pipeline.store.conditional import Seen, SwappedError, is_conditional, read_marked, swap
 from pipeline.store.errors import taken
 from pipeline.store.fencing import can_pause, end_soon, hold, pausable, tell
 from pipeline.store.files import Files
-from pipeline.store.retrying import passes
-from pipeline.units import duration
 
 # Checks, and renewals, of the record per lease duration.
 CHECKS = 6

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from pipeline.errors import ArtifactError, DamagedError
-from pipeline.specs.registry import Registry
+from pipeline.core.errors import ArtifactError, DamagedError
+from pipeline.core.registry import Registry
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.core.errors import ArtifactError, UnreachableError
 from pipeline.store.errors import disk_errors, reachable
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST

@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import has_magic
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.store.retrying import retried
+from pipeline.core.retrying import retried
 
 # Idempotent operations. Removing is one of them: a file that is missing at the second try was removed by the first.
 _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from pipeline.config.plan import PartitionConfig, PlanConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.records.towers import Tower, TowerModuleSpec, Towers
 from pipeline.specs.model import ModelCosts
 from pipeline.towers.layout import WHOLE_WORLD, check_towers

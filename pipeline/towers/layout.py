@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import PlanConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.records.plan import Plan, TablePlan
 from pipeline.records.towers import Tower, Towers
 

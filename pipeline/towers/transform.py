@@ -22,9 +22,9 @@ from torchrec.distributed.types import Awaitable, CommOp, NoWait, QuantizedCommC
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.collection import feature_vectors, penalised, reordered
 from pipeline.embeddings.sharding import TableRanks
-from pipeline.errors import ConfigError
 from pipeline.models.layers.interaction import concat_parts
 from pipeline.records.plan import Plan
 from pipeline.towers.event_ids import TowerEvents, by_key, by_sample, merge_kjts

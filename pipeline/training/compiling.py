@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.config.fields import AUTO
-from pipeline.errors import NightjarError
-from pipeline.machine import processor
+from pipeline.core.errors import NightjarError
+from pipeline.core.machine import processor
 from pipeline.models.layers.mlp import batch_norms
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import artifact_key

@@ -21,8 +21,8 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from pipeline.core.errors import DataError
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
-from pipeline.errors import DataError
 from pipeline.records.dataset import BY_WEIGHTS, DatasetSchema
 from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.config.hardware import HardwareConfig
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import ConfigError, NightjarError
+from pipeline.core.machine import stay_on_loopback
 from pipeline.embeddings.huge_pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers
-from pipeline.errors import ConfigError, NightjarError
-from pipeline.machine import stay_on_loopback
 from pipeline.models.layers.mlp import BatchNorm, MaxNorm
 from pipeline.training.faults import Fault
 

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.checkpoint.collectives import log_on_rank0
 from pipeline.config.train import TrainConfig
-from pipeline.errors import GuardError
+from pipeline.core.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
 from pipeline.training.metrics import MetricAccumulator, Sums

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.config.fields import AUTO
 from pipeline.config.train import TrainConfig
-from pipeline.units import plural
+from pipeline.core.units import plural
 
 log = logging.getLogger(__name__)
 # A training should have at least this many.

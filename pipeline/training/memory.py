@@ -20,14 +20,14 @@ import torch.distributed as dist
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.index import committed
 from pipeline.config.hardware import HardwareConfig
+from pipeline.core.errors import GuardError
+from pipeline.core.units import GIB
 from pipeline.embeddings.ssd.diagnostics import FIGURES, named, pss_bytes
 from pipeline.embeddings.ssd.store import SsdStore, ssd_tables
-from pipeline.errors import GuardError
 from pipeline.records.plan import Plan
 from pipeline.store.artifacts import Store
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up, largest
-from pipeline.units import GIB
 
 # Of the limit, from which on a warning says so.
 WARN_SHARE = 0.9

@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.train import TrainConfig
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors, penalised
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.sharding import shard_model, whole_tables
@@ -23,7 +24,6 @@ from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
-from pipeline.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel
 from pipeline.models.layers.mlp import MaxNorm, Ranker, batch_norms

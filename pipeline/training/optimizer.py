@@ -15,10 +15,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config.train import AverageConfig, TrainConfig
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
-from pipeline.errors import ConfigError
 from pipeline.specs.optimizers import ParameterGroup
 from pipeline.towers.transform import TowerEmbeddings
 from pipeline.training.lr_schedule import LRSchedule

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import ArtifactError, GuardError
+from pipeline.core.errors import ArtifactError, GuardError
+from pipeline.core.retrying import explained, retried
 from pipeline.evaluation.metrics import counted_for
 from pipeline.records.dataset import (
     LABEL,
@@ -33,7 +34,6 @@ from pipeline.records.record import read
 from pipeline.specs.label_kind import LABEL_KINDS
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.store.retrying import explained, retried
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
 

@@ -19,7 +19,7 @@ from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.reader import RestoreTarget
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config.model import ModelConfig
-from pipeline.errors import GuardError
+from pipeline.core.errors import GuardError
 from pipeline.records.dataset import RESERVED_ROWS, DatasetSchema
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.store.artifacts import Store

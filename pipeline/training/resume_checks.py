@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.train import TrainConfig
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.core.units import plural
 from pipeline.records.dataset import DatasetSchema, dataset_path
 from pipeline.records.record import read
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.training.lr_schedule import lr_factor, planned_steps, warmup_steps
 from pipeline.training.optimizer import steps_before
-from pipeline.units import plural
 
 LENGTH = ("epochs", "max_steps")
 CODING = ("final_quantise", "state")

@@ -26,7 +26,7 @@ from torchrec.distributed import dist_data
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import NoWait
 
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
 from pipeline.training.distributed import failure_left
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from torch import Tensor
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.index import name_of
 from pipeline.config.train import PERTURB, RESET, TrainConfig
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import set_table_steps
-from pipeline.errors import ConfigError
 from pipeline.evaluation.ensemble_members import choose, fitted_weights, ne_of
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.early_stopping import StoppingDecision

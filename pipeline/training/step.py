@@ -21,6 +21,8 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.config.train import TrainConfig
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import MIB
 from pipeline.embeddings.fused_optimizer import keeping_steps
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.sharding import cached_tables
@@ -28,7 +30,6 @@ from pipeline.embeddings.single_rank_lookup import without_exchange
 from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.embeddings.workers import Workers
-from pipeline.errors import ConfigError
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
@@ -42,7 +43,6 @@ from pipeline.training.profiling import Speed
 from pipeline.training.settings import ModelSettings
 from pipeline.training.shared_memory import DenseReduction, memory_between
 from pipeline.training.step_phases import PhaseClock, watch, watch_pipeline
-from pipeline.units import MIB
 
 log = logging.getLogger(__name__)
 

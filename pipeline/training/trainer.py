@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
+from pipeline.core.registry import STEP_EXECUTORS, load_hooks
 from pipeline.embeddings.norms import histograms, squared_norms
 from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.models.layers.mlp import log_odds
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
-from pipeline.specs.registry import STEP_EXECUTORS, load_hooks
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.towers.links import LinkBytes

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import all_gather_records, run_on_all_ranks
 from pipeline.config.train import TrainConfig
-from pipeline.errors import DataError, GuardError
+from pipeline.core.errors import DataError, GuardError
 from pipeline.evaluation.bootstrap import loss_parts
 from pipeline.evaluation.metrics import evaluate
 from pipeline.records.dataset import LABEL, VALIDATION

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check import RUNS, TRIPLES, outcome_of, wanted
-from pipeline.compose import compose
-from pipeline.versions import PACKAGES
+from pipeline.config.compose import compose
+from pipeline.core.versions import PACKAGES
 
 LOCK = Path(__file__).parents[2] / "requirements/cuda.txt"
 REPORT = """<testsuites><testsuite>

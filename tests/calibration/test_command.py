@@ -14,9 +14,9 @@ from pipeline.calibration import machine_figures
 from pipeline.calibration.fit import KernelTime
 from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.cli import main
-from pipeline.commands.calibrate import disk_of, target_of
+from pipeline.cli.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
-from pipeline.errors import ConfigError, LaunchError, PlanError
+from pipeline.core.errors import ConfigError, LaunchError, PlanError
 from pipeline.launch.signals import handled
 from tests.launch.test_loopback import listening
 

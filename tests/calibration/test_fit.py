@@ -15,8 +15,8 @@ from pipeline.calibration.fit import (
     slower_kernels,
 )
 from pipeline.calibration.timing import time_disk
-from pipeline.compose import compose
 from pipeline.config import HardwareConfig
+from pipeline.config.compose import compose
 from pipeline.planning.cost import ShardLoad, shard_ms
 from pipeline.specs import TABLE_OPTIMIZERS
 

@@ -19,7 +19,7 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.checkpoint.train_state import TrainState
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 from pipeline.store import Store
 from tests.checkpoint.chain_runs import checkpointer, resume
 from tests.checkpoint.single import access, shard

@@ -11,7 +11,7 @@ from pipeline.checkpoint.chunks import HOT, RowBlock, TableCoding, read_block, s
 from pipeline.checkpoint.codings import Codings
 from pipeline.checkpoint.quantise import Coding
 from pipeline.config import CheckpointConfig
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.specs import TABLE_OPTIMIZERS
 
 

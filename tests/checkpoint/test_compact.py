@@ -7,7 +7,7 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed, entry_of, names_to_keep
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.retention import collect, sweep
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import Store
 from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, FP32, new_store, put, restored, same
 

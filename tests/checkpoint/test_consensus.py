@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.checkpoint import collectives
-from pipeline.errors import DamagedError, NightjarError, PassingError
+from pipeline.core.errors import DamagedError, NightjarError, PassingError
 from tests.checkpoint.chain_runs import checkpointer, write
 from tests.checkpoint.test_passing import changes, tree
 from tests.embeddings.cases import make

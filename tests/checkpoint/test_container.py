@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from pipeline.checkpoint.container import read_tensors, write_tensors
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 
 TENSORS = {
     "codes": torch.arange(12, dtype=torch.uint8).view(3, 4),

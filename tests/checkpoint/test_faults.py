@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
 from pipeline.store.manifest import sealed, unsealed
 from tests.checkpoint.single import Picked, access, shard, write

@@ -13,7 +13,7 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.reader import apply_block
 from pipeline.checkpoint.train_state import TrainState, flatten_optimizer, load_optimizer
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import Store
 from tests.checkpoint.single import access, read, shard, write
 

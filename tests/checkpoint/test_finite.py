@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint.snapshot import SnapshotBuffers, take_snapshot
-from pipeline.errors import GuardError
+from pipeline.core.errors import GuardError
 from tests.checkpoint.single import Picked, access, shard
 
 

@@ -14,7 +14,7 @@ from pipeline.checkpoint.index import (
     restore_order,
 )
 from pipeline.checkpoint.retention import remove_uncommitted
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
 from pipeline.store.removal import remove
 

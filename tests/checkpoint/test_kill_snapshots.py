@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.retention import collect
 from pipeline.config.train import SnapshotConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.store import Store
 from pipeline.training.snapshots import cycle_steps
 from tests.checkpoint.killing import DIRECTORY, STEPS, Kill, attempt, complete, make_dataset

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.cli import main
-from pipeline.compose import compose
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.store import Store
 from tests.checkpoint.built import CODINGS, DIRECTORY, put, quantised_chain
 from tests.checkpoint.test_commands import ckpt, ckpt_json

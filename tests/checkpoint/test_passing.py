@@ -20,7 +20,7 @@ from pipeline.checkpoint.reader import OTHER_MODEL, RestoreTarget, restore_newes
 from pipeline.checkpoint.retention import clear, remove_uncommitted
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
-from pipeline.errors import ArtifactError, DamagedError, PassingError, UnreachableError
+from pipeline.core.errors import ArtifactError, DamagedError, PassingError, UnreachableError
 from pipeline.store import Store
 from tests.checkpoint.chain_runs import checkpointer, write
 from tests.checkpoint.single import Picked, access, shard

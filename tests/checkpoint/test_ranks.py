@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import gather_records, run_on_rank0
-from pipeline.errors import ArtifactError, NightjarError, PassingError
+from pipeline.core.errors import ArtifactError, NightjarError, PassingError
 from tests.embeddings.ranks import spawn
 
 

@@ -9,9 +9,9 @@ from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer, la
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
+from pipeline.core.errors import ArtifactError
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.touched import TouchedRows
-from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from tests.embeddings.cases import ROWS, assemble, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.cases import batch as global_batch

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.checkpoint.chunks import decode_ids, encode_ids
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 
 
 @given(st.sets(st.integers(0, 2**40), max_size=200))

@@ -12,7 +12,7 @@ from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.quarantine import in_place, listed, remove, set_aside
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.checkpoint.retention import remove_uncommitted
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault
 from tests.checkpoint.single import access, shard, write

@@ -11,12 +11,12 @@ import torch
 from pipeline.checkpoint import config_compatibility
 from pipeline.checkpoint.reader import RestoreTarget
 from pipeline.checkpoint.warm import warm_start
-from pipeline.compose import compose
-from pipeline.compose.overrides import parse
 from pipeline.config import CheckpointConfig, DenseFeature, SparseDefaults, SparseFeature
+from pipeline.config.compose import compose
+from pipeline.config.compose.overrides import parse
 from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.config.tasks import TaskLabel
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new_store, put, restored
 
 

@@ -40,12 +40,12 @@ def imported(*arguments: str) -> tuple[str, set[str]]:
 def test_help_answers_at_once_for_it_imports_nothing_heavy() -> None:
     """Imports are all of its time; ``make bench-startup`` has the seconds."""
     shown, modules = imported("-m", "pipeline.cli", "--help")
-    for each in cli.commands():
+    for each in cli.find_commands():
         assert (f"\n    {each.name}" in shown) is not each.internal
     assert "exit codes: 0 done" in shown
     assert "argparse" in modules and not HEAVY & modules
     assert len(modules) < 600  # torch alone has more than a thousand
-    _, modules = imported("-c", "import pipeline.launch; from pipeline import cli; cli._parser(cli.commands())")
+    _, modules = imported("-c", "import pipeline.launch; from pipeline import cli; cli._parser(cli.find_commands())")
     assert "pipeline.launch" in modules and not HEAVY & modules
 
 
@@ -143,7 +143,7 @@ def test_an_unexpected_fault_has_exit_code_1_and_asks_for_a_report(monkeypatch, 
     def broken(options: object) -> int:
         raise ZeroDivisionError("x")
 
-    monkeypatch.setattr("pipeline.commands.doctor.examine", broken)
+    monkeypatch.setattr("pipeline.cli.commands.doctor.examine", broken)
     assert cli.main(["doctor"]) == 1
     assert "unexpected ZeroDivisionError: x" in capsys.readouterr().err
 
@@ -163,7 +163,7 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
 
 
 def test_doctor_tells_a_missing_driver_from_a_broken_installation() -> None:
-    from pipeline.commands.doctor import LOCK, not_imported
+    from pipeline.cli.commands.doctor import LOCK, not_imported
 
     said = "OSError: libnvidia-ml.so.1: cannot open shared object file\n\nOSError: Could not load this library: x.so\n"
     driver, broken = not_imported(said), not_imported("Traceback\nImportError: undefined symbol\n")
@@ -228,9 +228,9 @@ done
 
 
 def test_completion_of_words_that_bash_splits_at_equals_signs(tmp_path: Path) -> None:
-    from pipeline.compose.completion import script
+    from pipeline.config.compose.completion import script
 
-    text = script([c.name for c in cli.commands()], [c.name for c in cli.commands() if c.composes])
+    text = script([c.name for c in cli.find_commands()], [c.name for c in cli.find_commands() if c.composes])
     check = f"""{text}
 nightjar() {{ echo "hardware=laptop hardware=laptop2"; }}
 COMP_LINE="nightjar run hardware=lap" COMP_POINT=25

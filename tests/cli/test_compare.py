@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.compose import compose, to_yaml
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose, to_yaml
+from pipeline.core.errors import ConfigError
 from pipeline.evaluation import evaluate
 from pipeline.records import LABEL
 from pipeline.specs.stage import StageIO

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli, logs
+from pipeline import cli
+from pipeline.core import logs
 from pipeline.launch.appdefs import stage_app
 
 TINY = ["stages=[ingest]", "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", "run=x"]
@@ -27,7 +28,7 @@ TRAIN = [
 ]
 RANK = """
 import logging, os, sys
-from pipeline import logs
+from pipeline.core import logs
 logs.start_rank("info", sys.argv[1], int(os.environ["RANK"]), stage="train", run="x", in_pod=False)
 logging.getLogger("pipeline.training").info("fine")
 logging.getLogger("pipeline.training").warning("look")
@@ -94,7 +95,7 @@ def test_the_level_decides_what_is_shown(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_ranks_log_from_the_launchers_level_on() -> None:
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
 
     logs.start("debug")
     assert stage_app("train", compose(["run=x"]), "/s/runs/x/config.yaml").roles[0].args[-2:] == [

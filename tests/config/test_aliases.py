@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.config.paths import ALIASES, field_type, setting_for_alias
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

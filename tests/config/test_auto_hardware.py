@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import machine as this_machine
 from pipeline.calibration import hardware_cache, quick
 from pipeline.calibration.hardware_cache import calibration_revision, find_kept, keep, with_figures
-from pipeline.commands.doctor import auto_hardware
-from pipeline.compose import compose
-from pipeline.compose import hardware as auto
+from pipeline.cli.commands.doctor import auto_hardware
 from pipeline.config import Config
-from pipeline.errors import ConfigError
-from pipeline.machine import (
+from pipeline.config.compose import compose
+from pipeline.config.compose import hardware as auto
+from pipeline.core import machine as this_machine
+from pipeline.core.errors import ConfigError
+from pipeline.core.machine import (
     CpuTimes,
     Gpu,
     cpu_times,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose, conf_directory, config_hash, from_yaml, sweep, to_yaml
+from pipeline.config.compose import compose, conf_directory, config_hash, from_yaml, sweep, to_yaml
 from pipeline.config.paths import field_type, find_place, places
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 CONF = conf_directory()
 ROOT = Path(__file__).parents[2]
@@ -242,7 +242,7 @@ def test_a_sweep_is_the_product_of_its_values_and_names_runs() -> None:
 
 
 def test_composition_leaves_no_files_and_no_hydra_state(tmp_path: Path) -> None:
-    code = "from pipeline.compose import compose; compose([]); compose(['seed=3'])"
+    code = "from pipeline.config.compose import compose; compose([]); compose(['seed=3'])"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert list(tmp_path.iterdir()) == []
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from pipeline.checkpoint import config_compatibility
-from pipeline.compose import compose, config_hash, from_yaml, to_yaml
+from pipeline.config.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import RENAMED, config_changes, field_type, with_first_names, with_new_names
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.stages.execution import load
 from pipeline.store import Artifact, Store
 from tests.keys import key_config

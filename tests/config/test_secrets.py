@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from pipeline import cli
-from pipeline.compose import compose, to_yaml
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose, to_yaml
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import for_chat, printable
 from pipeline.plugins.kubernetes.manifests import schedule_config
 from pipeline.plugins.tuning import study
 from pipeline.training.settings import TrainingSettings
-from pipeline.units import for_chat, printable
 from tests.launch.cluster_cases import CLUSTER
 from tests.plugins.tuning.test_study import RATES, SMALL
 

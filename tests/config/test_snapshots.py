@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 
 VALIDATED = "data.split.validation_share=0.1"
 COUNT = "train.snapshots.count=3"

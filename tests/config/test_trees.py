@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml, trees
-from pipeline.compose import overrides as complaints
-from pipeline.compose.trees import _cache, _files, compose_lines
-from pipeline.errors import ConfigError
+from pipeline.config.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml, trees
+from pipeline.config.compose import overrides as complaints
+from pipeline.config.compose.trees import _cache, _files, compose_lines
+from pipeline.core.errors import ConfigError
 from pipeline.specs import MODELS, SEARCH_PARTS
 
 CASES = [

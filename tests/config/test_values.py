@@ -11,7 +11,7 @@ from pipeline.config.checks import check
 from pipeline.config.features import DenseFeature, TableFigures
 from pipeline.config.fields import METADATA, check_values, setting
 from pipeline.config.paths import places
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 
 @dataclasses.dataclass(kw_only=True)

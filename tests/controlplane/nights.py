@@ -16,7 +16,7 @@ from typing import Any
 
 import fsspec
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.plugins.kubernetes.manifests import schedule_config, schedule_objects
 from pipeline.plugins.kubernetes.schedule import apply

@@ -11,8 +11,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.compiled_tables import CompiledTables
-from pipeline.errors import GuardError
 from pipeline.native import library
 from pipeline.specs import TABLE_OPTIMIZERS
 

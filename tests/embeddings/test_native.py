@@ -12,7 +12,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from pipeline.compiled import open_installed
+from pipeline.core.compiled import open_installed
 from pipeline.embeddings import native
 from pipeline.embeddings.sparse_optimizer import RowOptimizer
 from pipeline.embeddings.tables import Kernel

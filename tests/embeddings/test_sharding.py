@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pipeline.config.features import TAKEN_NAMES
+from pipeline.core.errors import PlanError
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import PlanError
 from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, assemble, reference, run_shardings
 from tests.embeddings.ranks import plan_for, spawn
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from pipeline.core.errors import ConfigError, PlanError
 from pipeline.embeddings.initial import initial_rows, rows_at
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
@@ -17,7 +18,6 @@ from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows
-from pipeline.errors import ConfigError, PlanError
 from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn

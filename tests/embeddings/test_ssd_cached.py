@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from pipeline.core.errors import GuardError, PlanError
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
@@ -19,7 +20,6 @@ from pipeline.embeddings.ssd.kernel import SlotKernel
 from pipeline.embeddings.ssd.slots import DeviceSlots, HostSlots
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.embeddings.touched import TouchedRows
-from pipeline.errors import GuardError, PlanError
 from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for, spawn

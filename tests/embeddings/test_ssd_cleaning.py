@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.ssd_log import written_a_byte
 from pipeline.config import HardwareConfig
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd import SsdStore, named
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import GuardError
 from pipeline.records import ShardPlan
 from pipeline.records.scratch import KINDS, LOG_SPARE, log_shape, write_amplification
 from tests.embeddings.cases import SEED

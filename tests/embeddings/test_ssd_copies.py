@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pipeline.checkpoint.snapshot import SnapshotBuffers, full_values, take_snapshot
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.scratch_files import pieces, spread
-from pipeline.errors import GuardError
 from tests.embeddings.cases import make
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
+from pipeline.core.errors import GuardError, PlanError
 from pipeline.embeddings.ssd.aio import ENGINES, DiskQueue
 from pipeline.embeddings.ssd.diagnostics import examine
 from pipeline.embeddings.ssd.log import MOST_ROWS, RowLog, place_type
 from pipeline.embeddings.ssd.scratch_files import ScratchFile
 from pipeline.embeddings.ssd.shard import SsdShard
-from pipeline.errors import GuardError, PlanError
 from pipeline.records import ShardPlan
 from pipeline.records.scratch import MOST_SPARE, log_shape
 from tests.embeddings.ranks import DIM, ROWS
@@ -109,7 +109,7 @@ part, places = store.hold("long", np.arange(9), 9)
 assert torch.equal(kernel[part.slots[places]], initial_rows(1, table, 0, 9))
 print(*(what for what, advice in store.shortcomings()), sep="\\n")
 store.close()
-from pipeline.commands.doctor import tables_on_ssd
+from pipeline.cli.commands.doctor import tables_on_ssd
 from pipeline.embeddings.ssd.diagnostics import examine
 print(*(finding.line() for finding in tables_on_ssd(json.dumps(examine(Path(sys.argv[1]))))), sep="\\n")
 """
@@ -173,7 +173,7 @@ file.write(memoryview(np.repeat(np.arange(2, dtype=np.float32), 1024)).cast("B")
 queue, offsets = DiskQueue(), np.array([4096, 0])
 read = [(int(which[i]), float(memory[where[i]])) for which, where, memory in
         queue.read(np.full(2, file.fd), offsets, np.full(2, 4096)) for i in range(len(which))]
-from pipeline.commands.doctor import lookup
+from pipeline.cli.commands.doctor import lookup
 told = [finding.line() for finding in lookup(sys.argv[1]) if finding.name == "ssd"]
 print(json.dumps([queue.engine, queue.refused, sorted(read), told, examine(Path(sys.argv[1]))]))
 """

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.initial import initial_rows, rows_at
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.table_optimizer_config import Frozen, MaxNormOptimizer, TableRules, table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows
-from pipeline.errors import ConfigError
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.embeddings.cases import ROWS, SEED, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
@@ -122,7 +122,7 @@ def test_initial_values_are_within_the_bound_of_the_table():
 
 
 def test_rules_come_from_the_settings():
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
 
     features = [f"+data.sparse.{name}={{}}" for name in ("a", "b", "c", "d")]
     own = ["+model.tables={a: {frozen: true}, b: {max_norm: 1, lr: 0.5}, c: {optimizer: ftrl}, d: {dim: 8}}"]

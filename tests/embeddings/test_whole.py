@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import HardwareConfig
+from pipeline.core.units import GIB
 from pipeline.embeddings.sharding import whole_tables_pay
-from pipeline.units import GIB
 from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for
 
 # Each table has DIM values a row and 4 bytes of state, and a scored row looks up one row of each.

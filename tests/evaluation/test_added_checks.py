@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from pipeline.cli import main
-from pipeline.commands import settings as explained
-from pipeline.compose import compose, from_yaml, to_yaml
+from pipeline.cli.commands import settings as explained
 from pipeline.config import Config, GateConfig
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose, from_yaml, to_yaml
+from pipeline.core.errors import ConfigError
 from pipeline.evaluation import ScoredRows, SliceColumn, judge, measure
 from pipeline.records import Check, GateRecord
 from pipeline.report.gate import gate_markdown

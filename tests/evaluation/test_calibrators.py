@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.publish import CalibratorConfig, CalibratorOptions
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.calibration_curves import applied, calibrated, fit_curve, shifts_of
 from pipeline.evaluation.metrics import sigmoid

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import GateConfig, TaskLimits
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evaluation import ScoredRows, ScoredTask, SliceColumn, evaluate, judge, measure, reliability
 from pipeline.evaluation.bootstrap import block_sums, resample
 from pipeline.evaluation.metrics import evaluate_tasks

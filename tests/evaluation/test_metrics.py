@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation import metrics as metrics_module
 from pipeline.evaluation.metrics import base_entropy, entropy_of_rate, grouped_auc

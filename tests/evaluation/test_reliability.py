@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.evaluation import evaluate, reliability
 from pipeline.records import Curve
 

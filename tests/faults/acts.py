@@ -8,17 +8,17 @@ from types import SimpleNamespace
 
 import torch
 
-from pipeline import cli, compose
+from pipeline import cli
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.checkpoint.train_state import TrainState
-from pipeline.config import CheckpointConfig
-from pipeline.errors import NightjarError
+from pipeline.config import CheckpointConfig, compose
+from pipeline.core.errors import NightjarError
+from pipeline.core.retrying import explained
 from pipeline.publishing import promotion
 from pipeline.records import GatePart, Result
 from pipeline.store import Store
-from pipeline.store.retrying import explained
 from tests.checkpoint.single import access, shard
 from tests.logged import listen
 from tests.publishing.made import plain
@@ -291,7 +291,7 @@ class Nightly:
         """Exit code, and everything said."""
         from unittest import mock
 
-        from pipeline.commands import nights
+        from pipeline.cli.commands import nights
         from pipeline.schedule import nightly
 
         def run(config):

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import ArtifactError, PassingError
+from pipeline.config.compose import compose
+from pipeline.core import retrying
+from pipeline.core.errors import ArtifactError, PassingError
+from pipeline.core.retrying import TRIES, explained, passes, retried
 from pipeline.launch.chain import StageChain
-from pipeline.store import Store, retrying
-from pipeline.store.retrying import TRIES, explained, passes, retried
+from pipeline.store import Store
 from tests.faults.injector import Injector, disk_seams
 from tests.logged import listen
 

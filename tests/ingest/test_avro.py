@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature
-from pipeline.errors import DataError, NightjarError
+from pipeline.core.errors import DataError, NightjarError
 from pipeline.ingest.formats.avro import Avro, arrow_schema
 from tests.ingest.conftest import csv_config
 

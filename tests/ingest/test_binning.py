@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.compose import compose
 from pipeline.config import SparseFeature
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.binning import bin_bounds, mdl_bounds
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.sketch import Sketch

@@ -19,7 +19,7 @@ from pipeline.config import (
 )
 from pipeline.config.checks import check
 from pipeline.config.sequences import EventColumn, HistoryConfig, SequenceConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.stage import raw_fingerprint

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import IngestConfig
-from pipeline.errors import ArtifactError, DataError, LaunchError
+from pipeline.core.errors import ArtifactError, DataError, LaunchError
 from pipeline.ingest import stage
 from pipeline.ingest.output import PartWriter
 from pipeline.ingest.stage import raw_fingerprint

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import orc
 
 from pipeline.config import DenseFeature, SparseFeature
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
 from tests.ingest.conftest import csv_config
 

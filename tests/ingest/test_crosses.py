@@ -6,9 +6,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import SparseFeature
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import ingest
 from pipeline.records import RESERVED_ROWS

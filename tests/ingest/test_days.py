@@ -16,7 +16,7 @@ from pipeline.config import (
     WatermarkConfig,
 )
 from pipeline.config.checks import check
-from pipeline.errors import ArtifactError, ConfigError, DataError
+from pipeline.core.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest.days import day_dataset, day_state, previous_dataset
 from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.records import dataset_path

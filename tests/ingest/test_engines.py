@@ -13,7 +13,7 @@ import pytest
 
 import pipeline
 from pipeline.config import IngestConfig, RayConfig, SparseFeature
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.id_mappings import VocabMapping

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import DenseFeature, LabelConfig, SamplingConfig, SparseFeature, SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.stage import raw_fingerprint
 
 from .conftest import csv_config, write_rows

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from pipeline.config import DenseFeature, SparseFeature
-from pipeline.errors import DataError, NightjarError
+from pipeline.core.errors import DataError, NightjarError
 from pipeline.ingest import stage
 from pipeline.ingest.file_source import FileSource
 from pipeline.ingest.stage import raw_fingerprint

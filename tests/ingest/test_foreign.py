@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.days import counted_rows
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.record_transform import RecordTransform

@@ -17,7 +17,7 @@ from pyarrow import orc
 
 from pipeline.config import DenseFeature, SparseFeature
 from pipeline.config.data import FORMATS
-from pipeline.errors import DataError, NightjarError
+from pipeline.core.errors import DataError, NightjarError
 from pipeline.ingest.formats import FORMATS as FILE_FORMATS
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from pipeline.ingest.infer import infer

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import ChecksConfig, DenseFeature, LabelConfig, SparseFeature, SplitConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.file_source import BLOCK_UNIT
 
 from .conftest import csv_config

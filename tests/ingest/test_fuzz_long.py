@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import ChecksConfig, DenseFeature, LabelConfig, SparseFeature, SplitConfig
 from pipeline.config.sequences import EventColumn, SequenceConfig, SequenceModel
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.file_source import BLOCK_UNIT
 
 from .conftest import csv_config

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest.conftest import csv_config

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import hour_of

@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 from pipeline import cli
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import DataError
+from pipeline.config.compose import compose
+from pipeline.core.errors import DataError
 from pipeline.ingest.infer import Schema, infer
 from pipeline.ingest.sample import day_pattern, has_header, read_sample, text_format
 

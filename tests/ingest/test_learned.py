@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.learned_collision import cells, trust_in
 from pipeline.ingest.record_transform import RecordTransform
 

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from pipeline.cli import main
-from pipeline.compose import compose, from_yaml, to_yaml
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose, from_yaml, to_yaml
+from pipeline.core.errors import ConfigError
 from pipeline.ingest import id_mappings
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.records import RESERVED_ROWS

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import DedupeConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import stage
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.file_source import FileSource, file_sources

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import ChecksConfig, DenseFeature, DriftLimits, SparseFeature, SplitConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.quality import BINS, left_out_auc, psi
 from pipeline.ingest.sketch import Sketch
 

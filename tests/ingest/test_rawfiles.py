@@ -7,7 +7,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.stage import raw_fingerprint
 

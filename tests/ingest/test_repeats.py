@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
 from pipeline.config.sequences import EventColumn, SequenceConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest import spill
 from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
 from pipeline.config.checks import check
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.ingest import engines
 from pipeline.ingest.vocabulary import COOLING, empty, updated
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.ingest import delivered
 from pipeline.ingest.rawfiles import tells_content
 from pipeline.records.runs import Step

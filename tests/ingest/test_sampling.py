@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import IngestConfig, SamplingConfig, SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.training.parquet import SplitReader
 
 from .conftest import csv_config

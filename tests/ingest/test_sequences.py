@@ -11,7 +11,7 @@ import pytest
 from pipeline.config import DataConfig, LabelConfig, SparseFeature
 from pipeline.config.data import DataConfig as Data
 from pipeline.config.sequences import EventColumn, SequenceConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.arrow import check_types
 from pipeline.ingest.event_columns import Lengths
 from pipeline.ingest.record_transform import RecordTransform

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import SparseFeature, SplitConfig
-from pipeline.errors import UnreachableError
+from pipeline.core.errors import UnreachableError
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.store import Store

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import Config
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import synthetic
 from pipeline.ingest.ground_truth import planted_blocks, planted_truth, quad_logits
 from pipeline.ingest.schema import CRITEO_COLUMNS

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import SyntheticConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.ingest import synthetic
 from pipeline.ingest.ground_truth import sigmoid
 from pipeline.ingest.synthetic_users import UserLog

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import DataConfig, TableDefaults, TableFigures
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.ingest.table_specs import harmonic, hit_curve
 from pipeline.records import DatasetSchema, Profile

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ConfigError, DataError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.schema import data_spec
 from pipeline.records import DatasetSchema, TaskColumn, read
 from pipeline.specs.stage import StageIO

@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 from pipeline import cli
-from pipeline.compose import compose
 from pipeline.config import DataConfig, SparseFeature, SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import day_of, hour_of

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config import Config, DataConfig, DedupeConfig, HardwareConfig, SparseFeature, SplitConfig
 from pipeline.config.checks import check
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.schema import SPLIT_TIME
 from pipeline.ingest.time_split import TimeCounts, cut_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.dictionary_encoding import coded_ids
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.schema import data_spec

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import Config, LabelConfig, SparseFeature
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import parse, rejects, text
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from pipeline.ingest.quoted import TextLayout

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import SplitConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
 
 from .conftest import csv_config

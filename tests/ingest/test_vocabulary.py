@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.vocabulary import empty, updated
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.ingest.formats import columnar
 from pipeline.ingest.formats.columnar import Parquet
 from tests.alone import alone

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import DataConfig, SparseFeature, SplitConfig, WatermarkConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.days import day_number, day_state
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import day_of, hour_of

@@ -5,8 +5,8 @@ python -m tests.launch.cluster_cases
 
 from pathlib import Path
 
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.plugins.kubernetes.job_manifest import as_yaml, stage_objects
 from pipeline.plugins.kubernetes.manifests import schedule_objects
 from pipeline.records.runs import Step

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.stages.inputs import automatic_batch, with_batch
 from tests.commands import nightjar, nightjar_in_turn
 

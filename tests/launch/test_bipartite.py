@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch.distributed import TCPStore
 
 from pipeline.config import HardwareConfig
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import place_of_role
 from tests.launch.cluster_cases import config_for, rendered
 from tests.launch.torchx_cases import IMAGE, component

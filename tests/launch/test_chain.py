@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ArtifactError, ConfigError, DataError, LaunchError
 from pipeline.launch.chain import StageChain
 from pipeline.launch.run_records import Report, write_report
 from pipeline.launch.signals import Interrupted, deadline

@@ -16,8 +16,8 @@ from pipeline.checkpoint.index import DENSE
 from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.reference import find_checkpoint
-from pipeline.compose import compose
-from pipeline.errors import LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
 from pipeline.plugins.kubernetes.job_manifest import stage_objects

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.calibration import hardware_cache
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.records.runs import Step
 from pipeline.specs import ID_MAPPINGS, MODELS, STAGES
 from pipeline.stages.steps import steps

@@ -10,8 +10,8 @@ import pipeline.cli
 import pipeline.plugins.kubernetes.api_client
 import pipeline.plugins.trackers.mlflow_server
 import pipeline.training  # every room that may have errors of its own
-from pipeline.commands.run import failed
-from pipeline.errors import (
+from pipeline.cli.commands.run import failed
+from pipeline.core.errors import (
     EXIT_CODES,
     SIGNALLED,
     ConfigError,
@@ -20,10 +20,10 @@ from pipeline.errors import (
     NightjarError,
     exit_code_of,
 )
+from pipeline.core.retrying import explained
 from pipeline.launch.chain import StageError
 from pipeline.launch.run_records import Report, assemble
 from pipeline.launch.signals import Interrupted
-from pipeline.store.retrying import explained
 
 ROOT = Path(__file__).parents[2]
 

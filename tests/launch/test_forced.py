@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import clear
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 from pipeline.records.runs import Step
 from pipeline.stages.steps import current_directory, discard
 from pipeline.store import Store

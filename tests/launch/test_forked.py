@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.launch.forked import ForkServer
 from pipeline.launch.forkserver import MEETING, RANK, Request
 from tests.launch.test_launched import HANGING, ROOT, SMALL, _name, start, wait_for_worker

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.specs import STAGES
 from pipeline.stages.steps import steps
 from pipeline.store import Store, artifact_key

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import kubernetes_validate
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ConfigError, LaunchError, NightjarError, PlanError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, LaunchError, NightjarError, PlanError
 from pipeline.launch.chain import StageChain
 from pipeline.launch.elastic import Growth, MoreRoomError, with_more_hosts
 from pipeline.plugins.kubernetes.capacity_probe import WAITING, as_room, room_of

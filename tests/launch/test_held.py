@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.errors import GateHeldError
+from pipeline.core.errors import GateHeldError
 from pipeline.launch.run_records import assemble, stage_outcome
 from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact

@@ -7,8 +7,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipeline.compose import compose
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.diagnosis import job_problem
 from pipeline.plugins.kubernetes.job_kinds import JobSetRunner, job_set_phase

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.compose import compose, config_hash
 from pipeline.config import Config, ModelConfig
+from pipeline.config.compose import compose, config_hash
 from pipeline.ingest.stage import ingest
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn

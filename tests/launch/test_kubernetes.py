@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from pipeline import cli
-from pipeline.compose import compose
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import pod_command
 from pipeline.launch.stage_logs import never_met
 from pipeline.plugins.kubernetes.api_client import refusal

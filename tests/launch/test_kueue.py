@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import LaunchError
 from pipeline.launch.chain import StageChain
 from pipeline.launch.elastic import NoRoomError
 from pipeline.plugins.kubernetes.job_kinds import JobSetRunner

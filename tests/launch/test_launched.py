@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import DataError, LaunchError, NightjarError
+from pipeline.config.compose import compose
+from pipeline.core.errors import DataError, LaunchError, NightjarError
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.run_records import MARK, Report, clear_report, read_report, write_report

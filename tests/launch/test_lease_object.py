@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.clock import CLOCK, Clock
-from pipeline.errors import LaunchError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.lease_object import LeaseObject, held
 from pipeline.store.lease import Lease

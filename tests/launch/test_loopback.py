@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.launch.agent import loopback_environment
 from pipeline.launch.appdefs import pod_command, stage_app
 from tests.conftest import ROOT

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import kubernetes_validate
 import pytest
 
-from pipeline.errors import LaunchError, LostLeaseError
+from pipeline.core.errors import LaunchError, LostLeaseError
 from pipeline.plugins.kubernetes.api_client import RefusedError
 from pipeline.plugins.kubernetes.job_kinds import IndexedRunner
 from pipeline.plugins.kubernetes.job_manifest import indexed_job

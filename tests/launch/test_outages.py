@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.clock import CLOCK
-from pipeline.errors import PassingError
+from pipeline.core.clock import CLOCK
+from pipeline.core.errors import PassingError
 from pipeline.launch.chain import StageChain
 from pipeline.launch.signals import Interrupted
 from pipeline.plugins.kubernetes.api_client import Api, RefusedError, UnansweredError, refusal

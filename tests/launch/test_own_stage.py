@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Stage, StageIO, use

@@ -4,8 +4,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipeline.compose import compose
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.plugins.kubernetes.manifests import schedule_objects
 from pipeline.plugins.kubernetes.patch import merged
 from pipeline.plugins.kubernetes.pod_templates import check_templates, pod_template

@@ -7,7 +7,7 @@ from tests.waits import PATIENCE
 
 RANK = """
 import threading
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.records.runs import Step
 from pipeline.specs.stage import StageIO
 from pipeline.stages import execution

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.launch.locks import run_lock
 from pipeline.store import Store
 from tests.waits import TurnedClock

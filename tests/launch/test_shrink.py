@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
 from pipeline.launch.chain import StageChain
 from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, with_fewer_hosts

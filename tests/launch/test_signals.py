@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.stage_logs import killed_rank

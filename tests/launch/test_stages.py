@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose, from_yaml
-from pipeline.errors import ArtifactError, DataError
+from pipeline.config.compose import compose, from_yaml
+from pipeline.core.errors import ArtifactError, DataError
 from pipeline.launch.run_records import read_steps
 from pipeline.publishing import promotion, versions
 from pipeline.records.runs import Step

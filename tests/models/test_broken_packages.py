@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.doctor import choices
-from pipeline.errors import ConfigError
+from pipeline.cli.commands.doctor import choices
+from pipeline.core.errors import ConfigError
 from pipeline.models.settings import DlrmConfig
 from pipeline.specs import MODELS, Registry
 from pipeline.specs.model import model_problem
@@ -51,7 +51,7 @@ def test_a_package_that_cannot_be_used_is_named(
     with pytest.raises(ConfigError) as caught:
         models.names()
     assert caught.value.message.startswith("package own 1.0 adds model 'own'") and message in caught.value.message
-    monkeypatch.setattr("pipeline.commands.doctor.REGISTRIES", (models,))
+    monkeypatch.setattr("pipeline.cli.commands.doctor.REGISTRIES", (models,))
     assert [(each.level, each.found) for each in choices()] == [("fail", caught.value.message)]
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.compose import compose
 from pipeline.config import ModelConfig
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.settings import DlrmConfig
@@ -150,7 +150,7 @@ def test_names_and_seeds_cost_nothing_and_settings_do() -> None:
 
 def test_naming_and_composing_models_loads_no_torch() -> None:
     code = (
-        "import sys; from pipeline.compose import compose; import pipeline.models.costs; "
+        "import sys; from pipeline.config.compose import compose; import pipeline.models.costs; "
         "from pipeline.specs import MODELS; compose([]); list(MODELS); "
         "print([name for name in ('torch', 'torchrec', 'polars', 'pyarrow') if name in sys.modules])"
     )

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.layers import DotInteraction, log_odds
 from pipeline.models.settings import DlrmConfig

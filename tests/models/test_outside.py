@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import group_options
+from pipeline.config.compose import group_options
 from pipeline.specs import MODELS
 
 ROOT = Path(__file__).parents[2]

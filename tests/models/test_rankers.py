@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from pipeline.compose import compose
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.layers import CrossNet, batch_norms, pair_products
 from pipeline.models.settings import DcnV2Config, FinalMlpConfig, WideDeepConfig

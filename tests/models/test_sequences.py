@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import with_options
 from pipeline.models.layers import Jagged, SequenceVector
 from pipeline.models.layers.jagged import EVEN_ROWS, fillers
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
-from pipeline.specs.registry import with_options
 
 DIM, LENGTHS = 8, [3, 1, 5, 2]
 BLOCKS = [

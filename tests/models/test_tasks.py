@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.config import TaskOptions
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.layers import Ranker

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.compose import compose
 from pipeline.config import Config, HardwareConfig
+from pipeline.config.compose import compose
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, HardwareConfig
-from pipeline.errors import ConfigError, PlanError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.bipartite import predict_any, sample_bytes
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, step_parts

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from plan_cases import configure, cpu, dataset
 
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.planning import PlanInputs
 from pipeline.planning.growth import Limit, NightDataset, Nights, check_tables, read_nights
 from pipeline.planning.outlook import outlook, shown_nights, slowest_memory, with_rows

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, dataset, preset
 
 from pipeline.config import TablePin
-from pipeline.errors import PlanError
+from pipeline.core.errors import PlanError
 from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
 from pipeline.planning.problem import SEARCH_PAIRS, build_problem
 from pipeline.records import Plan

@@ -8,7 +8,7 @@ import pytest
 from plan_cases import configure, cpu, criteo, dataset, preset
 
 from pipeline.config import TablePin
-from pipeline.errors import ArtifactError, ConfigError, PlanError
+from pipeline.core.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Profile
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.planning.plandiff import StoredPlan, find_plan, moved_bytes, plan_diff
 from pipeline.records import Plan, plain
 from pipeline.report.planning import difference

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.plandiff import reused_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn

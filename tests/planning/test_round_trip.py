@@ -8,8 +8,8 @@ import pytest
 from plan_cases import configure, cpu, dataset
 
 from pipeline.config import TablePin
+from pipeline.core.errors import ArtifactError
 from pipeline.embeddings.sharding import to_sharding_plan
-from pipeline.errors import ArtifactError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Plan
 from pipeline.stages.inputs import read_plan

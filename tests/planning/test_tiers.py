@@ -8,10 +8,10 @@ import json
 import pytest
 from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
 
-from pipeline.compose import compose
 from pipeline.config import TablePin
+from pipeline.config.compose import compose
+from pipeline.core.errors import ArtifactError, ConfigError, PlanError
 from pipeline.embeddings.ssd.scratch_files import pieces
-from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import tables_of

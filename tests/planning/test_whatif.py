@@ -7,7 +7,7 @@ import json
 import pytest
 from plan_cases import configure, cpu, criteo, dataset
 
-from pipeline.errors import ConfigError, PlanError
+from pipeline.core.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.outlook import Case, Refused, varying, what_if
 from pipeline.records import plain

@@ -5,9 +5,9 @@ import shlex
 import pytest
 import yaml
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.config.paths import override_key
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.planning import PlanInputs
 from pipeline.planning.choices import tables_of
 from pipeline.planning.widths import TableWidths, shown, widths

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROWS = 2_000
 COMMAND = """
-from pipeline.commands.command import Command
+from pipeline.cli.commands.command import Command
 
 def add(parser):
     parser.set_defaults(function=lambda options: print("hello") or 0)

@@ -13,7 +13,7 @@ FILES = {
     "README.md": "",
     "conf/train.yaml": "lr: 1",
     "conf/hardware/laptop.yaml": "",
-    "pipeline/compose/__init__.py": "",
+    "pipeline/config/compose/__init__.py": "",
     "docs/guide.md": "",
     "pipeline/__init__.py": "",
     "pipeline/native/__init__.py": "",
@@ -52,7 +52,7 @@ def _unasked():
     **{f"tests/work/test_{name}.py": f"import pipeline.work.{name}" for name in ("absolute", "module", "relative")},
     **{f"tests/work/test_{name}.py": f"import pipeline.work.{name}" for name in ("upward", "late", "chain", "named")},
     "tests/work/test_orphan.py": "import pipeline.work.gone",
-    "tests/work/test_composed.py": "from pipeline.compose import compose",
+    "tests/work/test_composed.py": "from pipeline.config.compose import compose",
     "tests/room/test_made.py": "def test_it(made): ...",
     "tests/room/test_fixture.py": "def test_it(store): ...",
     "tests/room/test_reader.py": "PAGE = ROOT / 'docs/guide.md'",
@@ -98,7 +98,8 @@ def test_a_change_selects_what_imports_or_reads_it(root: Path, changed: str) -> 
     assert select(root, [changed]) == sorted([*SELECTED[changed], "tests/project/test_project.py"])
 
 
-ALL = ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py", "conf/hardware/laptop.yaml", "pipeline/cpus.py"]
+ALL = ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py", "conf/hardware/laptop.yaml"]
+ALL.append("pipeline/core/cpus.py")
 
 
 @pytest.mark.parametrize("changed", ALL)

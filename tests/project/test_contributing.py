@@ -19,9 +19,9 @@ import pytest
 
 from pipeline import specs
 from pipeline.config.synthetic import SyntheticConfig
+from pipeline.core.registry import find_plugins
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.specs.registry import find_plugins
 from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]

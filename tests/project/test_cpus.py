@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cgroup import cpu_quota as limited_to
-from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.core.cpus import available_cpus, cpu_quota
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = len(os.sched_getaffinity(0))
@@ -76,11 +76,11 @@ POOLS = """
 import json, os
 open({procs!r}, "w").write(str(os.getpid()))
 from benchmarks.cgroup import cpu_quota as limited_to
-from pipeline.cpus import share_cpus
+from pipeline.core.cpus import share_cpus
 share_cpus()
 from pipeline.ingest.engines import LocalEngine
 from pipeline.launch.appdefs import stage_app
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 import polars, pyarrow, torch
 role = stage_app("ingest", compose(["run=r"]), "store/runs/r/config.yaml").roles[0]
 print(json.dumps({{"torch": torch.get_num_threads(), "polars": polars.thread_pool_size(), "arrow": pyarrow.cpu_count(),
@@ -106,10 +106,10 @@ def test_every_pool_of_threads_is_as_large_as_the_quota_of_a_real_cgroup() -> No
 
 
 def test_doctor_counts_the_cpus_that_may_be_used(tmp_path: Path, monkeypatch) -> None:
-    from pipeline.commands import doctor
+    from pipeline.cli.commands import doctor
 
     monkeypatch.setattr(
-        "pipeline.cpus._ROOT",
+        "pipeline.core.cpus._ROOT",
         machine(tmp_path, mounts=V2.format(top="/"), own="0::/pod\n", files={"pod/cpu.max": "100000 100000\n"}),
     )
     finding = doctor.cores()

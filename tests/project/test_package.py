@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipeline import versions
-from pipeline.commands.doctor import TRIPLES, minor
+from pipeline.cli.commands.doctor import TRIPLES, minor
+from pipeline.core import versions
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -74,7 +74,7 @@ def named(requirements: list[str]) -> set[str]:
 
 
 def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
-    """What the packages of ``pipeline.versions`` need is named, as they are installed without what they need."""
+    """What the packages of ``pipeline.core.versions`` need is named, as they are installed without what they need."""
     dependencies = named(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     apart = named([*versions.PACKAGES.values(), "fbgemm-gpu"])
     needed = set()
@@ -121,7 +121,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def without_torch(*commands: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Command lines of ``nightjar`` in a process without what ``pipeline.versions`` pins, up to the first failure."""
+    """Command lines of ``nightjar`` without what ``pipeline.core.versions`` pins, up to the first failure."""
     arguments = [sys.executable, "-c", HIDING, json.dumps(commands)]
     return subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.compose import compose, sweep
-from pipeline.errors import NightjarError
+from pipeline.config.compose import compose, sweep
+from pipeline.core.errors import NightjarError
 from pipeline.plugins.tuning.space import edges, split
 from tests.commands import nightjar
 from tests.waits import PATIENCE
@@ -115,7 +115,7 @@ def understand(line: str) -> None:
     """Parse a command line and compose all its overrides; NightjarError or SystemExit where that cannot be."""
     for name, value in STAND_INS.items():
         line = line.replace(name, value)
-    known = cli.commands()
+    known = cli.find_commands()
     options, rest = cli._parser(known).parse_known_args(cli._flagged(shlex.split(line.split(" > ")[0])[1:], known))
     options.composing = [each.name for each in known if each.composes]
     overrides = [word for word in cli._positional(rest, options) if "=" in word and not OWN_WORDS.match(word)]

@@ -13,34 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "pipeline").rglob("*.py"))
 
-LEAVES = {
-    "errors",
-    "config",
-    "records",
-    "store",
-    "cpus",
-    "machine",
-    "units",
-    "specs",
-    "versions",
-    "logs",
-    "native",
-    "compiled",
-    "clock",
-}
+LEAVES = {"core", "config", "records", "store", "specs", "native"}
 # Room -> the rooms it may import, leaves apart (the table of the architecture page).
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
+    "core": set(),
     "config": set(),
     "records": set(),
     "store": set(),
-    "cpus": set(),
-    "clock": set(),
-    "machine": set(),
-    "compiled": set(),
-    "logs": set(),
-    "units": set(),
-    "versions": set(),
     "native": set(),
     "specs": set(),
     "ingest": {"evaluation"},
@@ -50,12 +29,11 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": set(),
     "report": set(),
     "launch": set(),
-    "schedule": {"launch", "stages", "compose", "ingest", "publishing", "checkpoint", "report"},
+    "schedule": {"launch", "stages", "ingest", "publishing", "checkpoint", "report"},
     "towers": {"embeddings", "models"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
-    "publishing": {"checkpoint", "evaluation", "models", "embeddings", "towers", "compose"},
-    "compose": set(),
+    "publishing": {"checkpoint", "evaluation", "models", "embeddings", "towers"},
     "serving": {
         "embeddings",
         "ingest",
@@ -65,7 +43,6 @@ ALLOWED: dict[str, set[str]] = {
         "evaluation",
         "publishing",
         "report",
-        "compose",
         "launch",
     },
     "stages": {
@@ -80,12 +57,10 @@ ALLOWED: dict[str, set[str]] = {
         "publishing",
         "serving",
         "report",
-        "compose",
     },
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
-    "commands": {
+    "cli": {
         "calibration",
-        "compose",
         "ingest",
         "planning",
         "checkpoint",
@@ -101,8 +76,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {
         "calibration",
         "checkpoint",
-        "commands",
-        "compose",
+        "cli",
         "embeddings",
         "evaluation",
         "ingest",
@@ -117,7 +91,6 @@ ALLOWED: dict[str, set[str]] = {
         "towers",
         "training",
     },
-    "cli": {"commands"},
     "api": {"publishing", "report", "serving", "stages"},
     "__init__": set(),
 }
@@ -237,6 +210,6 @@ def test_no_configuration_through_the_environment() -> None:
 
 def test_importing_the_command_line_loads_no_heavy_package() -> None:
     heavy = ("torch", "polars", "torchrec", "pyarrow", "optuna", "mlflow")
-    code = f"import sys, pipeline.cli; pipeline.cli.commands(); print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, pipeline.cli; pipeline.cli.find_commands(); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

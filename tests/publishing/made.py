@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pipeline.checkpoint.reader import ChainReader
-from pipeline.compose import to_yaml
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature
+from pipeline.config.compose import to_yaml
 from pipeline.models.settings import DlrmConfig
 from pipeline.publishing.dense import CONFIG, probe, write_dense
 from pipeline.publishing.program import PROGRAM, Program, read_program, write_program

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.cli import main
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.evaluation.calibration_curves import applied, shifts_of
 from pipeline.publishing.served import ServedModel
 from pipeline.records import CalibratorRecord, GateRecord, read

@@ -99,7 +99,7 @@ def overrides(store, *more):
 
 def run(*settings):
     from benchmarks.runs import run_config
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
 
     return run_config(compose(overrides(*settings)))
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import GateConfig
+from pipeline.config.compose import compose
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.gate.checks.importance import IMPORTANCE, NAME
 from pipeline.ingest.stage import ingest

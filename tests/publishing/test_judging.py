@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import UnreachableError
+from pipeline.config.compose import compose
+from pipeline.core.errors import UnreachableError
 from pipeline.evaluation import evaluate
 from pipeline.ingest.stage import ingest
 from pipeline.publishing.versions import version_path

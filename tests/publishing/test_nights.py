@@ -15,8 +15,8 @@ import polars as pl
 import pytest
 
 from pipeline.cli import main
-from pipeline.compose import compose
-from pipeline.errors import LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import LaunchError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest import parse
 from pipeline.ingest.rejects import Reject

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ArtifactError, OtherCodeError
+from pipeline.core.errors import ArtifactError, OtherCodeError
 from pipeline.models.dense_model import DenseModel
 from pipeline.publishing.dense import CONFIG, probe
 from pipeline.publishing.program import PROGRAM

@@ -17,8 +17,8 @@ from torch.multiprocessing import ProcessExitedException
 
 from benchmarks.runs import run_config
 from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, gather_parcels, run_on_rank0, this_rank
-from pipeline.compose import compose
-from pipeline.errors import NightjarError
+from pipeline.config.compose import compose
+from pipeline.core.errors import NightjarError
 from pipeline.records import GateRecord
 from pipeline.stages.release import version_of
 from pipeline.stages.release_ranks import _version_folder, dealt, join_ranks, open_version

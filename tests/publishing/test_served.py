@@ -17,9 +17,9 @@ import torch
 from fsspec.implementations.memory import MemoryFile
 from torch.nn import functional
 
-from pipeline.compose import to_yaml
 from pipeline.config import DenseFeature, HardwareConfig
-from pipeline.errors import ArtifactError
+from pipeline.config.compose import to_yaml
+from pipeline.core.errors import ArtifactError
 from pipeline.evaluation.gate.measure import units_in_the_last_place
 from pipeline.publishing.dense import CONFIG, write_dense
 from pipeline.publishing.program import PROGRAM, read_program, write_program

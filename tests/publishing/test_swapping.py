@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LaunchError, PassingError
+from pipeline.core.errors import LaunchError, PassingError
 from pipeline.publishing import promotion
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault, bucket
@@ -106,7 +106,7 @@ class LostThenSilent:
 
 def test_a_rollback_that_may_have_been_done_is_not_to_be_repeated_blindly(store: Store, endpoint, monkeypatch) -> None:
     """The same command again would take off one more version."""
-    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.core.retrying.FIRST_SECONDS", 0.0)
     for name in (A, B, C):
         promotion.promote(store, "m", name, by="publish")
     endpoint.fault = LostThenSilent()
@@ -122,7 +122,7 @@ import json, sys
 import fsspec
 fsspec.config.conf["s3"] = json.loads(sys.argv[1])
 from pipeline.store import Store
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.publishing import promotion
 store, own, done = Store(sys.argv[2]), sys.argv[3], 0
 print("ready", flush=True)

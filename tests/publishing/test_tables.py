@@ -11,7 +11,7 @@ import torch
 
 from pipeline.checkpoint.quantise import Coding, decode, encode
 from pipeline.checkpoint.reader import ChainReader
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.publishing.served_tables import RowCache, TableReader, is_set, record_bytes, shares
 from pipeline.publishing.table_writer import write_table
 from pipeline.records import TableLayout

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint.reader import ChainReader
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.stage import ingest
 from pipeline.publishing.served_tables import bits
 from pipeline.publishing.table_writer import WrittenTable

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import ingest
 from pipeline.records import LABEL

@@ -13,8 +13,8 @@ import pytest
 
 import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
 from pipeline.cli import main
-from pipeline.compose import compose
-from pipeline.errors import ArtifactError, ConfigError, LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import commands, promotion, versions
 from pipeline.report.models import listing
 from pipeline.stages import release

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.records import (
     Curve,
     DatasetSchema,

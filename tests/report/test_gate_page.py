@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.core.units import for_chat
 from pipeline.records import (
     Beside,
     Best,
@@ -20,7 +21,6 @@ from pipeline.records import (
     Slice,
 )
 from pipeline.report.gate import gate_markdown, gate_page
-from pipeline.units import for_chat
 from tests.records.made import figures, gate_record, interval
 
 CHECKS = (

@@ -6,7 +6,7 @@ import re
 import pytest
 from made_up_run import CONFIG, fill, make_plan, make_record, make_result, result_of
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.records import Plan
 from pipeline.report import write_report
 from pipeline.report.html import ReportData, render

@@ -7,8 +7,8 @@ import uuid
 import pytest
 from made_up_run import make_record
 
-from pipeline.errors import ArtifactError, NightjarError, is_full
-from pipeline.logs import Terminal
+from pipeline.core.errors import ArtifactError, NightjarError, is_full
+from pipeline.core.logs import Terminal
 from pipeline.records import Result
 from pipeline.report import Reporter, read_records
 from pipeline.report import records as records_module

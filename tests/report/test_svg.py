@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.report.svg import HEIGHT, WIDTH, Axis, ReferenceLine, line_plot, reliability_plot, thin, ticks, wilson
 
 VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.schedule.night_config import span
 from pipeline.schedule.nightly import missed_nights, read_record, run_nights
 from pipeline.store import Store

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.kubernetes.manifests import schedule_config
 from pipeline.publishing.commands import collect
 from pipeline.publishing.promotion import promote, roll_back

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.launch.locks import night_lease_path
 from pipeline.plugins.kubernetes.manifests import schedule_config, schedule_objects

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving

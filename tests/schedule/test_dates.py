@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.schedule.night_config import parse_date, span, split_arguments
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.clock import CLOCK, Clock
-from pipeline.errors import ArtifactError, LaunchError, LostLeaseError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import ArtifactError, LaunchError, LostLeaseError
 from pipeline.launch.locks import model_lease, night_lease_path, night_lock
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.store import Store, conditional, fencing

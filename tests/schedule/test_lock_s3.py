@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.clock import CLOCK
-from pipeline.errors import LaunchError
+from pipeline.core.clock import CLOCK
+from pipeline.core.errors import LaunchError
 from pipeline.launch import locks
 from pipeline.launch.locks import night_lease_path, night_lock
 from pipeline.store import Store

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import LaunchError
+from pipeline.config.compose import compose
+from pipeline.core.errors import LaunchError
 from pipeline.launch.signals import SIGNALLED
 from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
 from pipeline.plugins.kubernetes.schedule import end_leftovers, night_job

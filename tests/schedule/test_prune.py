@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import units
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
-from pipeline.errors import ArtifactError
+from pipeline.core import units
+from pipeline.core.errors import ArtifactError
 from pipeline.launch.locks import night_lock, run_lock
 from pipeline.launch.run_records import read_steps, write_steps
 from pipeline.publishing import commands, promotion, versions

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import DataError
+from pipeline.config.compose import compose
+from pipeline.core.errors import DataError
 from pipeline.schedule.nightly import wait_for
 from tests.logged import listen
 from tests.waits import TurnedClock

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline.errors import PassingError
+from pipeline.core.errors import PassingError
 from pipeline.store import Artifact, FileEntry, Store
 from pipeline.store.cache import CachedFile, PartCache
 from tests.waits import TurnedClock, until

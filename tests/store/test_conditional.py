@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.store import Store
 from pipeline.store.conditional import Seen, SwappedError, is_conditional, read_marked, swap
 from tests.checkpoint.s3 import Between, Fault, Proxy, bucket

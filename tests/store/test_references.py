@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DamagedError
+from pipeline.core.errors import DamagedError
 from pipeline.store import Store, references
 from pipeline.store.references import RECORDS, RecordKind, References, of_run, of_versions, pins
 

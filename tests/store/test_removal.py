@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoint import retention
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.publishing import commands
 from pipeline.store import Store
 from pipeline.store.removal import age, forget, remove, store_time

@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.store.files import one_file, whole_file
 
 

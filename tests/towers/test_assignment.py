@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.records import Tower, TowerModuleSpec, Towers
 from pipeline.towers.assignment import check_partition, flat_towers, kept_together, strided, tower_hosts, towers_of
 from pipeline.towers.layout import layout_of, united_plan

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.index import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
-from pipeline.errors import ArtifactError
+from pipeline.core.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
 from pipeline.stages.inputs import towers_of_checkpoints
 from pipeline.store import Store

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.records import TowerModuleSpec
 from pipeline.towers.transform import flat_exchange_codecs
 from tests.embeddings.ranks import plan_for, spawn

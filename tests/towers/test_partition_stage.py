@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pipeline.cli import main
-from pipeline.compose import compose
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records import Plan, Towers
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.config import ClipConfig, HardwareConfig, PartitionConfig
 from pipeline.config.train import ValidateConfig
-from pipeline.errors import NightjarError
+from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn, TaskColumn
 from pipeline.store import Store
 from pipeline.training.predict import predict

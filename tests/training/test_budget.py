@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import HardwareConfig
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd import pss_bytes
-from pipeline.errors import GuardError
 from pipeline.training.callbacks import IntervalRecord
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryBudget

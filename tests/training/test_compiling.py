@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.reader import read_state
-from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
-from pipeline.errors import ConfigError
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ArtifactError, DataError, GuardError, PassingError
+from pipeline.core import retrying
+from pipeline.core.errors import ArtifactError, DataError, GuardError, PassingError
 from pipeline.records import SparseColumn
-from pipeline.store import retrying
 from pipeline.training import parquet
 from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
-from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
+from pipeline.config.compose import compose
 from pipeline.config.train import AverageConfig, DenseGroup, DenseOptions, SparseOptions
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.models.layers import BatchNorm
 from pipeline.plugins.shampoo import native
 from pipeline.specs import DENSE_OPTIMIZERS

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pipeline.config.sequences import SequenceOptions
+from pipeline.core.registry import with_options
 from pipeline.models.layers import SequenceVector, initialise
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
-from pipeline.specs.registry import with_options
 from pipeline.training.sequence_vectors import encode_in_parts, split_samples
 
 DIM, LENGTHS = 8, [3, 1, 9, 2, 2, 1, 7, 4]

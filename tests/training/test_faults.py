@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import TrainConfig
-from pipeline.errors import GuardError
+from pipeline.core.errors import GuardError
 from pipeline.training.faults import EMBEDDING, FaultFinder
 from pipeline.training.guards import check_finite
 from pipeline.training.metrics import Sums

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig, TrainConfig
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
-from pipeline.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn

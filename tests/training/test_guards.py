@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import GuardConfig, TrainConfig
-from pipeline.errors import GuardError
+from pipeline.core.errors import GuardError
 from pipeline.training.guards import Collapse, GuardFigures, check_layers
 from tests.embeddings.ranks import spawn
 from tests.tiers import with_slow

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import CheckpointConfig, ClipConfig
 from pipeline.config.train import HogwildConfig, ValidateConfig
-from pipeline.errors import ConfigError, GuardError
+from pipeline.core.errors import ConfigError, GuardError
 from pipeline.models.settings import WideDeepConfig
 from pipeline.plugins.hogwild import executor
 from pipeline.records import SparseColumn
@@ -182,7 +182,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("override", REFUSED)
 def test_what_needs_one_step_after_the_other_is_refused(override):
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
 
     with pytest.raises(ConfigError) as error:
         compose(["experiment=demo", "train.mode=hogwild", override])

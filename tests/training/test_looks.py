@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from pipeline.config import CheckpointConfig
 from pipeline.config.train import AverageConfig, ValidateConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import trainer

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from pipeline.config import CheckpointConfig, Config, SparseFeature, SplitConfig
+from pipeline.core.errors import ArtifactError
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.row_access import reset_rows
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import ArtifactError
 from pipeline.ingest.stage import ingest
 from pipeline.records import dataset_path
 from pipeline.store import Store, artifact_key

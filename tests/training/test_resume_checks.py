@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.train import AverageConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.training.resume_checks import (
     check_average,
     check_finer,

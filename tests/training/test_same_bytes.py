@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoint.reference import find_checkpoint
-from pipeline.compose import compose
+from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.store import Store
 from tests.commands import nightjar_in_turn

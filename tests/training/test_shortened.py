@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config import CheckpointConfig
 from pipeline.config.train import AverageConfig, SnapshotConfig, ValidateConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import checkpoints, trainer

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config import CheckpointConfig
-from pipeline.errors import NightjarError
+from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.report.progress import plain_line
 from pipeline.store import Store

@@ -7,7 +7,7 @@ import resource
 import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint
-from pipeline.errors import NightjarError
+from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.settings import TrainingSettings

@@ -22,7 +22,7 @@ from pipeline.config import (
     HardwareConfig,
     TrainConfig,
 )
-from pipeline.errors import NightjarError
+from pipeline.core.errors import NightjarError
 from pipeline.models.settings import DlrmConfig
 from pipeline.native import layers
 from pipeline.records import PHASES, SparseColumn

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 
 if TYPE_CHECKING:
     from torch import Tensor

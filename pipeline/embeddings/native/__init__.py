@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 from pipeline.specs.optimizers import CompiledStep
 
 # Of the functions below, as rowsteps.c has it.

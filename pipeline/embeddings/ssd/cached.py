@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32, I8, WriteCounts, place_type
 from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import DeviceSlots, Recency
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import GuardError
 from pipeline.records.plan import ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 

@@ -15,10 +15,10 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd.aio import I64, DiskQueue
 from pipeline.embeddings.ssd.log import F32, LogReads
 from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
-from pipeline.errors import GuardError
 
 T = TypeVar("T")
 Parts = list[tuple[SsdShard, ShardRequest]]

@@ -25,8 +25,8 @@ from torchrec.distributed import batched_embedding_kernel
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.core.errors import PlanError
 from pipeline.embeddings.ssd.scratch_files import ScratchFile
-from pipeline.errors import PlanError
 
 _MAP_NORESERVE = 0x4000
 

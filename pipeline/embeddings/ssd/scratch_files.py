@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import ConfigError, FullScratchError, GuardError
+from pipeline.core.errors import ConfigError, FullScratchError, GuardError
+from pipeline.core.units import GIB
 from pipeline.records.plan import Plan
 from pipeline.records.scratch import LOG_SPARE, PAGE, log_shape
-from pipeline.units import GIB
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from pipeline.core.errors import PlanError
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32, I8, MOST_ROWS, LogReads, RowLog, WriteCounts, place_type
 from pipeline.embeddings.ssd.slots import HostSlots, Recency, Slots
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import PlanError
 from pipeline.records.plan import ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 

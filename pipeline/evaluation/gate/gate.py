@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.config.gate import GateConfig
+from pipeline.core.registry import BUILT_IN
 from pipeline.evaluation.gate.power import power_of
 from pipeline.records.gate import HOLD, PASS, Check, GateRecord
 from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
-from pipeline.specs.registry import BUILT_IN
 
 AGE = "age of the labels"
 # How the names of checks of calibration begin, of all rows and of a slice.

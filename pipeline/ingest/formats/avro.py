@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.formats.columnar import WHOLE, Columnar, Part
 
 # Rows of a batch.

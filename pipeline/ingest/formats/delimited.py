@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import BinaryIO, cast
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.formats.file_format import BOM, FileFormat, LineReader, LogFile
 from pipeline.ingest.quoted import LONGEST, TextLayout, records
 from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO, cast
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, counted_lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.ingest import events
 from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.histories.history_plan import HistoryPlan

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.native import Head, StepsLibrary
 
 MOMENTUM = 0.1

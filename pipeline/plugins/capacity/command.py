@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, add_config_dir, progress, tell
-from pipeline.commands.plans import planned_for
-from pipeline.errors import ConfigError, NightjarError, PlanError
+from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
+from pipeline.cli.commands.plans import planned_for
+from pipeline.core.errors import ConfigError, NightjarError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config

@@ -29,10 +29,11 @@ from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.save import extent_of, pieces, report_of
 from pipeline.config import Config
 from pipeline.config.train import TrainConfig
+from pipeline.core.errors import ConfigError
+from pipeline.core.units import GIB, MIB
 from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
-from pipeline.errors import ConfigError
 from pipeline.launch.agent import local_world
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib
@@ -45,7 +46,6 @@ from pipeline.records.plan import Plan, TablePlan
 from pipeline.store.manifest import FileEntry
 from pipeline.training.parquet import RowGroup
 from pipeline.training.sampler import BatchSampler, Order, decoded_share
-from pipeline.units import GIB, MIB
 
 META, DATA_PARALLEL = "meta", "data_parallel"
 TABLES, EVENTS = "collection", "event_tables"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from pipeline import units
 from pipeline.calibration.hardware_cache import find_kept
 from pipeline.config import Config
+from pipeline.core import units
 from pipeline.planning.hardware import figures as hardware_figures
 from pipeline.planning.inputs import PlanInputs
 from pipeline.plugins.capacity.record import Scale, ScaleFigure, World

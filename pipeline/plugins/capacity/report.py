@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.plugins.capacity.record import DryRun, Scale, ScaleFigure, World
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template
 from pipeline.report.stacked_bars import BarSeries as Part
 from pipeline.report.stacked_bars import StackedBars, milliseconds
 from pipeline.report.svg import Axis, PlotCurve, series_plot
-from pipeline.units import text_table
 
 WIDTH = 80
 BOUNDS = {

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.hardware import HardwareConfig
-from pipeline.errors import ConfigError, PlanError
+from pipeline.core.errors import ConfigError, PlanError
+from pipeline.core.units import GIB
 from pipeline.planning.bipartite import predict_any
 from pipeline.planning.cost import BYTES_PER_MS
 from pipeline.planning.hardware import fast_memory, memory_gib
@@ -18,7 +19,6 @@ from pipeline.planning.step_prediction import BETWEEN, WITHIN, Prediction, step_
 from pipeline.plugins.capacity.record import Wall, World
 from pipeline.records.plan import Plan
 from pipeline.training.sampler import decoded_share
-from pipeline.units import GIB
 
 BESIDE = ("reader", "store", "checkpoint")
 MINUTE_MS = 60_000.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Connector, Snapshot
 

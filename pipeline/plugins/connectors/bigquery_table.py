@@ -26,7 +26,7 @@ from google.cloud.bigquery_storage_v1.services.big_query_read.transports import 
 from google.cloud.bigquery_storage_v1.types import DataFormat, ReadSession
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.days import day_number
 from pipeline.ingest.schema import DataSpec, data_spec, require_columns

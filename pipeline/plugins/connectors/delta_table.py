@@ -20,7 +20,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import PyFileSystem
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import DataError, UnreachableError
+from pipeline.core.errors import DataError, UnreachableError
 from pipeline.ingest.days import day_number
 from pipeline.plugins.connectors.table_files import (
     DataFile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:

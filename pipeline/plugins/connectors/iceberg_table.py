@@ -38,7 +38,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, IntegerType, LongType, StringType, TimestampType, TimestamptzType
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, NightjarError, UnreachableError
+from pipeline.core.retrying import passes, retried
 from pipeline.ingest.days import day_number
 from pipeline.ingest.zones import end_of_day
 from pipeline.plugins.connectors.table_files import (
@@ -50,7 +51,6 @@ from pipeline.plugins.connectors.table_files import (
     snapshot_number,
 )
 from pipeline.specs.connector import newest
-from pipeline.store.retrying import passes, retried
 
 _where: Any = expressions  # its own annotations leave out the forms that its documentation has
 _REFUSALS = (UnauthorizedError, ForbiddenError, OAuthError, AuthorizationExpiredError)

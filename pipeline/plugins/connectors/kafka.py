@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.connectors.options import CONFIG_FILE, MESSAGES, REGISTRY, SCHEMA_FILE, SERVERS
 from pipeline.specs.connector import Connector, Snapshot
 

@@ -19,7 +19,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.zones import end_of_day

@@ -22,7 +22,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.retrying import retried
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.formats.file_format import LogFile
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
@@ -30,7 +31,6 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import RawBlock
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
-from pipeline.store.retrying import retried
 
 REGISTRY_SECONDS = 10.0
 # The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.

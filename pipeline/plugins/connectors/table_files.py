@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.data import DataConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
 from pipeline.ingest.schema import DataSpec, data_spec, require_columns

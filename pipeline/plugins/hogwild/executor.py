@@ -18,11 +18,11 @@ from torch import nn
 
 from pipeline.config.fields import AUTO
 from pipeline.config.train import TrainConfig
-from pipeline.cpus import available_cpus
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import anchors
 from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.errors import ConfigError
 from pipeline.models.layers.mlp import batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan

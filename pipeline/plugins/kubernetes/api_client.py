@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipeline.clock import CLOCK, Clock
-from pipeline.errors import LaunchError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import LaunchError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

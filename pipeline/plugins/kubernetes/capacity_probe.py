@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import Api
 from pipeline.plugins.kubernetes.patch import CONTAINER
 from pipeline.plugins.kubernetes.pod_templates import STAGE_LABEL, Object

@@ -8,8 +8,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command, add_config_dir, complain, show, tell
-from pipeline.errors import ConfigError
+from pipeline.cli.commands.command import Command, add_config_dir, complain, show, tell
+from pipeline.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -67,7 +67,7 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _render_launch(options: argparse.Namespace) -> int:
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from pipeline.plugins.kubernetes.job_manifest import require_cluster, stage_objects
     from pipeline.plugins.kubernetes.network import run_policy
     from pipeline.records.runs import run_directory

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app, roles_of, seconds_to_end
 from pipeline.launch.runner import rendered_for_volcano
 from pipeline.plugins.kubernetes.pod_templates import Object, job_labels, job_name, pod_template

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
 from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, fewest_hosts
 from pipeline.launch.protocol import GivenUpError

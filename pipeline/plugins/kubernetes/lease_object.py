@@ -9,7 +9,7 @@ import uuid
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
-from pipeline.clock import CLOCK, Clock
+from pipeline.core.clock import CLOCK, Clock
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.store.conditional import Seen, SwappedError
 from pipeline.store.lease import Holder, Lease, request_seconds

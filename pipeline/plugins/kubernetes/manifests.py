@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.compose import compose
 from pipeline.config.secrets import check_overrides_of_schedule
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.kubernetes.network import KIND, VERSION, among
 from pipeline.plugins.kubernetes.pod_templates import (
     LAUNCHER,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from pipeline.config import Config
 from pipeline.config.kubernetes import LAUNCHER
-from pipeline.errors import LaunchError, LostLeaseError
+from pipeline.core.errors import LaunchError, LostLeaseError
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.plugins.kubernetes.pod_templates import NIGHTJAR_LABELS, RUN_LABEL, STAGE_LABEL, run_label
 from pipeline.plugins.kubernetes.rbac import NETWORK, allowed

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config.kubernetes import PATCH_ALL
 from pipeline.config.launch import PodConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 Object = dict[str, Any]
 CONTAINER = "nightjar"  # the one that runs the stage

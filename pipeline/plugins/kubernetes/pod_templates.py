@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.config.kubernetes import EMBEDDING
 from pipeline.config.launch import PodConfig, PodResources
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.launch.appdefs import distributed, resources_of, roles_of
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.plugins.kubernetes.patch import CONTAINER, patched

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import Api, Object
 from pipeline.plugins.kubernetes.patch import CONTAINER
 

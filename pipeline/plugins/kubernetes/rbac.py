@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config.launch import LaunchConfig
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import ROLE_HINT, WARM_UP_SECONDS, Api, Object
 
 PAUSE_SECONDS = 2.0  # between two questions to a server that warms up

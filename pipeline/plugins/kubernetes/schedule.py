@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.launch.protocol import NightJob
 from pipeline.plugins.kubernetes.api_client import Api, connect
 from pipeline.plugins.kubernetes.job_kinds import cluster_runner, indexed_job_phase

@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from pipeline.config.ingest import IngestConfig
-from pipeline.errors import ConfigError, LaunchError, NightjarError
+from pipeline.core.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import IngestEngine, Numbering
 from pipeline.ingest.quality import Alone

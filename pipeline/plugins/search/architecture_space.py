@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.planning.bipartite import predict_any
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.compose.experiment import experiment_file
 from pipeline.config import Config
+from pipeline.config.compose.experiment import experiment_file
 from pipeline.plugins.search.report import search_page
 from pipeline.records.search import SearchRecord, search_directory
 from pipeline.store.artifacts import Store

@@ -7,9 +7,9 @@ import logging
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, add_config_dir, complain, progress, show, tell
-from pipeline.errors import ConfigError, exit_code_of
-from pipeline.logs import add_level
+from pipeline.cli.commands.command import Command, add_config_dir, complain, progress, show, tell
+from pipeline.core.errors import ConfigError, exit_code_of
+from pipeline.core.logs import add_level
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -44,14 +44,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(options: argparse.Namespace) -> int:
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from pipeline.config.fields import check_name
+    from pipeline.core.versions import require_triple
     from pipeline.launch.locks import folder_lock
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.plugins.search.report import search_text
     from pipeline.records.search import search_directory
     from pipeline.store.artifacts import Store
-    from pipeline.versions import require_triple
 
     given = [f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text for text in options.overrides]
     config = compose(given, options.config_dir)
@@ -79,7 +79,7 @@ def _search(options: argparse.Namespace) -> int:
 
 def _key(config: Config) -> str:
     """What an equal search has in common."""
-    from pipeline.compose import config_hash
+    from pipeline.config.compose import config_hash
     from pipeline.store.manifest import artifact_key
 
     settings = {**asdict(config.search), "config": config_hash(config), "parts": list(config.search.parts)}

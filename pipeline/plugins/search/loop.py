@@ -9,10 +9,10 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.errors import PlanError
+from pipeline.core.machine import usable_memory
 from pipeline.embeddings.table_optimizer_config import table_rules
-from pipeline.errors import PlanError
-from pipeline.machine import usable_memory
 from pipeline.plugins.search.architecture import Choices, Costs, LossWeights, tabulate
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.plugins.search.learning import Learner

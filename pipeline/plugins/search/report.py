@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.records.search import DecisionRecord, SearchRecord
 from pipeline.report.page import Figure, PageTable, from_template, with_meter
 from pipeline.report.svg import Axis, PlotCurve, Point, series_plot
-from pipeline.units import text_table
 
 STEPS = Axis(title="step", whole=True)
 PROBABILITY = Axis(title="probability", from_zero=True)

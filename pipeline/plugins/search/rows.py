@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.training.data import Batch, BatchReader, RowCounts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import units
+from pipeline.core import units
 from pipeline.records.result import Result
 
 # Keys of ``metrics.jsonl`` that are no curves.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.trackers.figures import curve_figures, final_figures, grouped
 from pipeline.plugins.trackers.mlflow_registry import register
 from pipeline.plugins.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer, quoted

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 
 TIMEOUT_SECONDS = 10.0
 MISSING = "RESOURCE_DOES_NOT_EXIST"

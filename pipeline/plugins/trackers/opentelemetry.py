@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.plugins.trackers.figures import final_figures
 from pipeline.records.night import NIGHT, RUNNING, NightRecord
 from pipeline.records.record import read

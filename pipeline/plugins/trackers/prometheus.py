@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import units
-from pipeline.errors import ConfigError
+from pipeline.core import units
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.trackers.figures import curve_figures, final_figures
 from pipeline.records.night import FAILED, HELD, PUBLISHED, NightRecord
 from pipeline.records.result import Result

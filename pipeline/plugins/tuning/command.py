@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from pipeline.commands.command import Command, add_config_dir, complain, progress, show, tell
-from pipeline.commands.run import one_run
-from pipeline.errors import ConfigError, exit_code_of, is_full
-from pipeline.logs import add_level
+from pipeline.cli.commands.command import Command, add_config_dir, complain, progress, show, tell
+from pipeline.cli.commands.run import one_run
+from pipeline.core.errors import ConfigError, exit_code_of, is_full
+from pipeline.core.logs import add_level
 
 
 def run_study(overrides: Sequence[str], config_dir: str | None, *, as_json: bool = False) -> int:

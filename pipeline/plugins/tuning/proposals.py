@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.tuning import TuneConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.tuning.space import held, rounded
 from pipeline.records.study import DONE, PRUNED, TRYING, Dimension, TrialRecord
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline import units
+from pipeline.core import units
+from pipeline.core.units import text_table
 from pipeline.records.study import BROKEN, DONE, PRUNED, Dimension, StudyLine, StudyShown, TrialRecord
 from pipeline.report.page import Figure, PageTable, from_template, pill, with_meter
 from pipeline.report.svg import Axis, Point, scatter_plot
-from pipeline.units import text_table
 
 NE = Axis(title="validation NE")
 FACTS = ("NE*", "AUC*", "test NE*", "test AUC*", "step (predicted)*", "tables*", "steps*")

@@ -9,8 +9,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from pipeline.compose.overrides import parse
-from pipeline.errors import ConfigError
+from pipeline.config.compose.overrides import parse
+from pipeline.core.errors import ConfigError
 from pipeline.records.study import Dimension
 
 DIGITS = 4  # significant ones of a number that is drawn: settings that people read

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipeline.compose import NOT_IN_RUN_NAME, compose
-from pipeline.compose.experiment import experiment_file
-from pipeline.compose.overrides import parse
 from pipeline.config import Config
-from pipeline.cpus import available_cpus
-from pipeline.errors import ConfigError, NightjarError
+from pipeline.config.compose import NOT_IN_RUN_NAME, compose
+from pipeline.config.compose.experiment import experiment_file
+from pipeline.config.compose.overrides import parse
+from pipeline.core.cpus import available_cpus
+from pipeline.core.errors import ConfigError, NightjarError
 from pipeline.launch.signals import handled
 from pipeline.plugins.tuning import study_store
 from pipeline.plugins.tuning.proposals import optuna

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from pipeline.errors import ArtifactError, LaunchError
+from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.launch.locks import folder_lock
 from pipeline.plugins.tuning.significance import best_of, finished, gain_of, given_of
 from pipeline.records.record import read

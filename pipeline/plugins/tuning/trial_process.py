@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import FullDiskError, FullScratchError, NightjarError, TrialEndedError, exit_code_of, is_full
-from pipeline.logs import level_arguments
+from pipeline.core.errors import FullDiskError, FullScratchError, NightjarError, TrialEndedError, exit_code_of, is_full
+from pipeline.core.logs import level_arguments
 from pipeline.records.record import read
 from pipeline.records.study import TRYING, TrialRecord, trial_path
 from pipeline.specs.stage import StageIO

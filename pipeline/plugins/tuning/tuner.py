@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import units
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, LaunchError, NightjarError
+from pipeline.core import units
+from pipeline.core.errors import ArtifactError, LaunchError, NightjarError
 from pipeline.launch.run_records import read_steps
 from pipeline.launch.signals import Interrupted
 from pipeline.plugins.tuning import study_store

@@ -13,7 +13,7 @@ import pytest
 from google.cloud.bigquery_storage_v1 import types
 
 from pipeline.config import SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.sample import read_sample
 from pipeline.ingest.stage import raw_fingerprint

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipeline.config import DenseFeature, SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.plugins.connectors.table_files import DataFile, TableColumn, opened

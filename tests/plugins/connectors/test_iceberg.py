@@ -17,7 +17,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyroaring import BitMap
 
 from pipeline.config import SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.plugins.connectors.iceberg_table import _IcebergDeletes
@@ -275,7 +275,7 @@ def test_what_is_not_there_is_told(run_ingest, warehouse):
 
 @pytest.mark.parametrize("kind", ["rest", "sql"])
 def test_a_catalog_that_does_not_answer_is_told(run_ingest, monkeypatch, kind):
-    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.retrying.FIRST_SECONDS", 0.01)
     unanswered = pytest.raises(UnreachableError, match="the catalog of lake.ads.clicks does not answer: ")
     with refusing() as url, unanswered as told:
         run_ingest(config({"type": kind, "uri": url if kind == "rest" else "sqlite:////nowhere/at/all.db"}))

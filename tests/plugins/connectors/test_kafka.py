@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from pipeline import cli
 from pipeline.config import LabelConfig, SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import data_spec

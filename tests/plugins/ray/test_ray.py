@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConfig
-from pipeline.errors import DataError, LaunchError, UnreachableError
+from pipeline.core.errors import DataError, LaunchError, UnreachableError
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.schema import data_spec

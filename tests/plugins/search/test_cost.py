@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.plugins.search.architecture import Choices, LossWeights, tabulate
 from pipeline.plugins.search.architecture_space import ArchitectureSpace

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import PlanError
+from pipeline.config.compose import compose
+from pipeline.core.errors import PlanError
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.plugins.search.loop import decided, require_memory, search, table_bytes, warning
 from pipeline.plugins.search.report import search_page, search_text

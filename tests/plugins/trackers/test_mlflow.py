@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import MlflowConfig, TrackConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.trackers.mlflow import MLFLOW
 from pipeline.plugins.trackers.mlflow_registry import source_of
 from pipeline.records import NightRecord, Result

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from pipeline.config import OpenTelemetryConfig, TrackConfig
-from pipeline.errors import LaunchError
+from pipeline.core.errors import LaunchError
 from pipeline.plugins.trackers.opentelemetry import OPENTELEMETRY
 from pipeline.records import NightRecord, Result
 from pipeline.report.tracking import tell_night

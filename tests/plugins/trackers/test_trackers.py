@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from pipeline.cli import main
-from pipeline.compose import compose, to_yaml
 from pipeline.config import PrometheusConfig, TrackConfig
+from pipeline.config.compose import compose, to_yaml
+from pipeline.core.errors import ConfigError, LostLeaseError
 from pipeline.embeddings.norms import histograms
 from pipeline.embeddings.tables import TableSpec
-from pipeline.errors import ConfigError, LostLeaseError
 from pipeline.plugins.trackers import SPECS
 from pipeline.plugins.trackers.prometheus import PROMETHEUS
 from pipeline.plugins.trackers.tensorboard import TENSORBOARD

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.plugins.tuning.space import edges, held, rounded, split
 from pipeline.records.study import Dimension
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.compose.experiment import experiment_file
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.config.compose import compose
+from pipeline.config.compose.experiment import experiment_file
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.plugins.tuning import study, study_store
 from pipeline.plugins.tuning.significance import best_of
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING

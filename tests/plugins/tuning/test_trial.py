@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, LaunchError, TrialEndedError
+from pipeline.core.errors import ArtifactError, LaunchError, TrialEndedError
 from pipeline.plugins.tuning import study_store
 from pipeline.plugins.tuning.trial_process import on_trial
 from pipeline.records.study import DONE, PRUNED, TRYING, StudyRecord

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands import run
+from pipeline.cli.commands import run
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, FullDiskError, FullScratchError, GuardError, LaunchError
+from pipeline.core.errors import ArtifactError, FullDiskError, FullScratchError, GuardError, LaunchError
 from pipeline.plugins.tuning import command, study_store
 from pipeline.plugins.tuning.trial_process import FULL_DISK, found_full, trial_code
 from pipeline.plugins.tuning.tuner import Tuner

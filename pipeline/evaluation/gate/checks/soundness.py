@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pipeline.config.gate import GateConfig
+from pipeline.core.units import printable
 from pipeline.evaluation.gate.power import check_auc, check_calibration, check_limit, not_worse, percent, place
 from pipeline.records.gate import Check, Slice
 from pipeline.specs.gate_check import GateCheck, GateInputs
-from pipeline.units import printable
 
 
 class Finite(GateCheck):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.compiled import checked, open_installed
+from pipeline.core.compiled import checked, open_installed
 
 # Of the functions below, as shampoo.c has it.
 _VERSION = 1

@@ -16,11 +16,11 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 
-from pipeline.compose import ROOT, checked_overrides, hydra_session
-from pipeline.compose import overrides as complaints
+from pipeline.config.compose import ROOT, checked_overrides, hydra_session
+from pipeline.config.compose import overrides as complaints
 from pipeline.config.fields import setting_of
 from pipeline.config.paths import find_place, nearest
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 
 ALL = "all"

@@ -21,7 +21,7 @@ from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 NIGHTJAR = "nightjar"  # this distribution
 ENGINES = "nightjar.engines"  # entry points of engines of ingestion

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.cpus import cgroup_folders
+from pipeline.core.cpus import cgroup_folders
 
 _ROOT = Path("/")
 _STATUS = _ROOT / "proc/self/status"

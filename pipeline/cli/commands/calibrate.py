@@ -9,12 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.command import Command, add_config_dir, show
+from pipeline.cli.commands.command import Command, add_config_dir, show
 from pipeline.config import Config
 from pipeline.config.hardware import HardwareConfig
-from pipeline.errors import ConfigError
-from pipeline.logs import add_level
-from pipeline.machine import kept_figures, pinned_figures
+from pipeline.core.errors import ConfigError
+from pipeline.core.logs import add_level
+from pipeline.core.machine import kept_figures, pinned_figures
 
 EPILOG = """\
   nightjar calibrate                                  this machine; writes conf_here/hardware/measured_auto.yaml
@@ -77,8 +77,8 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
 def _calibrate(options: argparse.Namespace) -> int:
     from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.machine_figures import calibrate
-    from pipeline.compose import compose
-    from pipeline.versions import require_triple
+    from pipeline.config.compose import compose
+    from pipeline.core.versions import require_triple
 
     config = compose(options.overrides, options.config_dir)
     require_triple()

@@ -11,9 +11,9 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.compose import NOT_IN_RUN_NAME, ROOT, checked_overrides, compose_tree, hydra_session
-from pipeline.compose import overrides as complaints
-from pipeline.errors import ConfigError
+from pipeline.config.compose import NOT_IN_RUN_NAME, ROOT, checked_overrides, compose_tree, hydra_session
+from pipeline.config.compose import overrides as complaints
+from pipeline.core.errors import ConfigError
 
 
 def experiment_file(arguments: Sequence[str], config_dir: str | None = None, about: Sequence[str] = ()) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline import logs
-from pipeline.commands.command import Command, add_config_dir, columns, complain
-from pipeline.errors import NightjarError, exit_code_of
-from pipeline.logs import TERMINAL, add_level, show
+from pipeline.cli.commands.command import Command, add_config_dir, columns, complain
+from pipeline.core import logs
+from pipeline.core.errors import NightjarError, exit_code_of
+from pipeline.core.logs import TERMINAL, add_level, show
+from pipeline.core.registry import load_hooks
 from pipeline.records.result import Result
 from pipeline.specs import STAGES
-from pipeline.specs.registry import load_hooks
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -57,7 +57,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser, stage: str | None) -> No
 
 def _run(options: argparse.Namespace) -> int:
     if options.shell_completion:
-        from pipeline.compose.completion import answer
+        from pipeline.config.compose.completion import answer
 
         sys.stdout.write(answer(options.overrides, options.commands, options.composing))
         return 0
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.stage:
         overrides.append(f"stages=[{options.stage}]")
     if options.help is not None or options.cfg or options.info:
-        from pipeline.compose import inspection
+        from pipeline.config.compose import inspection
 
         return inspection.show(overrides, options)
     if not options.multirun:
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _sweep(overrides: list[str], config_dir: str | None) -> int:
     """Run the jobs of a grid one after another and print a table of the results."""
-    from pipeline.compose import compose, sweep
+    from pipeline.config.compose import compose, sweep
     from pipeline.report.summary import compare
 
     jobs = sweep(overrides)
@@ -107,7 +107,7 @@ def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = 
     Raises:
         ConfigError: They do not compose.
     """
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
 
     return _one_run(compose(overrides, config_dir), code_of)[0]
 
@@ -127,9 +127,9 @@ def run_code(config: Config) -> int:
 
 def _run_alone(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
+    from pipeline.core.versions import require_triple
     from pipeline.launch.locks import launcher_of, only_launcher
     from pipeline.store.artifacts import Store
-    from pipeline.versions import require_triple
 
     if launcher_of(config) is None and set(config.stages) != {"ingest"}:
         require_triple()
@@ -279,7 +279,7 @@ def _fork(options: argparse.Namespace) -> int:
         return serve(options.modules, score)
     parser = argparse.ArgumentParser(prog="nightjar worker")
     _add_worker_arguments(parser)
-    modules = [*options.modules, "pipeline.compose", "pipeline.report", "pipeline.stages.execution"]
+    modules = [*options.modules, "pipeline.config.compose", "pipeline.report", "pipeline.stages.execution"]
     return serve(modules, lambda arguments: _work(parser.parse_args(arguments)))
 
 

@@ -8,8 +8,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, add_config_dir, on_store, progress, tell
-from pipeline.errors import ArtifactError, ConfigError, PlanError
+from pipeline.cli.commands.command import Command, add_config_dir, on_store, progress, tell
+from pipeline.core.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -110,7 +110,7 @@ def _what_if(options: argparse.Namespace) -> int:
         return _what_if_nights(options)
     if options.html:
         raise ConfigError("--html is for --nights, which is not given", hint="--nights 30 --html nights.html")
-    from pipeline.compose import sweep
+    from pipeline.config.compose import sweep
     from pipeline.planning.outlook import Case, Refused, varying, what_if
     from pipeline.planning.planner import make_plan
     from pipeline.report.planning import comparison
@@ -147,7 +147,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
         ArtifactError: The dataset is missing; the hint is the command that makes it.
     """
     from pipeline.calibration.hardware_cache import with_figures
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from pipeline.planning.inputs import PlanInputs
     from pipeline.stages.inputs import with_batch, with_former_batch
     from pipeline.stages.steps import planning_inputs
@@ -168,7 +168,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
 
 
 def _what_if_nights(options: argparse.Namespace) -> int:
-    from pipeline.compose import sweep
+    from pipeline.config.compose import sweep
     from pipeline.planning.outlook import varying
     from pipeline.report.outlook import outlook_page, outlooks_text
 
@@ -186,7 +186,7 @@ def _what_if_nights(options: argparse.Namespace) -> int:
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:
     """Plan the next ``options.nights`` of one combination."""
     from pipeline.calibration.hardware_cache import with_figures
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from pipeline.planning.growth import read_nights
     from pipeline.planning.inputs import PlanInputs
     from pipeline.planning.outlook import outlook

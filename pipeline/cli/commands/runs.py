@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, columns, complain, on_store, progress, show, store_of, tell
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.cli.commands.command import Command, columns, complain, on_store, progress, show, store_of, tell
+from pipeline.core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from pipeline.records.runs import RunLine

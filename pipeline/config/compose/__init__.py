@@ -23,18 +23,18 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.compose import overrides as complaints
-from pipeline.compose.hardware import with_machine
-from pipeline.compose.trees import GROUP, check_settings, compose_cached, compose_lines, schema_for, store_models
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
+from pipeline.config.compose import overrides as complaints
+from pipeline.config.compose.hardware import with_machine
+from pipeline.config.compose.trees import GROUP, check_settings, compose_cached, compose_lines, schema_for, store_models
 from pipeline.config.fields import check_name
 from pipeline.config.gate import gate_settings
 from pipeline.config.paths import with_first_names, with_new_names
 from pipeline.config.secrets import check_secrets, recorded
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import Registry
 from pipeline.specs.model import MODELS
-from pipeline.specs.registry import Registry
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"

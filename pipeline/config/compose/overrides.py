@@ -31,7 +31,7 @@ from pipeline.config.paths import (
 )
 from pipeline.config.plan import TIERS, TablePin
 from pipeline.config.secrets import WEBHOOK, without_secret
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs.model import MODELS
 
 

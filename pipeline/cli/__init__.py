@@ -10,24 +10,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline import logs
-from pipeline.commands import (
-    calibrate,
-    ckpt,
-    doctor,
-    explain,
-    init,
-    nights,
-    plans,
-    published,
-    run,
-    runs,
-)
-from pipeline.commands.command import Command, complain
-from pipeline.cpus import share_cpus
-from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
-from pipeline.specs.registry import load_hooks
-from pipeline.versions import missing_triple
+from pipeline.cli.commands import calibrate, ckpt, doctor, explain, init, nights, plans, published, run, runs
+from pipeline.cli.commands.command import Command, complain
+from pipeline.core import logs
+from pipeline.core.cpus import share_cpus
+from pipeline.core.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
+from pipeline.core.registry import load_hooks
+from pipeline.core.versions import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\
@@ -51,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         share_cpus()
     try:
-        known = commands()
+        known = find_commands()
     # Of an installed package that adds commands.
     except NightjarError as error:
         return complain(str(error), exit_code_of(error))
@@ -80,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
-        from pipeline.store.retrying import explained
+        from pipeline.core.retrying import explained
 
         known_error = explained(error) or missing_triple(error)
         if known_error is not None:
@@ -90,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(text, exit_code_of(error))
 
 
-def commands() -> list[Command]:
+def find_commands() -> list[Command]:
     """Return all commands, in the order of ``nightjar --help``."""
     families = (init, plans, ckpt, published, calibrate, nights, explain, doctor, runs)
     known = [*run.commands(), *(command for family in families for command in family.COMMANDS), *run.INTERNAL]
@@ -165,7 +154,3 @@ def _version() -> str:
         return version("nightjar")
     except PackageNotFoundError:
         return "(from a checkout)"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

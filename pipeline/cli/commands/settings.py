@@ -12,7 +12,7 @@ from omegaconf import MISSING
 
 from pipeline.config.fields import AUTO, besides_auto, setting_of, span
 from pipeline.config.paths import SettingPlace, describe, entry_type, find_place, nearest, places, renamed_error
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 from pipeline.specs.model import MODELS
 from pipeline.stages.artifact_keys import keys_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline.commands.command import Command, tell
+from pipeline.cli.commands.command import Command, tell
 
 EPILOG = """\
   nightjar explain                  all groups
@@ -24,7 +24,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _explain(options: argparse.Namespace) -> int:
     # ``nightjar --help`` need not know all settings.
-    from pipeline.commands import settings
+    from pipeline.cli.commands import settings
 
     if options.markdown:
         sys.stdout.write(settings.markdown())

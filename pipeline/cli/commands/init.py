@@ -9,16 +9,17 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import units
-from pipeline.commands.command import Command, show
+from pipeline.cli.commands.command import Command, show
 from pipeline.config.data import connector_at
-from pipeline.errors import ConfigError
+from pipeline.core import units
+from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS
 
-# Imported where it runs: polars takes a while.
 if TYPE_CHECKING:
     from pipeline.ingest.infer import Schema
     from pipeline.ingest.sample import LogSample
+
+# Imported where it runs: polars takes a while.
 
 EPILOG = """\
   nightjar init clicks.csv                          writes my/data/clicks.yaml
@@ -46,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from pipeline.compose import conf_directory
+    from pipeline.config.compose import conf_directory
     from pipeline.ingest.draft_schema import schema_yaml
     from pipeline.ingest.infer import infer
     from pipeline.ingest.sample import read_sample

@@ -21,13 +21,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.checkpoint import native as rowcodes
-from pipeline.commands.command import Command, show
-from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.cli.commands.command import Command, show
+from pipeline.core.cpus import available_cpus, cpu_quota
+from pipeline.core.errors import ConfigError
+from pipeline.core.machine import pinned_figures
+from pipeline.core.units import GIB, plural
 from pipeline.embeddings import native as rowsteps
-from pipeline.errors import ConfigError
-from pipeline.machine import pinned_figures
 from pipeline.specs import REGISTRIES
-from pipeline.units import GIB, plural
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
@@ -46,7 +46,7 @@ if sys.argv[1]:
     print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
 from pipeline import native
 from pipeline.native import layers
-from pipeline.specs.registry import load_hooks
+from pipeline.core.registry import load_hooks
 of_plugins = load_hooks("nightjar.native_libraries").values()
 print(int(all(library() is not None for library in (native.library, layers.library, *of_plugins))),
       int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
@@ -231,7 +231,7 @@ def shared_memory() -> Finding:
 def auto_hardware() -> Finding:
     """Say what ``hardware=auto`` stands for here, and where its speeds come from."""
     from pipeline.calibration.hardware_cache import find_kept
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
 
     try:
         config = compose(["hardware=auto"])

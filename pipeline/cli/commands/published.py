@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, amount, on_store, progress, store_of, tell
-from pipeline.errors import ArtifactError, ConfigError, NightjarError
-from pipeline.logs import add_level
+from pipeline.cli.commands.command import Command, amount, on_store, progress, store_of, tell
+from pipeline.core.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.core.logs import add_level
 from pipeline.records.model_version import RemovedVersions
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from yaml import YAMLError
 from pipeline.config import Config
 from pipeline.config.fields import default_of
 from pipeline.config.hardware import HardwareConfig
-from pipeline.errors import ConfigError
-from pipeline.machine import Gpu, gpus, pinned_figures, usable_memory
-from pipeline.units import GIB
+from pipeline.core.errors import ConfigError
+from pipeline.core.machine import Gpu, gpus, pinned_figures, usable_memory
+from pipeline.core.units import GIB
 
 AUTO, ELSEWHERE = "auto", "laptop"  # the defaults of the settings are the laptop's
 # Sizes of memory between two powers of two: machines of one kind differ by a little, and keys depend on it.

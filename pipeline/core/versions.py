@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 PACKAGES = {
     "torch": "torch==2.13.0",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.errors import ArtifactError, NightjarError, PassingError
+from pipeline.core.errors import ArtifactError, NightjarError, PassingError
 
 TRIES = 3
 # Pauses of 0.2 and 0.8 s; object store clients wait longer before that.

@@ -10,7 +10,7 @@ import os
 import typing
 from collections.abc import Sequence
 
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
 
 SCRIPT = """\
 _nightjar_complete() {{
@@ -50,7 +50,7 @@ def query(line: str) -> list[str]:
     """The completions of the command line ``line`` (``nightjar run mod``)."""
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
-    from pipeline.compose import ROOT, hydra_session
+    from pipeline.config.compose import ROOT, hydra_session
     from pipeline.config.paths import field_type
 
     words = line.split(None, 2)

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline.config import Config
 from pipeline.config.gate import gate_settings
 from pipeline.config.model import ModelConfig
-from pipeline.errors import ConfigError
+from pipeline.core.errors import ConfigError
+from pipeline.core.registry import Registry
 from pipeline.specs.model import MODELS
-from pipeline.specs.registry import Registry
 
 CACHED_TREES = 16  # trees of a process; one takes about a megabyte
 _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()

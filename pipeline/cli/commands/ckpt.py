@@ -6,8 +6,8 @@ import argparse
 from functools import partial
 from typing import Any
 
-from pipeline.commands.command import Command, on_store, progress, store_of, tell
-from pipeline.errors import ArtifactError
+from pipeline.cli.commands.command import Command, on_store, progress, store_of, tell
+from pipeline.core.errors import ArtifactError
 
 EPILOG = """\
 Name a checkpoint by its run (the newest one), as <run>/step-00000100, or by its path in the store.

@@ -8,11 +8,11 @@ from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline import logs
-from pipeline.commands.command import Command, add_config_dir, complain
-from pipeline.commands.run import run_code
-from pipeline.errors import ConfigError, NightjarError
-from pipeline.logs import add_level
+from pipeline.cli.commands.command import Command, add_config_dir, complain
+from pipeline.cli.commands.run import run_code
+from pipeline.core import logs
+from pipeline.core.errors import ConfigError, NightjarError
+from pipeline.core.logs import add_level
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -82,7 +82,7 @@ def _compose_and_run(
     Args:
         job: The Kubernetes job that started this.
     """
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.schedule.night_config import ANY_DAY
     from pipeline.schedule.nightly import post_refusal

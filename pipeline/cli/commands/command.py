@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.errors import ConfigError
-from pipeline.logs import TERMINAL
+from pipeline.core.errors import ConfigError
+from pipeline.core.logs import TERMINAL
 from pipeline.records.record import plain
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What every room uses: errors, registries, retries, units, this machine, logging."""
