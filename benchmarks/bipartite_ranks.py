@@ -24,9 +24,9 @@ from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import sample_bytes
 from pipeline.plugins.hogwild.executor import Hogwild
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn
-from pipeline.stages.inputs import read_dataset
+from pipeline.stages.stage_inputs import read_dataset
 from pipeline.store import Store
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.predict import predict
 from pipeline.training.settings import ModelSettings, PredictionSettings, TrainingSettings

@@ -38,7 +38,7 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.records import DatasetSchema
 from pipeline.store import Store
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers
 from pipeline.training.settings import ModelSettings

@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 
 DENSE = 13
 

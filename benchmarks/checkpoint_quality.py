@@ -30,7 +30,7 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate
 from pipeline.store import Artifact, Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order

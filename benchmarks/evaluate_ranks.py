@@ -87,7 +87,7 @@ def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, s
     import torch.distributed as dist
 
     from pipeline.evaluation import evaluate, reliability
-    from pipeline.stages.inputs import read_towers
+    from pipeline.stages.stage_inputs import read_towers
     from pipeline.training.predict import predict
     from pipeline.training.settings import PredictionSettings
 

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from benchmarks.common import finish
 
-# What the torch of the machine goes with; pipeline/core/versions.py has the versions that CI runs.
+# What the torch of the machine goes with; pipeline/core/package_versions.py has the versions that CI runs.
 TRIPLES = {"2.11": "1.6.0", "2.12": "1.7.0", "2.13": "1.8.0"}
 PYTHON, PLATFORM = "3.12", "manylinux_2_28_x86_64"
 # Installed with torch, and large.

@@ -31,7 +31,7 @@ from pipeline.config.compose import compose
 from pipeline.core.cpus import available_cpus
 from pipeline.models.costs import model_costs
 from pipeline.specs import MODELS, ModelInputs
-from pipeline.stages.inputs import read_dataset
+from pipeline.stages.stage_inputs import read_dataset
 from pipeline.store import Store
 
 LOGS = ("planted", "adult", "flights")

@@ -34,7 +34,7 @@ from pipeline.config.compose import compose
 from pipeline.ingest.engines import in_order
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing import promotion, versions
-from pipeline.serving.predict import blocks_of, score_lines
+from pipeline.serving.prediction import blocks_of, score_lines
 from pipeline.serving.scorer import Scorer, one_thread
 from pipeline.serving.scoring_processes import Ranks
 from pipeline.store import Store

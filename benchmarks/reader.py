@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import TrainingSettings

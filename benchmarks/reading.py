@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.common import finish
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.store import Artifact, Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader
 from pipeline.training.sampler import BatchSampler, Order
 

@@ -24,7 +24,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from pipeline.config import Config
 from pipeline.embeddings.tables import kernels
 from pipeline.records import DatasetSchema
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.step import StepExecutor
 
 

@@ -33,7 +33,7 @@ from benchmarks.common import finish
 from pipeline.config import HardwareConfig
 from pipeline.records import DatasetSchema, Plan
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order

@@ -41,7 +41,7 @@ from pipeline.plugins.search.best_experiment import best_experiment
 from pipeline.plugins.search.loop import search
 from pipeline.records import SearchRecord
 from pipeline.stages.execution import with_resolved_batch
-from pipeline.stages.inputs import read_dataset
+from pipeline.stages.stage_inputs import read_dataset
 from pipeline.store import Artifact, Store
 
 FEATURES, WIDE, IDS, NUMBERS = 12, 16, 24, 2

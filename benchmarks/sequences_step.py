@@ -35,7 +35,7 @@ from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, SequenceColumn, SequenceGroup, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
-from pipeline.training.data import Batch, BatchReader
+from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order

@@ -31,10 +31,10 @@ from pipeline.cli import main as nightjar
 from pipeline.config.compose import compose
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
-from pipeline.stages.inputs import read_plan
+from pipeline.stages.stage_inputs import read_plan
 from pipeline.stages.steps import steps as steps_of
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order

@@ -23,7 +23,7 @@ from benchmarks.ssd_memory import AHEAD
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
 from pipeline.records import DatasetSchema
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed
 from pipeline.training.settings import ModelSettings

@@ -30,7 +30,7 @@ from pipeline.ingest.ground_truth import planted_blocks
 from pipeline.records import Towers
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
-from pipeline.stages.inputs import read_dataset
+from pipeline.stages.stage_inputs import read_dataset
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 from pipeline.towers.interaction_strength import Interaction

@@ -32,7 +32,7 @@ from benchmarks.towers_partition import test_ne
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.records import TowerModuleSpec
-from pipeline.stages.inputs import read_dataset
+from pipeline.stages.stage_inputs import read_dataset
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 

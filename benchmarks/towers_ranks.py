@@ -22,7 +22,7 @@ from benchmarks.network.ranks import serve
 from pipeline.config import Config, PartitionConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
 from pipeline.towers.assignment import towers_of
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor

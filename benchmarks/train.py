@@ -29,13 +29,13 @@ from benchmarks.reference import EagerLoop, PlainLoop
 from pipeline.config import Config
 from pipeline.evaluation.metrics import exact_auc, split_by_class
 from pipeline.store import Store
-from pipeline.training.data import Batch, BatchReader
+from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
+from pipeline.training.train_metrics import MetricAccumulator
 
 ROUND_STEPS, BATCH = 10, 8192
 Loop = Callable[[Iterator[Batch]], object]

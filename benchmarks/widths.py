@@ -28,8 +28,8 @@ from benchmarks.runs import processes, run
 from pipeline.config.compose import compose
 from pipeline.core.cpus import available_cpus
 from pipeline.planning import PlanInputs
-from pipeline.planning.widths import widths
-from pipeline.stages.inputs import read_dataset, with_batch
+from pipeline.planning.width_choice import widths
+from pipeline.stages.stage_inputs import read_dataset, with_batch
 from pipeline.store import Store
 
 FEATURES, FEWEST, MOST = 12, 30, 30_000  # ids of the smallest and of the largest feature

@@ -105,7 +105,7 @@ class Version:
         """
         import polars as pl
 
-        from pipeline.serving.predict import score_file
+        from pipeline.serving.prediction import score_file
 
         blocks: list[pl.DataFrame] = []
         with tempfile.TemporaryDirectory(prefix="nightjar-frame-") as folder:

@@ -22,7 +22,7 @@ from pipeline.config.hardware import HardwareConfig
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.training.data import Batch
+    from pipeline.training.batches import Batch
 
 # As timing.KERNEL_SHAPES: all overhead, all ids, tables in the cache and beyond it.
 SHAPES = ((4, 1_000, 16, 256), (26, 1_000, 16, 4_096), (8, 100_000, 32, 8_192), (8, 200_000, 64, 2_048))
@@ -100,7 +100,7 @@ def _batches_of_rank(drawn: Drawn, batch: int, device: torch.device) -> Iterator
     import torch.distributed as dist
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from pipeline.training.data import Batch
+    from pipeline.training.batches import Batch
 
     rank = dist.get_rank()
     count, rng = batch // dist.get_world_size(), np.random.default_rng(rank)

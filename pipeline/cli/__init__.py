@@ -15,8 +15,8 @@ from pipeline.cli.commands.command import Command, complain
 from pipeline.core import logs
 from pipeline.core.cpus import share_cpus
 from pipeline.core.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
+from pipeline.core.package_versions import missing_triple
 from pipeline.core.registry import load_hooks
-from pipeline.core.versions import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pipeline.config.plan import TablePin
 from pipeline.core.errors import NightjarError, PlanError
 from pipeline.core.units import GIB
+from pipeline.planning.candidate_search import Placement, PlacementSpace, find_feasible
 from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, find_obstacle
 from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.problem import PlanningProblem
-from pipeline.planning.search import Placement, PlacementSpace, find_feasible
 
 Place = Callable[[PlanInputs], Placement | None]
 TRIES = 8

@@ -10,14 +10,21 @@ from contextlib import contextmanager
 from pipeline.config.hardware import HardwareConfig
 from pipeline.core.units import GIB
 from pipeline.planning.bipartite import bipartite_plan
+from pipeline.planning.candidate_search import (
+    BestPlacement,
+    Placement,
+    PlacementSpace,
+    default_plan,
+    find_best,
+    find_feasible,
+)
 from pipeline.planning.candidates import build_offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, PlannedTable
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
 from pipeline.planning.infeasibility import plan_error
 from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.plan_report import explain
 from pipeline.planning.problem import PlanningProblem, build_problem, search_rounds
-from pipeline.planning.report import explain
-from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, default_plan, find_best, find_feasible
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 
 

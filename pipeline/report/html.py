@@ -13,7 +13,7 @@ from pipeline.records.gate import HOLD, Curve
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
 from pipeline.records.result import Evaluation, IngestPart, PlanPart, Result, TrainPart
-from pipeline.report import tables
+from pipeline.report import run_tables
 from pipeline.report.charts import run_figures, sequence_figures
 from pipeline.report.gate import GATE_PAGE
 from pipeline.report.page import from_template, pill
@@ -96,7 +96,7 @@ def read_run(store: Store, run: str) -> ReportData:
         plan_page=_page_url(store, planned, PLAN_PAGE),
         towers_page=_page_url(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page_url(store, paths.get("publish"), GATE_PAGE),
-        data=tables.read_data(store, artifacts.get("ingest")),
+        data=run_tables.read_data(store, artifacts.get("ingest")),
         attention=store.read_json(attention) if store.exists(attention) else {},
         finished=max((artifact.created for artifact in artifacts.values()), default=None),
     )
@@ -128,17 +128,17 @@ def render(data: ReportData) -> str:
         summary=_figures(result),
         doubts=doubts(scores),
         gate=_gate(result, data.gate_page),
-        stages=tables.stages_table(stages),
-        stages_bar=tables.stages_bar(stages),
+        stages=run_tables.stages_table(stages),
+        stages_bar=run_tables.stages_bar(stages),
         data=_data(result.ingest, data.data),
-        tasks=tables.tasks_table(scores),
+        tasks=run_tables.tasks_table(scores),
         sequences=sequence_figures((result.ingest or IngestPart()).sequences or {}, data.attention),
         plots=run_figures(data.records, scores, data.reliability),
-        phases=tables.phases_table(train),
+        phases=run_tables.phases_table(train),
         has_phases=bool(train.phases),
         details=[(name, value) for name, value in details if value != units.ABSENT],
         plan=_plan(result.plan, data),
-        config=tables.config_excerpt(data.config),
+        config=run_tables.config_excerpt(data.config),
     )
 
 
@@ -172,14 +172,14 @@ def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | 
     # ``part``: ``ingest`` of ``result.json``. ``data``: from ``read_data``.
     if not data or part is None or part.rows is None:
         return None
-    quality = data[tables.QUALITY]
-    left_out = len(quality["quarantine"]["reasons"]) - tables.MOST_REASONS
+    quality = data[run_tables.QUALITY]
+    left_out = len(quality["quarantine"]["reasons"]) - run_tables.MOST_REASONS
     return {
-        "text": tables.data_words(part, data),
+        "text": run_tables.data_words(part, data),
         "warnings": quality["checks"]["warnings"],
-        "quarantine": tables.quarantine_table(quality["quarantine"]),
+        "quarantine": run_tables.quarantine_table(quality["quarantine"]),
         "more": f"and {left_out} more" if left_out > 0 else "",
-        "features": tables.features_table(data),
+        "features": run_tables.features_table(data),
     }
 
 
@@ -187,8 +187,8 @@ def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
     if part is None or not part.tables:
         return None
     return {
-        "text": tables.plan_words(part, data.plan),
-        "table": tables.plan_table(part.tables, data.plan),
+        "text": run_tables.plan_words(part, data.plan),
+        "table": run_tables.plan_table(part.tables, data.plan),
         "problem": data.plan_problem,
         "page": data.plan_page,
         "towers": data.towers_page,

@@ -7,7 +7,7 @@ import time
 from pipeline.core import units
 from pipeline.records.night import NightRecord
 from pipeline.report.page import from_template, markdown_items, pill
-from pipeline.report.tables import stages_bar, stages_table
+from pipeline.report.run_tables import stages_bar, stages_table
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
 SKIPPED = "Skipped days: not in the training data of this night"

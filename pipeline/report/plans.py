@@ -7,9 +7,9 @@ from typing import Any
 from pipeline.core import units
 from pipeline.records.plan import PHASES, Plan, TablePlan
 from pipeline.report.page import COLOURS, PageTable, from_template, two_lines, with_meter, words
+from pipeline.report.run_tables import rank_words
 from pipeline.report.stacked_bars import BarSeries, StackedBars, milliseconds
 from pipeline.report.svg import tag
-from pipeline.report.tables import rank_words
 
 PLAN_PAGE = "plan.html"
 TIERS = ("hbm", "ddr", "ssd")

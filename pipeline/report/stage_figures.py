@@ -14,8 +14,8 @@ from pipeline.records.result import (
     TowersPart,
     TrainPart,
 )
+from pipeline.report.run_tables import phase_lines
 from pipeline.report.summary import doubts, reachable_gain, short_path
-from pipeline.report.tables import phase_lines
 
 MAX_WARNINGS = 5  # of the ingest stage, in the table at the end of a run
 TIERS = ("hbm", "ddr", "ssd")

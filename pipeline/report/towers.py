@@ -13,8 +13,8 @@ from pipeline.core import units
 from pipeline.records.plan import Plan
 from pipeline.records.towers import TowerEvidence, Towers
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, with_swatch
+from pipeline.report.run_tables import rank_words
 from pipeline.report.svg import drawing, tag
-from pipeline.report.tables import rank_words
 
 TOWERS_PAGE = "towers.html"
 MOST_FEATURES = 2_000

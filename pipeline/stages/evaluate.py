@@ -54,8 +54,8 @@ class Evaluate(Stage):
         from pipeline.checkpoint.index import committed
         from pipeline.evaluation.bootstrap import evaluation_intervals
         from pipeline.evaluation.metrics import evaluate, evaluate_tasks, reliability
-        from pipeline.stages.inputs import read_dataset, read_towers
         from pipeline.stages.release_gate import LOGITS
+        from pipeline.stages.stage_inputs import read_dataset, read_towers
         from pipeline.training.predict import predict
         from pipeline.training.settings import PredictionSettings
 

@@ -29,7 +29,7 @@ from pipeline.launch.run_records import Report, read_steps, write_report
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
-from pipeline.stages.inputs import read_dataset, with_batch, with_former_batch
+from pipeline.stages.stage_inputs import read_dataset, with_batch, with_former_batch
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 

@@ -102,10 +102,10 @@ class Partition(Stage):
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
         from pipeline.calibration.hardware_cache import with_figures
-        from pipeline.planning.report import plan_summary
+        from pipeline.planning.plan_report import plan_summary
         from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
-        from pipeline.stages.inputs import read_dataset, read_plan, refine_plan
+        from pipeline.stages.stage_inputs import read_dataset, read_plan, refine_plan
         from pipeline.towers.assignment import flat_towers, towers_of
 
         dataset, hosts = inputs["ingest"], config.hardware.hosts

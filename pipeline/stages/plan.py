@@ -65,11 +65,11 @@ class PlanStage(Stage):
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
         from pipeline.calibration.hardware_cache import with_figures
         from pipeline.planning.inputs import PlanInputs
+        from pipeline.planning.plan_report import plan_summary, render_plan
         from pipeline.planning.plandiff import reused_plan
         from pipeline.planning.planner import make_plan
-        from pipeline.planning.report import plan_summary, render_plan
         from pipeline.report.plans import PLAN_PAGE, plan_page
-        from pipeline.stages.inputs import read_dataset
+        from pipeline.stages.stage_inputs import read_dataset
 
         dataset, dataset_key = read_dataset(store, inputs["ingest"]), inputs["ingest"].key
         former, plan, reuse = config.plan.former, None, {}
@@ -90,8 +90,8 @@ class PlanStage(Stage):
         return artifact
 
     def shown(self, store: Store, path: str) -> str:
-        from pipeline.planning.report import render_plan
-        from pipeline.stages.inputs import read_plan
+        from pipeline.planning.plan_report import render_plan
+        from pipeline.stages.stage_inputs import read_plan
 
         return render_plan(read_plan(store, store.get(path, self.name)))
 

@@ -14,7 +14,7 @@ from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.stages.artifact_keys import code_of
-from pipeline.stages.inputs import read_dataset, with_former_batch
+from pipeline.stages.stage_inputs import read_dataset, with_former_batch
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import artifact_key
 from pipeline.store.references import pins

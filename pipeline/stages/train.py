@@ -115,7 +115,7 @@ class Train(Stage):
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """The checkpoint that training starts from; ArtifactError where there is none, ConfigError: it does not go."""
-        from pipeline.stages.inputs import covered_init
+        from pipeline.stages.stage_inputs import covered_init
 
         return {"init": covered_init(config, store, made["ingest"].key)} if _warm(config) else {}
 
@@ -139,7 +139,7 @@ class Train(Stage):
         from pipeline.checkpoint.collectives import this_rank
         from pipeline.checkpoint.index import committed
         from pipeline.core.retrying import retried
-        from pipeline.stages.inputs import init_artifact, read_towers
+        from pipeline.stages.stage_inputs import init_artifact, read_towers
         from pipeline.training.settings import TrainingSettings
         from pipeline.training.trainer import train
 

@@ -29,7 +29,6 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
-from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.optimizer import drop_averages
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import levels, set_level, unset_level
@@ -47,6 +46,7 @@ from pipeline.training.resume_checks import (
 from pipeline.training.sampler import Order
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.step import StepExecutor
+from pipeline.training.train_metrics import MetricAccumulator
 
 # In the schedule's record: the parameters are averages, the weights that train are their state.
 AVERAGED = "averaged"

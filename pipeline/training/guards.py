@@ -13,7 +13,7 @@ from pipeline.config.train import TrainConfig
 from pipeline.core.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
-from pipeline.training.metrics import MetricAccumulator, Sums
+from pipeline.training.train_metrics import MetricAccumulator, Sums
 
 # What NE must fall by, as a share of it, in ``window_steps`` to count as learning.
 LEAST_GAIN = 1e-4

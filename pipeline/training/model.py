@@ -26,7 +26,7 @@ from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
 from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel
-from pipeline.models.layers.mlp import MaxNorm, Ranker, batch_norms
+from pipeline.models.layers.feed_forward import MaxNorm, Ranker, batch_norms
 from pipeline.models.layers.multi_task import MultiTaskRanker
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
@@ -35,7 +35,7 @@ from pipeline.specs.model import ModelInputs, task_inputs
 from pipeline.towers.event_ids import TowerEvents
 from pipeline.towers.layout import TowerLayout, layout_of
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
-from pipeline.training.data import Batch, RowCounts
+from pipeline.training.batches import Batch, RowCounts
 from pipeline.training.distributed import largest_of_ranks, synchronise, workers_of
 from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.linear import use_cpu_kernels

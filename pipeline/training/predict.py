@@ -29,7 +29,7 @@ from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.data import Batch, BatchReader
+from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.guards import GuardFigures
 from pipeline.training.memory import ssd_store

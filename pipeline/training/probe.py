@@ -26,7 +26,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.towers.interaction_strength import Interaction
 from pipeline.towers.partitioner import Matrix
-from pipeline.training.data import Batch, BatchReader
+from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.lr_schedule import warmup_steps
 from pipeline.training.parquet import SplitReader

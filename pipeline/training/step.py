@@ -35,7 +35,7 @@ from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.towers.links import Links
 from pipeline.towers.transform import Sent, TowerEmbeddings
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.distributed import seed_step, workers_of
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.optimizer import AVERAGE, COUNT, Average, Optimizers

@@ -19,16 +19,16 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.core.registry import STEP_EXECUTORS, load_hooks
 from pipeline.embeddings.norms import histograms, squared_norms
 from pipeline.embeddings.ssd.store import SsdStore
-from pipeline.models.layers.mlp import log_odds
+from pipeline.models.layers.feed_forward import log_odds
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.towers.links import LinkBytes
+from pipeline.training.batches import BatchReader, BoundedBatches
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compiling import AutoCompile
-from pipeline.training.data import BatchReader, BoundedBatches
 from pipeline.training.distributed import STOP, Agreement, add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, check_finite, check_layers
@@ -42,7 +42,6 @@ from pipeline.training.memory import (
     peak_rss,
     ssd_store,
 )
-from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
 from pipeline.training.prefetch_exchange import Announce
@@ -52,6 +51,7 @@ from pipeline.training.settings import TrainingSettings
 from pipeline.training.snapshots import Snapshots, Start
 from pipeline.training.step import StepExecutor
 from pipeline.training.step_phases import compare_with_plan
+from pipeline.training.train_metrics import MetricAccumulator
 from pipeline.training.validation import Validation, log_without, validation_split
 
 # Who takes the steps, by ``train.mode``; plugins add others (``find_executor``).

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu_check import RUNS, TRIPLES, outcome_of, wanted
 from pipeline.config.compose import compose
-from pipeline.core.versions import PACKAGES
+from pipeline.core.package_versions import PACKAGES
 
 LOCK = Path(__file__).parents[2] / "requirements/cuda.txt"
 REPORT = """<testsuites><testsuite>

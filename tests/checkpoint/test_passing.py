@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint import reader
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
-from pipeline.checkpoint.commands import gc, list_checkpoints
+from pipeline.checkpoint.ckpt_commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.quarantine import listed, set_aside

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from pipeline.cli.commands.settings import markdown
+from pipeline.cli.commands.settings_page import markdown
 from tests.setting_paths import LEAVES
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def test_the_help_of_run_is_short_and_that_of_a_group_complete(capsys: pytest.Ca
 
 def test_explaining_loads_no_heavy_package() -> None:
     code = (
-        "import sys; from pipeline.cli.commands.settings import markdown; markdown(); "
+        "import sys; from pipeline.cli.commands.settings_page import markdown; markdown(); "
         "print([m for m in ('torch', 'polars', 'torchrec', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

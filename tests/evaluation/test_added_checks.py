@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline.cli import main
-from pipeline.cli.commands import settings as explained
+from pipeline.cli.commands import settings_page as explained
 from pipeline.config import Config, GateConfig
 from pipeline.config.compose import compose, from_yaml, to_yaml
 from pipeline.core.errors import ConfigError

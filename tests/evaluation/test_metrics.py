@@ -227,7 +227,7 @@ def test_entropies_of_rates_and_of_counts_are_the_same(case):
 
 @given(cases())
 def test_training_reports_the_ne_that_evaluation_finds(case):
-    from pipeline.training.metrics import Sums
+    from pipeline.training.train_metrics import Sums
 
     labels, logits = case
     figures = evaluate(labels, logits)
@@ -238,7 +238,7 @@ def test_training_reports_the_ne_that_evaluation_finds(case):
 
 @given(st.integers(2, 10**7), st.floats(0.01, 3.0), st.data())
 def test_the_window_of_training_rounds_as_it_always_did(rows, loss, data):
-    from pipeline.training.metrics import Sums
+    from pipeline.training.train_metrics import Sums
 
     clicks = data.draw(st.integers(1, rows - 1))
     rate, mean = clicks / rows, (loss * rows) / rows

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from pipeline.checkpoint.reader import ChainReader
-from pipeline.publishing import commands, promotion
+from pipeline.publishing import model_commands, promotion
 from pipeline.publishing.served import SERVING, Description, local_version
 from pipeline.publishing.table_writer import WrittenTable, write_table
 from pipeline.records import TableLayout
@@ -87,7 +87,7 @@ class Publishing:
         whole(self.store, "models")
         served = promotion.incumbent(self.store, "m")
         require(served is not None, "what served is gone")
-        for each in commands.list_versions(self.store, "m").versions:
+        for each in model_commands.list_versions(self.store, "m").versions:
             require(not each.damaged, f"{each.version} is damaged: {each.problem}")
         if self.store.find(RUN) is None:
             require(ended != WENT_ON, "done, but not committed")

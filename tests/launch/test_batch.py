@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
-from pipeline.stages.inputs import automatic_batch, with_batch
+from pipeline.stages.stage_inputs import automatic_batch, with_batch
 from tests.commands import nightjar, nightjar_in_turn
 
 SMALL = [

@@ -13,7 +13,7 @@ from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.bipartite import predict_any, sample_bytes
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, step_parts
 from pipeline.plugins.capacity.dryrun import dry_run
-from pipeline.plugins.capacity.report import worlds_of
+from pipeline.plugins.capacity.scale_page import worlds_of
 from pipeline.plugins.capacity.worlds import Rates, resized, worlds
 from pipeline.records import Plan
 from tests.planning.plan_cases import check_plan, configure, cpu, criteo, dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.planning.growth import History, project
+from pipeline.plugins.capacity.growth import History, project
 
 NIGHTS = 30
 MOST = 10**9

@@ -12,12 +12,12 @@ from plan_cases import configure, cpu, dataset
 
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.planning import PlanInputs
-from pipeline.planning.growth import Limit, NightDataset, Nights, check_tables, read_nights
-from pipeline.planning.outlook import outlook, shown_nights, slowest_memory, with_rows
+from pipeline.plugins.capacity.growth import Limit, NightDataset, Nights, check_tables, read_nights
+from pipeline.plugins.capacity.outlook import outlook, shown_nights, slowest_memory, with_rows
+from pipeline.plugins.capacity.outlook_page import outlooks_text
+from pipeline.plugins.capacity.outlook_record import Outlook
 from pipeline.records import DatasetSchema, SparseColumn, plain
-from pipeline.records.outlook import Outlook
-from pipeline.records.schema import json_schema
-from pipeline.report.outlook import outlooks_text
+from pipeline.records.json_schema import json_schema
 from pipeline.store import Store
 
 FIRST = date(2026, 1, 1)

@@ -12,7 +12,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Plan
-from pipeline.stages.inputs import read_plan
+from pipeline.stages.stage_inputs import read_plan
 from pipeline.store import Store
 
 TYPES = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"]

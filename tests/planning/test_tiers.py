@@ -13,12 +13,12 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import ArtifactError, ConfigError, PlanError
 from pipeline.embeddings.ssd.scratch_files import pieces
 from pipeline.planning import PlanInputs, make_plan, render_plan
+from pipeline.planning.candidate_search import default_plan
 from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import tables_of
 from pipeline.planning.hardware import size_text
 from pipeline.planning.planner import build_space
 from pipeline.planning.problem import build_problem, search_rounds
-from pipeline.planning.search import default_plan
 from pipeline.records import PHASES, Plan
 from pipeline.records.scratch import log_shape
 from tests.keys import key_config

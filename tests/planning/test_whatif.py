@@ -9,7 +9,7 @@ from plan_cases import configure, cpu, criteo, dataset
 
 from pipeline.core.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
-from pipeline.planning.outlook import Case, Refused, varying, what_if
+from pipeline.plugins.capacity.outlook import Case, Refused, varying, what_if
 from pipeline.records import plain
 from pipeline.report.planning import comparison
 from tests.made_up_plans import PHASES, cluster

@@ -10,7 +10,7 @@ from pipeline.config.paths import override_key
 from pipeline.core.errors import ConfigError
 from pipeline.planning import PlanInputs
 from pipeline.planning.choices import tables_of
-from pipeline.planning.widths import TableWidths, shown, widths
+from pipeline.planning.width_choice import TableWidths, shown, widths
 from tests.planning.plan_cases import configure, cpu, dataset
 
 ROWS = {"country": 200, "ad": 20_000, "user": 1_000_000}

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from pipeline.cli.commands.doctor import TRIPLES, minor
-from pipeline.core import versions
+from pipeline.core import package_versions
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -74,11 +74,11 @@ def named(requirements: list[str]) -> set[str]:
 
 
 def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
-    """What the packages of ``pipeline.core.versions`` need is named, as they are installed without what they need."""
+    """What the packages of ``core/package_versions.py`` need is named, as they are installed without what they need."""
     dependencies = named(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
-    apart = named([*versions.PACKAGES.values(), "fbgemm-gpu"])
+    apart = named([*package_versions.PACKAGES.values(), "fbgemm-gpu"])
     needed = set()
-    for name in named(list(versions.PACKAGES.values())):
+    for name in named(list(package_versions.PACKAGES.values())):
         wanted = [Requirement(each) for each in requires(name) or ()]
         needed |= named([str(each) for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})])
     assert needed - apart - dependencies == set()
@@ -91,7 +91,7 @@ def test_the_lock_files_keep_to_the_dependencies_and_to_the_triple(device: str) 
     locked = [Requirement(line.rstrip("\\ ")) for line in text.splitlines() if line[:1].strip()]
     here = {canonicalize_name(each.name): each for each in locked if each.marker is None or each.marker.evaluate()}
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in versions.PACKAGES.values()]
+    pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in package_versions.PACKAGES.values()]
     for wanted in map(Requirement, [*asked, *pinned]):
         (version,) = here[canonicalize_name(wanted.name)].specifier
         assert wanted.specifier.contains(version.version), wanted
@@ -121,7 +121,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def without_torch(*commands: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Command lines of ``nightjar`` without what ``pipeline.core.versions`` pins, up to the first failure."""
+    """Command lines of ``nightjar`` without what ``pipeline.core.package_versions`` pins, up to the first failure."""
     arguments = [sys.executable, "-c", HIDING, json.dumps(commands)]
     return subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
 
@@ -143,7 +143,7 @@ def test_where_torch_is_missing_one_line_says_what_installs_it(tmp_path: Path, a
     assert "Traceback" not in done.stdout + done.stderr
     assert "not installed: torch" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "pip install" in line]
-    assert versions.INSTALL in line and "make install" in line
+    assert package_versions.INSTALL in line and "make install" in line
     assert not {path.name for path in tmp_path.iterdir()} & {"datasets", "conf_here"}
 
 
@@ -165,6 +165,6 @@ def test_what_needs_no_torch_works_without_it(tmp_path: Path) -> None:
 
 
 def test_the_pins_are_those_that_doctor_expects() -> None:
-    found = {name: pin.rpartition("==")[2] for name, pin in versions.PACKAGES.items()}
+    found = {name: pin.rpartition("==")[2] for name, pin in package_versions.PACKAGES.items()}
     minors = {name: minor(version) for name, version in found.items()}
     assert TRIPLES[minors["torch"]] == (minors["torchrec"], minors["fbgemm_gpu"])

@@ -24,7 +24,7 @@ from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.models.dense_model import DenseModel
 from pipeline.records import GateRecord, read
-from pipeline.serving.predict import RejectCounter, score_file, score_sink
+from pipeline.serving.prediction import RejectCounter, score_file, score_sink
 from pipeline.store import Store
 from tests.alone import alone
 from tests.checkpoint import s3

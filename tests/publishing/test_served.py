@@ -423,7 +423,7 @@ def test_a_description_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_serving_needs_neither_torchrec_nor_fbgemm(root: Path) -> None:
     code = (
-        "import sys, pipeline.serving.predict, pipeline.publishing.served; "
+        "import sys, pipeline.serving.prediction, pipeline.publishing.served; "
         "print([m for m in ('torchrec', 'fbgemm_gpu') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

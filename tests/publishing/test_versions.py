@@ -15,7 +15,7 @@ import tests.embeddings.ranks  # noqa: F401 (it says what the fork server import
 from pipeline.cli import main
 from pipeline.config.compose import compose
 from pipeline.core.errors import ArtifactError, ConfigError, LaunchError
-from pipeline.publishing import commands, promotion, versions
+from pipeline.publishing import model_commands, promotion, versions
 from pipeline.report.models import listing
 from pipeline.stages import release
 from pipeline.stages.release import _require_same_incumbent, publish
@@ -102,13 +102,17 @@ def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store)
     left = Path(store.full("models/m/.write-abc"))
     left.touch()
     promote(store, A, B)
-    tried = commands.collect(store, "m", 0, 0.0, dry_run=True)
+    tried = model_commands.collect(store, "m", 0, 0.0, dry_run=True)
     assert [each.version for each in tried] == [C, D, "v00005-aaaaaaaa"]
-    gone = commands.collect(store, "m", 1, 0.0, dry_run=False)
+    gone = model_commands.collect(store, "m", 1, 0.0, dry_run=False)
     assert [each.version for each in gone] == [C, "v00005-aaaaaaaa"]
     assert [each.reason for each in gone] == ["not among the newest 1", "never finished"]
-    assert [each.version for each in commands.list_versions(store, "m").versions] == [A, B, D] and not left.exists()
-    assert commands.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
+    assert [each.version for each in model_commands.list_versions(store, "m").versions] == [
+        A,
+        B,
+        D,
+    ] and not left.exists()
+    assert model_commands.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
     assert promotion.roll_back(store, "m").version == A
 
 
@@ -116,8 +120,8 @@ def test_gc_leaves_a_version_in_the_making_in_an_object_store(tmp_path: Path) ->
     """Object stores have no times of folders, and call those of files otherwise than a disk does."""
     store = Store(f"memory:/{tmp_path}")
     store.write_bytes(f"models/m/{A}/tables/a.rows", b"half a table")
-    assert commands.collect(store, "m", 0, 3600.0, dry_run=False) == []
-    assert [each.version for each in commands.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
+    assert model_commands.collect(store, "m", 0, 3600.0, dry_run=False) == []
+    assert [each.version for each in model_commands.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
     assert not store.exists(f"models/m/{A}")
 
 
@@ -298,12 +302,12 @@ def test_a_training_stays_rolled_back_under_another_plan(
     again = plain(store, V5, train="u", checkpoint=f"runs/y/checkpoints/0123456789{forced}/step-00000012")
     undone = promotion.withdrawal(store, current, V5, promotion.Training.of(again))
     assert (undone is not None) is not (removed and earlier), "an earlier release kept the key of the plan alone"
-    listed = {each.version: each.withdrawn for each in commands.list_versions(store, "m").versions}
+    listed = {each.version: each.withdrawn for each in model_commands.list_versions(store, "m").versions}
     assert listed[A] is listed[B] is None and (listed[V5] is None) is (undone is None)
     if undone:
         assert f"{V4}, of the same training, served and was rolled back on" in str(listed[V5])
         assert removed or str(listed[V4]).startswith("it served and was rolled back on")
-        assert str(listed[V5]) in listing([commands.list_versions(store, "m")])
+        assert str(listed[V5]) in listing([model_commands.list_versions(store, "m")])
     longer = promotion.Training("u", "0123456789/step-00000024")
     assert promotion.withdrawal(store, current, V5, longer) is None, "trained on"
 

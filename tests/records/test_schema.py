@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.records.schema import RECORDS, json_schema, schema_files
+from pipeline.records.json_schema import RECORDS, json_schema, schema_files
 from tests.records.test_recorded import FILES, kind_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schemas"
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "schemas"
 
 def test_the_committed_schemas_are_those_of_the_dataclasses() -> None:
     committed = {path.name: path.read_text() for path in FOLDER.glob("*.json")}
-    assert committed == schema_files(), "python -m pipeline.records.schema docs/schemas writes them again"
+    assert committed == schema_files(), "python -m pipeline.records.json_schema docs/schemas writes them again"
 
 
 def test_the_page_names_every_record() -> None:

@@ -5,7 +5,7 @@ from test_html_report import checked
 
 from pipeline.report import summary
 from pipeline.report.html import ReportData, render
-from pipeline.report.tables import PROFILE, QUALITY
+from pipeline.report.run_tables import PROFILE, QUALITY
 
 PART = {
     "rows": 1000,

@@ -10,7 +10,7 @@ from pipeline.core.errors import ArtifactError
 from pipeline.records import Plan
 from pipeline.report import write_report
 from pipeline.report.html import ReportData, render
-from pipeline.report.tables import config_excerpt
+from pipeline.report.run_tables import config_excerpt
 
 VOID = {"meta", "br"}
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plugins.capacity.record import Scale, ScaleFigure, Wall, World
-from pipeline.plugins.capacity.report import scale_page
-from pipeline.plugins.search.report import search_page
-from pipeline.plugins.tuning.report import study_page
+from pipeline.plugins.capacity.outlook_page import outlook_page
+from pipeline.plugins.capacity.outlook_record import NightPlan, Outlook, Reached, TableOutlook
+from pipeline.plugins.capacity.scale_page import scale_page
+from pipeline.plugins.capacity.scale_record import Scale, ScaleFigure, Wall, World
+from pipeline.plugins.search.search_page import search_page
+from pipeline.plugins.tuning.study_page import study_page
 from pipeline.records import (
     DecisionRecord,
     Figures,
@@ -30,12 +32,10 @@ from pipeline.records import (
     SearchRecord,
     Towers,
 )
-from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
 from pipeline.report.comparing import comparison_page, comparison_text
 from pipeline.report.gate import gate_page
 from pipeline.report.html import ReportData, render
 from pipeline.report.night import night_markdown, night_page
-from pipeline.report.outlook import outlook_page
 from pipeline.report.page import wrapping
 from pipeline.report.plans import plan_page
 from pipeline.report.towers import towers_page

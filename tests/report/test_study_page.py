@@ -1,6 +1,6 @@
 """A study's page and text, from made-up trials."""
 
-from pipeline.plugins.tuning.report import front, studies_listing, study_page, study_text
+from pipeline.plugins.tuning.study_page import front, studies_listing, study_page, study_text
 from pipeline.records.study import BROKEN, PRUNED, StudyLine
 from tests.plugins.tuning.studies import shown, trial
 

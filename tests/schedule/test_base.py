@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
 from pipeline.plugins.kubernetes.manifests import schedule_config
-from pipeline.publishing.commands import collect
+from pipeline.publishing.model_commands import collect
 from pipeline.publishing.promotion import promote, roll_back
 from pipeline.publishing.versions import version_path
 from pipeline.schedule.night_config import find_base, night_config, run_name

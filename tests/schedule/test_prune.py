@@ -16,7 +16,7 @@ from pipeline.core import units
 from pipeline.core.errors import ArtifactError
 from pipeline.launch.locks import night_lock, run_lock
 from pipeline.launch.run_records import read_steps, write_steps
-from pipeline.publishing import commands, promotion, versions
+from pipeline.publishing import model_commands, promotion, versions
 from pipeline.records.runs import Step
 from pipeline.records.study import DONE, TRYING, TrialRecord, trial_path
 from pipeline.report import models
@@ -127,7 +127,7 @@ def nights(tmp_path_factory) -> Path:
     made = Store(str(tmp_path_factory.mktemp("nights")))
     for number in range(5):
         night(made, number, base=number - 1 if number else None)
-    commands.collect(made, "clicks", 3, 0.0, dry_run=False)
+    model_commands.collect(made, "clicks", 3, 0.0, dry_run=False)
     age(made, "", 100)
     return Path(made.root)
 
@@ -169,7 +169,7 @@ def test_held_versions_keep_what_they_refer_to_until_models_gc_removes_them(stor
     age(store, "", 100)
     assert everything(5) <= kept(gc(store)).keys()
     night(store, 7)
-    commands.collect(store, "clicks", 1, 0.0, dry_run=False)
+    model_commands.collect(store, "clicks", 1, 0.0, dry_run=False)
     age(store, "", 100)
     assert everything(5) <= removed(gc(store))
 
@@ -506,7 +506,7 @@ def test_an_object_store_is_pruned_alike() -> None:
     store = Store("memory://prune")
     for number in range(3):
         night(store, number, base=number - 1 if number else None)
-    commands.collect(store, "clicks", 1, 0.0, dry_run=False)
+    model_commands.collect(store, "clicks", 1, 0.0, dry_run=False)
     store.write_bytes(f"plans/{78:032x}/plan.json", b"half")
     assert removed(gc(store)) == set(), "all of it is young"
     result = gc(store, 0, 0)

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.checkpoint import retention
 from pipeline.core.errors import ArtifactError
-from pipeline.publishing import commands
+from pipeline.publishing import model_commands
 from pipeline.store import Store
 from pipeline.store.removal import age, forget, remove, store_time
 from tests.checkpoint.s3 import Fault, bucket
@@ -98,9 +98,9 @@ def test_what_is_written_now_stays_whatever_the_clock_of_the_store_shows(monkeyp
     assert artifact is not None
     store.write_manifest(replace(artifact, created=artifact.created + 86_400 * days))
     Clock(store, monkeypatch, timedelta(days=days))
-    assert commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
+    assert model_commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
     assert retention.collect(store, None, min_age_seconds=3600.0) == ([], [])
-    assert {each.version for each in commands.collect(store, "m", 0, 0.0, dry_run=True)} == {
+    assert {each.version for each in model_commands.collect(store, "m", 0, 0.0, dry_run=True)} == {
         "v00001-00000000",
         "v00002-00000000",
     }
@@ -118,7 +118,7 @@ def test_nothing_of_a_folder_looks_old_too_soon_by_the_clock_of_its_file_server(
             draft.commit({})
     Clock(store, monkeypatch, timedelta(days=days))
     assert store_time(store) <= time.time()
-    assert commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
+    assert model_commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
 
 
 @pytest.mark.measures

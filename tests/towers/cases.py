@@ -12,7 +12,7 @@ from pipeline.embeddings.ssd import SsdStore
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings

@@ -11,7 +11,7 @@ from pipeline.checkpoint.index import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
 from pipeline.core.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
-from pipeline.stages.inputs import towers_of_checkpoints
+from pipeline.stages.stage_inputs import towers_of_checkpoints
 from pipeline.store import Store
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings

@@ -11,8 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from pipeline.checkpoint.snapshot import SnapshotBuffers
 from pipeline.embeddings.ssd import FIGURES
 from pipeline.embeddings.touched import _Marker, _TouchedMask
+from pipeline.training.batches import BatchReader
 from pipeline.training.callbacks import IntervalRecord
-from pipeline.training.data import BatchReader
 from pipeline.training.distributed import add_up, collective_device, largest
 from pipeline.training.memory import SsdMeter
 from pipeline.training.parquet import SplitReader

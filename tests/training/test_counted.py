@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.records import DatasetSchema
-from pipeline.training.data import RowCounts
+from pipeline.training.batches import RowCounts
 
 SHARE = 0.1
 

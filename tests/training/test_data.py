@@ -8,7 +8,7 @@ from pipeline.core import retrying
 from pipeline.core.errors import ArtifactError, DataError, GuardError, PassingError
 from pipeline.records import SparseColumn
 from pipeline.training import parquet
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.sampler import Order

@@ -10,8 +10,8 @@ from pipeline.config import TrainConfig
 from pipeline.core.errors import GuardError
 from pipeline.training.faults import EMBEDDING, FaultFinder
 from pipeline.training.guards import check_finite
-from pipeline.training.metrics import Sums
 from pipeline.training.model import DensePart
+from pipeline.training.train_metrics import Sums
 from tests.embeddings.ranks import schema, spawn
 from tests.fake_cuda import fake_cuda
 

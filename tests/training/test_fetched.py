@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from tests.tiers import with_slow

@@ -15,7 +15,7 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs
 from pipeline.training import step
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.model import DensePart, build_dense_part, compute_dtype, use_tf32
 from pipeline.training.parquet import SplitReader

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.settings import DlrmConfig
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pipeline.config.train import fitting_lanes
 from pipeline.records import SequenceColumn, SequenceGroup, SparseColumn
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.sampler import BatchSampler, Order

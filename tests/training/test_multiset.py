@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from tests.training.dataset import KEY, write_dataset

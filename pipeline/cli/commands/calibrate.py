@@ -78,7 +78,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.machine_figures import calibrate
     from pipeline.config.compose import compose
-    from pipeline.core.versions import require_triple
+    from pipeline.core.package_versions import require_triple
 
     config = compose(options.overrides, options.config_dir)
     require_triple()

@@ -54,7 +54,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipeline.checkpoint import commands
+    from pipeline.checkpoint import ckpt_commands
     from pipeline.report import checkpoints
 
     store, bar = store_of(options), partial(progress, options.json)
@@ -62,20 +62,20 @@ def _run(options: argparse.Namespace) -> int:
     damaged = False
     match options.action:
         case "ls":
-            result = commands.list_checkpoints(store, options.run)
+            result = ckpt_commands.list_checkpoints(store, options.run)
             damaged = any(listed.problem for listed in result)
         case "show":
-            result = commands.show(store, options.checkpoint)
+            result = ckpt_commands.show(store, options.checkpoint)
         case "verify":
-            result = commands.verify(store, options.checkpoint, bar("verifying"))
+            result = ckpt_commands.verify(store, options.checkpoint, bar("verifying"))
             damaged = not result.whole
         case "diff":
-            result = commands.diff(store, options.first, options.second, bar("comparing"))
+            result = ckpt_commands.diff(store, options.first, options.second, bar("comparing"))
         case "compact":
-            result = commands.compact(store, options.checkpoint, bar("compacting"))
+            result = ckpt_commands.compact(store, options.checkpoint, bar("compacting"))
         case "gc":
             keep = options.keep_last, options.keep_every
-            result = commands.gc(store, options.run, *keep, 60 * options.min_age, dry_run=options.dry_run)
+            result = ckpt_commands.gc(store, options.run, *keep, 60 * options.min_age, dry_run=options.dry_run)
         case _:
             from pipeline.checkpoint.export import export
             from pipeline.checkpoint.reference import find_checkpoint

@@ -24,13 +24,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _explain(options: argparse.Namespace) -> int:
     # ``nightjar --help`` need not know all settings.
-    from pipeline.cli.commands import settings
+    from pipeline.cli.commands import settings_page
 
     if options.markdown:
-        sys.stdout.write(settings.markdown())
+        sys.stdout.write(settings_page.markdown())
     else:
-        records = [settings.record(place) for place in settings.chosen(options.name)]
-        tell(options.json, records, lambda shown: "\n".join(map(settings.shown, shown)))
+        records = [settings_page.record(place) for place in settings_page.chosen(options.name)]
+        tell(options.json, records, lambda shown: "\n".join(map(settings_page.shown, shown)))
     return 0
 
 

@@ -141,22 +141,22 @@ def _model(options: argparse.Namespace, store: Store) -> str:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from pipeline.publishing import commands, versions
+    from pipeline.publishing import model_commands, versions
     from pipeline.report import models as text
 
     store = store_of(options)
     names = [_model(options, store)] if options.model else versions.models(store)
-    listed = [commands.list_versions(store, name) for name in names]
+    listed = [model_commands.list_versions(store, name) for name in names]
     tell(options.json, listed, text.listing)
     return ArtifactError.exit_code if any(each.damaged for model in listed for each in model.versions) else 0
 
 
 def _show(options: argparse.Namespace) -> int:
-    from pipeline.publishing import commands
+    from pipeline.publishing import model_commands
     from pipeline.report import models as text
 
     store = store_of(options)
-    tell(options.json, commands.show(store, _model(options, store), options.version), text.details)
+    tell(options.json, model_commands.show(store, _model(options, store), options.version), text.details)
     return 0
 
 
@@ -196,12 +196,12 @@ def _show_serving(options: argparse.Namespace, store: Store, current: Current) -
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from pipeline.publishing import commands
+    from pipeline.publishing import model_commands
     from pipeline.report import models as text
 
     store = store_of(options)
     model = _model(options, store)
-    gone = commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
+    gone = model_commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
     result = RemovedVersions(model=model, dry_run=options.dry_run, removed=tuple(gone))
     tell(options.json, result, text.removed_versions)
     return 0
@@ -218,7 +218,7 @@ def _store_gc(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
-    from pipeline.serving.predict import reject_sink, score_file, score_sink
+    from pipeline.serving.prediction import reject_sink, score_file, score_sink
     from pipeline.store.files import one_file
 
     if _is_standard_output(options.out):

@@ -127,7 +127,7 @@ def run_code(config: Config) -> int:
 
 def _run_alone(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
-    from pipeline.core.versions import require_triple
+    from pipeline.core.package_versions import require_triple
     from pipeline.launch.locks import launcher_of, only_launcher
     from pipeline.store.artifacts import Store
 

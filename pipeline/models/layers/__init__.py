@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.models.layers.interaction import (
-    BilinearLogit,
-    CrossNet,
-    DotInteraction,
-    VectorLinear,
-    Vectors,
-    concat_vectors,
-    pair_products,
-    with_own_weights,
-)
-from pipeline.models.layers.jagged import EventWeights, Jagged, SelfAttention, SequenceVector, wide
-from pipeline.models.layers.mlp import (
+from pipeline.models.layers.feed_forward import (
     BatchNorm,
     FeatureGate,
     HeadedRanker,
@@ -27,6 +16,17 @@ from pipeline.models.layers.mlp import (
     log_odds,
     mlp,
 )
+from pipeline.models.layers.interaction import (
+    BilinearLogit,
+    CrossNet,
+    DotInteraction,
+    VectorLinear,
+    Vectors,
+    concat_vectors,
+    pair_products,
+    with_own_weights,
+)
+from pipeline.models.layers.jagged import EventWeights, Jagged, SelfAttention, SequenceVector, wide
 
 __all__ = [
     "BatchNorm",

@@ -39,7 +39,7 @@ from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan, silence_warnings
-from pipeline.plugins.capacity.record import DryRank, DryRun
+from pipeline.plugins.capacity.scale_record import DryRank, DryRun
 from pipeline.plugins.capacity.worlds import resized
 from pipeline.records.checkpoint import Extent, Index, TableSize
 from pipeline.records.plan import Plan, TablePlan

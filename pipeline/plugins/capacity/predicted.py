@@ -10,7 +10,7 @@ from pipeline.config import Config
 from pipeline.core import units
 from pipeline.planning.hardware import figures as hardware_figures
 from pipeline.planning.inputs import PlanInputs
-from pipeline.plugins.capacity.record import Scale, ScaleFigure, World
+from pipeline.plugins.capacity.scale_record import Scale, ScaleFigure, World
 from pipeline.plugins.capacity.worlds import Rates, wall_of, worlds
 from pipeline.training.sampler import decoded_share
 

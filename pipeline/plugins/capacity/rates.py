@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.problem import row_bytes
-from pipeline.plugins.capacity.record import ScaleFigure
+from pipeline.plugins.capacity.scale_record import ScaleFigure
 from pipeline.plugins.capacity.worlds import Rates
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
@@ -25,7 +25,7 @@ from pipeline.store.removal import remove
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.training.data import BatchReader
+    from pipeline.training.batches import BatchReader
 
 SECONDS = 1.0  # of each measurement
 # Bytes of a table's rows that are written, and rows of a drawn dataset that is read.
@@ -69,7 +69,7 @@ def measured_rates(
 
 def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
     """Rows/s of a reader alone."""
-    from pipeline.training.data import BatchReader
+    from pipeline.training.batches import BatchReader
     from pipeline.training.parquet import SplitReader
     from pipeline.training.sampler import Order, shuffle_key
 

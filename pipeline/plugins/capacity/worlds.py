@@ -16,7 +16,7 @@ from pipeline.planning.hardware import fast_memory, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, Prediction, step_parts
-from pipeline.plugins.capacity.record import Wall, World
+from pipeline.plugins.capacity.scale_record import Wall, World
 from pipeline.records.plan import Plan
 from pipeline.training.sampler import decoded_share
 

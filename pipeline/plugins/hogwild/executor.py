@@ -23,12 +23,12 @@ from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import anchors
 from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.models.layers.mlp import batch_norms
+from pipeline.models.layers.feed_forward import batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.specs.optimizers import ParameterGroup
-from pipeline.training.data import Batch
+from pipeline.training.batches import Batch
 from pipeline.training.model import Output
 from pipeline.training.optimizer import DenseClip, dense_groups
 from pipeline.training.settings import ModelSettings

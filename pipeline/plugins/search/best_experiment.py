@@ -10,7 +10,7 @@ import yaml
 
 from pipeline.config import Config
 from pipeline.config.compose.experiment import experiment_file
-from pipeline.plugins.search.report import search_page
+from pipeline.plugins.search.search_page import search_page
 from pipeline.records.search import SearchRecord, search_directory
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact

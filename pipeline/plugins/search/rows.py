@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.core.errors import DataError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.data import Batch, BatchReader, RowCounts
+from pipeline.training.batches import Batch, BatchReader, RowCounts
 from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader, take_each
 from pipeline.training.sampler import Order
 

@@ -11,7 +11,7 @@ from pipeline.config import Config
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.plugins.capacity import dryrun
 from pipeline.plugins.capacity.dryrun import dry_run, fake_rank, uncovered
-from pipeline.plugins.capacity.report import dry_run_text
+from pipeline.plugins.capacity.scale_page import dry_run_text
 from pipeline.records import Extent, Plan
 from tests.planning.plan_cases import configure, cpu, dataset
 

@@ -13,7 +13,7 @@ from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, predict, step_parts
 from pipeline.plugins.capacity.worlds import BESIDE, SETTINGS, Rates, longest, resized, wall_of, whole_ms, worlds
 from pipeline.store import Store
-from pipeline.training.data import BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order, decoded_share
 from tests.planning.plan_cases import configure, cpu, dataset, preset

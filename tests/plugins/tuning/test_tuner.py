@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli.commands import run
 from pipeline.config import Config
 from pipeline.core.errors import ArtifactError, FullDiskError, FullScratchError, GuardError, LaunchError
-from pipeline.plugins.tuning import command, study_store
+from pipeline.plugins.tuning import study_store, tune_command
 from pipeline.plugins.tuning.trial_process import FULL_DISK, found_full, trial_code
 from pipeline.plugins.tuning.tuner import Tuner
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, trial_path
@@ -132,7 +132,7 @@ def test_the_process_of_a_trial_tells_a_full_disk_by_its_exit_code(monkeypatch, 
     monkeypatch.setattr(run, "_alone", fails)
     monkeypatch.setattr("pipeline.stages.execution.end_with_parents", lambda tuner: None)
     options = argparse.Namespace(tuner=os.getpid(), overrides=["run=x"], config_dir=None)
-    assert command._trial(options) == code
+    assert tune_command._trial(options) == code
     assert capsys.readouterr().err.startswith("nightjar: ")
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import TIERS
 from pipeline.core.units import GIB
+from pipeline.planning.candidate_search import PlacementSpace
 from pipeline.planning.candidates import Offer
 from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, PlannedTable
 from pipeline.planning.hardware import MEMORIES, fast_memory, size_text
-from pipeline.planning.search import PlacementSpace
 from pipeline.records.plan import PHASES, Plan, TablePlan
 
 SHOWN_TABLES = 40

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from pipeline.core import units
 from pipeline.core.units import text_table
-from pipeline.plugins.capacity.record import DryRun, Scale, ScaleFigure, World
+from pipeline.plugins.capacity.scale_record import DryRun, Scale, ScaleFigure, World
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template
 from pipeline.report.stacked_bars import BarSeries as Part
 from pipeline.report.stacked_bars import StackedBars, milliseconds

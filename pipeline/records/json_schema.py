@@ -1,6 +1,6 @@
 """JSON Schema (draft 2020-12) of the records, made of their dataclasses; ``docs/schemas/`` holds it for other readers.
 
-``python -m pipeline.records.schema docs/schemas`` writes it again.
+``python -m pipeline.records.json_schema docs/schemas`` writes it again.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from pipeline.core.logs import add_level
 def run_study(overrides: Sequence[str], config_dir: str | None, *, as_json: bool = False) -> int:
     """Run the study that ``overrides`` describe to its end and print it; the exit code."""
     from pipeline.launch.signals import Interrupted
-    from pipeline.plugins.tuning.report import study_text
     from pipeline.plugins.tuning.study import BEST, PAGE, tune
+    from pipeline.plugins.tuning.study_page import study_text
     from pipeline.records.study import study_directory
 
     try:
@@ -85,7 +85,7 @@ def _trial(options: argparse.Namespace) -> int:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from pipeline.plugins.tuning.report import studies_listing
+    from pipeline.plugins.tuning.study_page import studies_listing
     from pipeline.plugins.tuning.study_store import studies, study_line
     from pipeline.store.artifacts import Store
 
@@ -98,8 +98,8 @@ def _ls(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from pipeline.plugins.tuning.report import study_text
     from pipeline.plugins.tuning.study import best_file
+    from pipeline.plugins.tuning.study_page import study_text
     from pipeline.plugins.tuning.study_store import shown
     from pipeline.store.artifacts import Store
 

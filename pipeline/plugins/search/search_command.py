@@ -46,10 +46,10 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def _search(options: argparse.Namespace) -> int:
     from pipeline.config.compose import compose
     from pipeline.config.fields import check_name
-    from pipeline.core.versions import require_triple
+    from pipeline.core.package_versions import require_triple
     from pipeline.launch.locks import folder_lock
     from pipeline.launch.signals import Interrupted, handled
-    from pipeline.plugins.search.report import search_text
+    from pipeline.plugins.search.search_page import search_text
     from pipeline.records.search import search_directory
     from pipeline.store.artifacts import Store
 
@@ -114,7 +114,7 @@ def _searched(
     from pipeline.plugins.search.best_experiment import best_experiment, write_search
     from pipeline.plugins.search.loop import search, warning
     from pipeline.stages.execution import with_resolved_batch
-    from pipeline.stages.inputs import read_dataset
+    from pipeline.stages.stage_inputs import read_dataset
 
     dataset = _dataset(config, store)
     if config.train.threads_per_rank:

@@ -13,7 +13,7 @@ from pipeline.core.errors import ConfigError, NightjarError, PlanError
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.planning.inputs import PlanInputs
-    from pipeline.plugins.capacity.record import Scale
+    from pipeline.plugins.capacity.scale_record import Scale
 
 SCALE = """\
 Predicts the training of these settings on more ranks than this machine has: hosts like the configured one, with the
@@ -109,7 +109,7 @@ def _rate(text: str) -> float:
 
 
 def _scale(options: argparse.Namespace) -> int:
-    from pipeline.plugins.capacity.report import scale_page, scale_text
+    from pipeline.plugins.capacity.scale_page import scale_page, scale_text
 
     config, inputs = planned_for(_without_run(options.overrides), options.config_dir, timed=True)
     record = _predicted(config, inputs, options)
@@ -147,7 +147,7 @@ def _predicted(config: Config, inputs: PlanInputs, options: argparse.Namespace) 
 
 def _dry_run(options: argparse.Namespace) -> int:
     from pipeline.plugins.capacity.dryrun import dry_run
-    from pipeline.plugins.capacity.report import dry_run_text
+    from pipeline.plugins.capacity.scale_page import dry_run_text
 
     config, inputs = planned_for(_without_run(options.overrides), options.config_dir)
     record = dry_run(config, inputs, options.ranks, progress(options.json, f"{options.ranks} ranks"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.core import units
 from pipeline.core.units import text_table
-from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
+from pipeline.plugins.capacity.outlook_record import NightPlan, Outlook, Reached, TableOutlook
 from pipeline.report.page import Figure, PageTable, from_template
 from pipeline.report.summary import first_names, paragraph
 from pipeline.report.svg import Axis, PlotCurve, percent_tick, series_plot

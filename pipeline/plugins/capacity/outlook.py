@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from pipeline.core.errors import ConfigError, NightjarError, PlanError
-from pipeline.planning.growth import BAND, FIXED, SHORT, Limit, Nights, Projection, check_tables, project
 from pipeline.planning.hardware import MEMORIES, memories, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan, sketch
 from pipeline.planning.problem import build_problem
-from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
+from pipeline.plugins.capacity.growth import BAND, FIXED, SHORT, Limit, Nights, Projection, check_tables, project
+from pipeline.plugins.capacity.outlook_record import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
 from pipeline.records.plan import Plan, PlannedCase
 
 Planner = Callable[[PlanInputs], Plan]
