@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from plan_cases import configure, cpu, criteo, dataset
 
 from pipeline.core.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
@@ -13,6 +12,7 @@ from pipeline.plugins.capacity.outlook import Case, Refused, varying, what_if
 from pipeline.records import plain
 from pipeline.report.planning import comparison
 from tests.made_up_plans import PHASES, cluster
+from tests.planning.plan_cases import configure, cpu, criteo, dataset
 
 SHORT = PlanError(
     "the tables do not fit 'x': they need 9; DDR is short by 3.00 GiB; the largest table, C1, needs 2",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_cases import configure, cpu, dataset
 
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.planning import PlanInputs
@@ -19,6 +18,7 @@ from pipeline.plugins.capacity.outlook_record import Outlook
 from pipeline.records import DatasetSchema, SparseColumn, plain
 from pipeline.records.json_schema import json_schema
 from pipeline.store import Store
+from tests.planning.plan_cases import configure, cpu, dataset
 
 FIRST = date(2026, 1, 1)
 
