@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import check_name, setting
 from pipeline.core.errors import ConfigError
 from pipeline.core.registry import with_options
-from pipeline.specs.label_kind import CALIBRATORS, Calibrator, calibrator_docs
+from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
 
 
 @dataclass(kw_only=True)

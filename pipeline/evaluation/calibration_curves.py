@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from pipeline.core.errors import DataError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records.model_version import CalibrationCurve, CalibratorRecord
-from pipeline.specs.label_kind import MAIN_TASK, Calibrator
+from pipeline.specs.calibrator import Calibrator
+from pipeline.specs.label_kind import MAIN_TASK
 
 Floats = NDArray[np.float64]
 _STEPS, _LONGEST = 100, 4.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.specs.label_kind import Calibrator
+from pipeline.specs.calibrator import Calibrator
 
 if TYPE_CHECKING:
     from pipeline.evaluation.calibration_curves import CalibrationRows

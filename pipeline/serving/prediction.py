@@ -89,12 +89,8 @@ def score_file(
     began, rows, rejected, written = time.monotonic(), 0, RejectCounter(reject), False
     kept: list[ScoredBlock] = []
     with local_version(store, place, ("",)) as folder, _name_argument(path), one_thread():
-        opening: dict[str, Any] = {
-            "path": path,
-            "memory": int(cache_mib * MIB),
-            "labelled": labelled,
-            "ranks": ranks or available_cpus(),
-        }
+        opening: dict[str, Any] = {"path": path, "memory": int(cache_mib * MIB), "labelled": labelled}
+        opening["ranks"] = ranks or available_cpus()
         scorer = Scorer(store, place, folder, **opening)
         versions.require_intact(store, model, artifact, scorer.served.files_in_memory())
         total, blocks = blocks_of(scorer.data, scorer.spec, scorer.block_mib)

@@ -4,19 +4,11 @@ from typing import Any
 
 from pipeline.core import registry
 from pipeline.core.registry import Registry, default_stages, search_part_docs
+from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
 from pipeline.specs.connector import CONNECTORS, Connector, Delivery, Excerpt, Snapshot
 from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
 from pipeline.specs.id_mapping import ID_MAPPINGS, IdMapping, id_mapping_docs, id_mapping_names, mapping_of
-from pipeline.specs.label_kind import (
-    CALIBRATORS,
-    LABEL_KINDS,
-    MAIN_TASK,
-    Calibrator,
-    LabelKind,
-    TaskSpec,
-    TaskSums,
-    calibrator_docs,
-)
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSpec, TaskSums
 from pipeline.specs.model import (
     MODELS,
     SEQUENCE_BLOCKS,

@@ -1,4 +1,4 @@
-"""The protocols of a label's kind, from its column to its figures, and of a calibrator of predictions."""
+"""The protocol of a label's kind: how its column is read, its loss, its predictions and its figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
     from torch import Tensor
-
-    from pipeline.records.model_version import CalibrationCurve
 
 MAIN_TASK = "click"  # the name of the task that ``data.label`` gives
 
@@ -94,36 +92,3 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
     group="nightjar.label_kinds",
     problem=expect_instance(LabelKind),
 )
-
-
-class Calibrator(ABC):
-    """How a curve from a model's logits to calibrated ones is fitted on held-out rows: ``evaluation/calibrators.py``.
-
-    Its curve goes in straight lines through knots and on beyond them, in logits on both axes. It rises strictly, so it
-    changes no order of rows. ``least_clicks``: rows of each class that a fit needs. Methods import NumPy inside.
-    """
-
-    name: str
-    doc: str
-    least_clicks = 1
-
-    @abstractmethod
-    def fit(self, rows: Any) -> CalibrationCurve:
-        """The curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
-
-        float64, the same for equal rows.
-        """
-
-
-CALIBRATORS: Registry[Calibrator] = Registry(
-    "calibrator",
-    setting="publish.calibrator.method",
-    home="pipeline.evaluation.calibrators",
-    group="nightjar.calibrators",
-    problem=expect_instance(Calibrator),
-)
-
-
-def calibrator_docs() -> str:
-    """Documentation of the calibrators."""
-    return " ".join(f"{each.name}: {each.doc}" for each in CALIBRATORS)
