@@ -27,9 +27,13 @@ from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, Shard
 from pipeline.stages.stage_inputs import read_dataset
 from pipeline.store import Store
 from pipeline.training.batches import Batch
+from pipeline.training.config_settings import (
+    select_model_settings,
+    select_prediction_settings,
+    select_training_settings,
+)
 from pipeline.training.distributed import connect
 from pipeline.training.predict import predict
-from pipeline.training.settings import ModelSettings, PredictionSettings, TrainingSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.trainer import train
 
@@ -45,8 +49,8 @@ def fit(overrides: list[str], dataset: str) -> dict[str, Any]:
     inputs = PlanInputs.of(config, *read_dataset(store, artifact))
     plan = make_plan(inputs)
     place = f"runs/{config.run}/checkpoints/bench"
-    summary = train(TrainingSettings.of(config), store, artifact, plan, place, str(config.run), lambda _: None)
-    found = predict(PredictionSettings.of(config), store, artifact, plan, summary["final"])
+    summary = train(select_training_settings(config), store, artifact, plan, place, str(config.run), lambda _: None)
+    found = predict(select_prediction_settings(config), store, artifact, plan, summary["final"])
     figures: dict[str, Any] = {"sent": summary["train"]["bytes_per_sample"]["inter_host"]}
     if config.hardware.embedding_hosts:
         figures["formula"] = sample_bytes(plan, inputs).total
@@ -92,7 +96,7 @@ class Shape:
         if owners:
             plan = cut(plan, hosts - owners, owners, shards)
         device = connect(config.hardware, 1)
-        settings = ModelSettings.of(config)
+        settings = select_model_settings(config)
         kind = StepExecutor if owners else Hogwild
         self.trainer = kind(settings, schema, plan, device, total=10**6)
         workers = config.hardware.workers

@@ -39,9 +39,9 @@ from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.records import DatasetSchema
 from pipeline.store import Store
 from pipeline.training.batches import Batch
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 
@@ -104,7 +104,7 @@ class _Bench:
         config = config_of(given.dim, given.batch)
         device = connect(config.hardware, config.train.threads_per_rank)
         _say(f"{given.tables} tables of {self.rows:,} rows x {given.dim}: building ...")
-        self.trainer = StepExecutor(ModelSettings.of(config), self.schema, plan_of(self.schema, config), device)
+        self.trainer = StepExecutor(select_model_settings(config), self.schema, plan_of(self.schema, config), device)
         ids = ZipfIds(self.rows, given.zipf)
         self.steps = -(-ids.lookups_for(given.share) // given.batch)
         self.batches: Iterator[Batch] = batches(self.schema, given.batch, 1, ids)

@@ -20,8 +20,8 @@ from benchmarks.checkpoint_model import config_of, plan_of, schema_of
 from pipeline.checkpoint.checkpointer import latest
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.store import Store
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 _CACHES = Path("/proc/sys/vm/drop_caches")
@@ -99,7 +99,7 @@ def _rank(rank: int, folder: str, directory: str, shape: tuple[int, int, int, in
     tables, rows, dim, batch = shape
     schema, config = schema_of(tables, rows), config_of(dim, batch, ranks=2, threads=1)
     device = connect(config.hardware, config.train.threads_per_rank)
-    trainer = StepExecutor(ModelSettings.of(config), schema, plan_of(schema, config), device)
+    trainer = StepExecutor(select_model_settings(config), schema, plan_of(schema, config), device)
     store = Store(folder)
     artifact = latest(store, directory)
     if artifact is None:

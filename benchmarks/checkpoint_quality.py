@@ -31,10 +31,10 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate
 from pipeline.store import Artifact, Store
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 RESTORES = (1, 3, 20, 100)
@@ -90,7 +90,7 @@ def _train(
     config = replace(config_of(), seed=seed)
     device = connect(config.hardware, config.train.threads_per_rank)
     split = SplitReader(store, dataset, "train")
-    trainer = StepExecutor(ModelSettings.of(config), split.schema, plan_of(split.schema), device)
+    trainer = StepExecutor(select_model_settings(config), split.schema, plan_of(split.schema), device)
     with torch.no_grad():
         for parameter in trainer.dense.values():
             parameter.mul_(1 + nudge)

@@ -88,8 +88,8 @@ def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, s
 
     from pipeline.evaluation import evaluate, reliability
     from pipeline.stages.stage_inputs import read_towers
+    from pipeline.training.config_settings import select_prediction_settings
     from pipeline.training.predict import predict
-    from pipeline.training.settings import PredictionSettings
 
     silent()
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=world)
@@ -99,7 +99,7 @@ def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, s
     dist.barrier()
     with shares([os.getpid()], share):
         began, spent, digest = time.perf_counter(), time.process_time(), ""
-        found = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, checkpoint, towers)
+        found = predict(select_prediction_settings(config), store, inputs["ingest"], plan, checkpoint, towers)
         if found is not None:
             figures = evaluate(found.labels, found.logits, found.true_probability)
             curve = reliability(found.labels, found.logits)

@@ -22,9 +22,9 @@ from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import train
 
 BATCH = 8192
@@ -85,7 +85,7 @@ def _trained(store: Store, split: SplitReader, steps: int) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     config = config_of()
     config = replace(config, train=replace(config.train, max_steps=steps, log_every_steps=50))
-    settings = TrainingSettings.of(config)
+    settings = select_training_settings(config)
     done = train(settings, store, split.dataset, plan_of(split.schema), "runs/r/checkpoints/bench", "bench", _show)
     return {name: done["train"][name] for name in ("data_wait_share", "samples_per_s")}
 

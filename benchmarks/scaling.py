@@ -34,10 +34,10 @@ from pipeline.config import HardwareConfig
 from pipeline.records import DatasetSchema, Plan
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 WARM_UP = 12  # steps before the clock starts
@@ -154,7 +154,7 @@ def _rank(number: int, task: _Task, ready: Any, together: Any) -> None:
     device = connect(config.hardware, config.train.threads_per_rank)
     store: Store = Store(task.folder)
     split = SplitReader(store, store.get("data", "ingest"), "train")
-    trainer = StepExecutor(ModelSettings.of(config), split.schema, _plan(split.schema, task.world), device)
+    trainer = StepExecutor(select_model_settings(config), split.schema, _plan(split.schema, task.world), device)
     order = Order(
         key="scaling", seed=1, global_batch=batch, lanes=config.train.dealt_lanes, rank=rank, world_size=task.world
     )

@@ -36,10 +36,10 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, SequenceColumn, SequenceGroup, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
 from pipeline.training.batches import Batch, BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 ROWS = {"user": 50_000, "item": 50_000, "category": 500}
@@ -145,7 +145,7 @@ def trainer_of(block: str, store: Store, dataset: Artifact, dim: int, samples: i
         train=TrainConfig(global_batch=samples, warmup_steps=1, schedule="constant", precision="fp32"),
     )
     schema = SplitReader(store, dataset, "train").schema
-    return StepExecutor(ModelSettings.of(config), schema, plan_of(schema, dim, samples), torch.device("cpu"))
+    return StepExecutor(select_model_settings(config), schema, plan_of(schema, dim, samples), torch.device("cpu"))
 
 
 def plan_of(schema: DatasetSchema, dim: int, samples: int) -> Plan:

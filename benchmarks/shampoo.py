@@ -35,10 +35,10 @@ from pipeline.stages.stage_inputs import read_plan
 from pipeline.stages.steps import steps as steps_of
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 TUNING_SEEDS = (1, 2, 3)
@@ -186,7 +186,7 @@ def _rank(number: int, log: str, folder: str, port: int) -> None:
     split, plan = SplitReader(store, dataset, "train"), read_plan(store, store.get(made["plan"].path, "plan"))
     order = Order(key="shampoo", seed=1, global_batch=config.train.batch, rank=number, world_size=RANKS)
     trainers = {
-        name: StepExecutor(ModelSettings.of(each), split.schema, plan, device, total=10**9)
+        name: StepExecutor(select_model_settings(each), split.schema, plan, device, total=10**9)
         for name, each in configs.items()
     }
     times: dict[str, list[float]] = {name: [] for name in trainers}

@@ -24,9 +24,9 @@ from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
 from pipeline.records import DatasetSchema
 from pipeline.training.batches import Batch
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 # Rows written at a time.
@@ -137,7 +137,7 @@ class _Model:
         device = connect(config.hardware, config.train.threads_per_rank)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0, spare=spare) if folder else None
-        self.trainer = StepExecutor(ModelSettings.of(config), self.schema, plan, device, ssd=self.ssd)
+        self.trainer = StepExecutor(select_model_settings(config), self.schema, plan, device, ssd=self.ssd)
         if self.ssd is not None and not lazy:
             self._write_rows()
 

@@ -36,7 +36,7 @@ from pipeline.store import Artifact, Store
 from pipeline.towers.interaction_strength import Interaction
 from pipeline.towers.partitioner import partition
 from pipeline.training import probe as probing
-from pipeline.training.settings import TrainingSettings
+from pipeline.training.config_settings import select_training_settings
 
 SILENT = StageIO()
 
@@ -146,7 +146,7 @@ def _signed(config: Config, store: Store, dataset: Artifact) -> float:
     schema, _ = read_dataset(store, dataset)
     features = [column.name for column in schema.sparse]
     signed = Interaction(len(features), signed=True)
-    _, source = probing.probe(TrainingSettings.of(config), store, dataset, None, also=signed)
+    _, source = probing.probe(select_training_settings(config), store, dataset, None, also=signed)
     towers, _ = partition(features, config.partition.towers, config.partition, signed.matrix(), {}, source=source)
     return _ari(config, towers)
 

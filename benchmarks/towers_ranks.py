@@ -23,8 +23,8 @@ from pipeline.config import Config, PartitionConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
 from pipeline.towers.assignment import towers_of
 from pipeline.training.batches import Batch
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
 KEPT = 4  # batches of a rank, drawn once and used over and over: drawing costs nothing under the clock
@@ -87,13 +87,16 @@ def _trainer(
 ) -> StepExecutor:
     if sharding:
         config = replace(base, partition=PartitionConfig(exchange=exchange))
-        return StepExecutor(ModelSettings.of(config), schema, plan_of(schema, config, sharding), device)
+        settings = select_model_settings(config)
+    return StepExecutor(settings, schema, plan_of(schema, config, sharding), device)
     config = replace(base, partition=PartitionConfig(name="dmt", exchange=exchange, **module))
     names, hosts = [column.name for column in schema.sparse], config.hardware.hosts
     cuts = [len(names) * host // hosts for host in range(hosts + 1)]
     assigned = [names[low:high] for low, high in itertools.pairwise(cuts)]
     towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, names)
-    return StepExecutor(ModelSettings.of(config), schema, plan_of(schema, config, "table_wise", towers), device, towers)
+    return StepExecutor(
+        select_model_settings(config), schema, plan_of(schema, config, "table_wise", towers), device, towers
+    )
 
 
 def plan_of(schema: DatasetSchema, config: Config, sharding: str, towers: Towers | None = None) -> Plan:

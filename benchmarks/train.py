@@ -30,10 +30,10 @@ from pipeline.config import Config
 from pipeline.evaluation.metrics import exact_auc, split_by_class
 from pipeline.store import Store
 from pipeline.training.batches import Batch, BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.train_metrics import MetricAccumulator
 
@@ -61,7 +61,7 @@ def main() -> None:
         dataset = generate(store, given.rows, given.rows // 5)
         split = SplitReader(store, dataset, "train")
         plan = plan_of(split.schema)
-        ours = StepExecutor(ModelSettings.of(config), split.schema, plan, device)
+        ours = StepExecutor(select_model_settings(config), split.schema, plan, device)
         plain = PlainLoop(config, split.schema)
         plain.start_from(ours)
         eager = EagerLoop(config, split.schema)
@@ -73,7 +73,7 @@ def main() -> None:
             "eager": eager.model.eval,
         }
         if given.compiled:
-            settings = ModelSettings.of(replace(config, train=replace(config.train, compile=True)))
+            settings = select_model_settings(replace(config, train=replace(config.train, compile=True)))
             compiled = StepExecutor(settings, split.schema, plan, device)
             loops["compiled"], models["compiled"] = _with_meter(compiled), compiled.finished
         seconds = _race(loops, split, config)

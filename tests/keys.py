@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.paths import with_first_names
+from pipeline.config.renamed import with_first_names
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Use
 from pipeline.stages.train import CHECKPOINTS, continuation_settings

@@ -79,12 +79,12 @@ def _measure(config: Config) -> dict[str, Any]:
 
 
 def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
-    from pipeline.training.settings import ModelSettings
+    from pipeline.training.config_settings import select_model_settings
     from pipeline.training.step import StepExecutor
 
     trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
-    trainer = StepExecutor(ModelSettings.of(trained), drawn.schema, plan, device, total=STEPS)
+    trainer = StepExecutor(select_model_settings(trained), drawn.schema, plan, device, total=STEPS)
     batches = _batches_of_rank(drawn, trial.batch, device)
     spent = []
     for _ in range(WARM_UP + STEPS):

@@ -129,9 +129,9 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     Returns:
         ``step_ms``: the median; ``bytes``: peak resident memory above the imports', 0 without /proc.
     """
+    from pipeline.training.config_settings import select_training_settings
     from pipeline.training.distributed import connect
     from pipeline.training.memory import status_bytes
-    from pipeline.training.settings import TrainingSettings
     from pipeline.training.trainer import train
 
     connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
@@ -139,7 +139,7 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     store: Store = Store(folder)
     records: list[dict[str, Any]] = []
     dataset: Artifact = store.get("datasets/trial", "dataset")
-    settings = TrainingSettings.of(config)
+    settings = select_training_settings(config)
     train(settings, store, dataset, plan, f"runs/{config.run}/checkpoints", config.run or "", records.append)
     # The first half of the intervals before the first checkpoint warms up.
     undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0

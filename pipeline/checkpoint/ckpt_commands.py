@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.checkpoint import quarantine
 from pipeline.checkpoint.index import DENSE, committed, entry_of, required_parents, step_of
 from pipeline.checkpoint.reference import candidates, directories, find_checkpoint, run_of, unknown
-from pipeline.config.paths import config_changes
+from pipeline.config.renamed import config_changes
 from pipeline.core.errors import ConfigError
 from pipeline.records.checkpoint import (
     CheckpointDiff,

@@ -23,7 +23,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.features import PERCENTILE
 from pipeline.config.fields import default_of, setting_of
 from pipeline.config.model import TableConfig
-from pipeline.config.paths import config_changes, with_new_names
+from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.core.errors import ConfigError
 from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
 from pipeline.specs.model import MODELS

@@ -10,7 +10,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.fields import check_values
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
-from pipeline.config.paths import RENAMED
+from pipeline.config.renamed import RENAMED
 from pipeline.config.train import RESET, ValidateConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.registry import default_stages

@@ -1,4 +1,4 @@
-"""Settings by dotted path: types and defaults, what a key that is no setting is likely to mean, and former names."""
+"""Settings by dotted path: types and defaults, and what a key that is no setting is likely to mean."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.model import ModelConfig
-from pipeline.core.errors import ConfigError
 from pipeline.specs.model import MODELS
 
 # Settings, and their names in other tools, which newcomers type first. Of several settings, the one in the typed group
@@ -218,60 +217,3 @@ def override_key(name: str) -> str | None:
     if number or not writable or name != name.strip() or word in ("null", "true", "false"):
         return None
     return re.sub(r"([\\()\[\]{}:=, ])", r"\\\1", name)
-
-
-# The first name of a setting -> its name now.
-RENAMED = {
-    "train.decay_share": "train.decay_ratio",
-    "train.min_lr_share": "train.min_lr_factor",
-    "launch.hold_memory": "launch.limit_memory",
-    "nightly.timezone": "nightly.time_zone",
-}
-_FIRST = {now: first for first, now in RENAMED.items()}
-_LISTS_SETTINGS = "checkpoint.allow"  # its values are names of settings
-
-
-def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
-    """The error for an old name; None for any other. ``before``, ``after``: text around the new name in the hint."""
-    now = RENAMED.get(path)
-    return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
-
-
-def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record``, a configuration or a part of one as plain data, with the current names."""
-    return _renamed(record, RENAMED)
-
-
-def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record`` with the first names, as keys use them."""
-    return _renamed(record, _FIRST)
-
-
-def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    # Rename keys in place, and the settings that a value lists.
-    made: dict[str, Any] = {}
-    for name, value in record.items():
-        path = f"{prefix}{name}"
-        last = names.get(path, path).rpartition(".")[2]
-        if isinstance(value, Mapping):
-            made[last] = _renamed(value, names, f"{path}.")
-        else:
-            made[last] = [names.get(each, each) for each in value] if path == _LISTS_SETTINGS and value else value
-    return made
-
-
-def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
-    values: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            values |= leaves(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
-    return values
-
-
-def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
-    a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
-    return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}

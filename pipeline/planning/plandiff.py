@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.paths import leaves
+from pipeline.config.renamed import leaves
 from pipeline.core.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
 from pipeline.records.dataset import DatasetSchema, Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.config.paths import leaves
+from pipeline.config.renamed import leaves
 from pipeline.core import units
 from pipeline.core.units import text_table
 from pipeline.records.checkpoint import (

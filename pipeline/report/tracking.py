@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.nightly import TrackConfig
-from pipeline.config.paths import leaves
+from pipeline.config.renamed import leaves
 from pipeline.config.secrets import recorded
 from pipeline.core.clock import CLOCK, Clock
 from pipeline.core.errors import LostLeaseError

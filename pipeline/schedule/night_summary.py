@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.config.paths import config_changes
+from pipeline.config.renamed import config_changes
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.core.units import decimal, plural
 from pipeline.records.gate import GATE, GateRecord

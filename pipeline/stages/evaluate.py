@@ -56,8 +56,8 @@ class Evaluate(Stage):
         from pipeline.evaluation.metrics import evaluate, evaluate_tasks, reliability
         from pipeline.stages.release_gate import LOGITS
         from pipeline.stages.stage_inputs import read_dataset, read_towers
+        from pipeline.training.config_settings import select_prediction_settings
         from pipeline.training.predict import predict
-        from pipeline.training.settings import PredictionSettings
 
         dataset, trained = inputs["ingest"], inputs["train"]
         final = trained.summary.get("final")
@@ -67,7 +67,7 @@ class Evaluate(Stage):
         plan, towers = read_towers(config, store, inputs, checkpoints)
         members = members_of(trained.summary)
         try:
-            predictions = predict(PredictionSettings.of(config), store, dataset, plan, final, towers, members)
+            predictions = predict(select_prediction_settings(config), store, dataset, plan, final, towers, members)
         except DamagedError as error:
             raise ArtifactError(
                 error.message,

@@ -185,13 +185,13 @@ def assign_features(
             hint="partition.strategy=strided",
         )
     from pipeline.towers.partitioner import partition
+    from pipeline.training.config_settings import select_training_settings
     from pipeline.training.probe import probe
-    from pipeline.training.settings import TrainingSettings
 
     checkpoint = None
     if options.probe is not None:
         checkpoint = _find_probe(config, store, options.probe)
-    similarity, source = probe(TrainingSettings.of(config), store, dataset, checkpoint)
+    similarity, source = probe(select_training_settings(config), store, dataset, checkpoint)
     loads = _feature_loads(schema, plan)
     # A tower may hold more than an even share of the tables' bytes where the memory allows it.
     hardware = config.hardware

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from pipeline.config import Config
-from pipeline.config.paths import with_first_names
+from pipeline.config.renamed import with_first_names
 from pipeline.core.errors import ArtifactError, DataError
 from pipeline.launch.run_records import write_steps
 from pipeline.records.dataset import DatasetSchema, Profile

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.paths import with_first_names
+from pipeline.config.renamed import with_first_names
 from pipeline.records.result import CheckpointPart, Result, TrainPart
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
@@ -140,7 +140,7 @@ class Train(Stage):
         from pipeline.checkpoint.index import committed
         from pipeline.core.retrying import retried
         from pipeline.stages.stage_inputs import init_artifact, read_towers
-        from pipeline.training.settings import TrainingSettings
+        from pipeline.training.config_settings import select_training_settings
         from pipeline.training.trainer import train
 
         key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
@@ -148,7 +148,7 @@ class Train(Stage):
         checkpoints = retried(lambda: committed(store, directory), f"listing {store.url_of(directory)}")
         plan, towers = read_towers(config, store, inputs, checkpoints)
         summary = train(
-            TrainingSettings.of(config),
+            select_training_settings(config),
             store,
             inputs["ingest"],
             plan,

@@ -1,17 +1,15 @@
-"""What training reads of the configuration."""
+"""What training reads of the configuration. ``training/config_settings.py`` takes it out of a whole one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from pipeline.config import Config
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.model import ModelConfig
 from pipeline.config.plan import PartitionConfig
-from pipeline.config.secrets import recorded
 from pipeline.config.train import DebugConfig, TrainConfig
 
 
@@ -27,11 +25,6 @@ class ModelSettings:
     train: TrainConfig
     one_machine: bool = True
 
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """The part of ``config``."""
-        return cls(**_model_part(config))
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(ModelSettings):
@@ -45,30 +38,9 @@ class TrainingSettings(ModelSettings):
     limit_memory: str
     record: dict[str, Any]
 
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """The part of ``config``."""
-        return cls(
-            **_model_part(config),
-            checkpoint=config.checkpoint,
-            debug=config.debug,
-            limit_memory=config.launch.limit_memory,
-            record=recorded(config),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings(ModelSettings):
     """What a prediction reads: its model, and ``global_batch``, the rows of a batch over all ranks."""
 
     global_batch: int
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """The part of ``config``."""
-        return cls(**_model_part(config), global_batch=config.evaluate.global_batch)
-
-
-def _model_part(config: Config) -> dict[str, Any]:
-    names = ("seed", "model", "data", "hardware", "partition", "train")
-    return {name: getattr(config, name) for name in names} | {"one_machine": config.launch.name == "local"}

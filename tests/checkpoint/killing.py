@@ -27,7 +27,7 @@ from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training.settings import TrainingSettings
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.logged import listen
@@ -149,7 +149,7 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr", changes=N
     said, records = listen(), []
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     summary = train(
-        TrainingSettings.of(settings(world, checkpoint, changes)),
+        select_training_settings(settings(world, checkpoint, changes)),
         store,
         dataset,
         plan,

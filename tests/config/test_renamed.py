@@ -8,7 +8,8 @@ import yaml
 
 from pipeline.checkpoint import config_compatibility
 from pipeline.config.compose import compose, config_hash, from_yaml, to_yaml
-from pipeline.config.paths import RENAMED, config_changes, field_type, with_first_names, with_new_names
+from pipeline.config.paths import field_type
+from pipeline.config.renamed import RENAMED, config_changes, with_first_names, with_new_names
 from pipeline.core.errors import ConfigError
 from pipeline.stages.execution import load
 from pipeline.store import Artifact, Store
@@ -101,7 +102,7 @@ def test_keys_and_run_names_are_made_of_the_first_names(monkeypatch: pytest.Monk
     assert (train["decay_share"], train["min_lr_share"]) == (0.3, 0.1)
     assert not {"decay_ratio", "min_lr_factor"} & set(train)
     name = config_hash(config)
-    monkeypatch.setattr("pipeline.config.paths._FIRST", {})
+    monkeypatch.setattr("pipeline.config.renamed._FIRST", {})
     assert config_hash(config) != name
 
 

@@ -13,7 +13,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.units import for_chat, printable
 from pipeline.plugins.kubernetes.manifests import schedule_config
 from pipeline.plugins.tuning import study
-from pipeline.training.settings import TrainingSettings
+from pipeline.training.config_settings import select_training_settings
 from tests.launch.cluster_cases import CLUSTER
 from tests.plugins.tuning.test_study import RATES, SMALL
 
@@ -200,7 +200,7 @@ def test_the_webhook_reaches_who_posts_and_no_record() -> None:
     webhook = f"https://hooks/{SECRET}"
     config = compose([f"nightly.webhook={webhook}", "run=r"])
     assert config.nightly.webhook == webhook
-    assert SECRET not in to_yaml(config) + str(TrainingSettings.of(config).record)
+    assert SECRET not in to_yaml(config) + str(select_training_settings(config).record)
 
 
 @pytest.mark.parametrize(

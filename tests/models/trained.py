@@ -15,9 +15,9 @@ from pipeline.publishing.served import SERVING, Description, ServedModel
 from pipeline.publishing.table_writer import write_table
 from pipeline.records import SparseColumn, Tower, Towers
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import Predictions, predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for
 from tests.models.variants import DIM
@@ -70,12 +70,12 @@ def whole_and_in_parts(
         for stop in stops:
             config = config_of(model, world, **settings, max_steps=stop)
             where = f"runs/{name.replace(' ', '-')}/{folder}/k"
-            summary = train(TrainingSettings.of(config), store, dataset, plan, where, "key", records.append)
+            summary = train(select_training_settings(config), store, dataset, plan, where, "key", records.append)
         outcome[folder] = digests(store, store.get(summary["final"], "train"))
         outcome["final"] = summary["final"]
         if records:
             outcome[f"{folder} progress"] = {key: records[-1].get(key) for key in ("ne_window", "tasks", "samples")}
-    return outcome, predict(PredictionSettings.of(config), store, dataset, plan, outcome["final"])
+    return outcome, predict(select_prediction_settings(config), store, dataset, plan, outcome["final"])
 
 
 def published_scores(

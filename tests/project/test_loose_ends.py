@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from pipeline.config.paths import RENAMED
+from pipeline.config.renamed import RENAMED
 
 ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")

@@ -13,9 +13,9 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 from tests.embeddings.ranks import on_tier, plan_for, row_shards
 from tests.training.dataset import KEY, write_dataset
@@ -144,7 +144,7 @@ def flat(folder, references):
         split = data_of(folder, settings)
         shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
         plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
-        made = ModelSettings.of(trained(config(1, world), settings))
+        made = select_model_settings(trained(config(1, world), settings))
         trainer = StepExecutor(made, split.schema, plan, torch.device("cpu"), total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
@@ -157,7 +157,9 @@ def with_towers(folder, cases):
         towers = towers_on(assigned, module)
         made = trained(config(hosts, world // hosts, name="dmt"), settings)
         plan = tower_plan(towers, hosts, world // hosts, kinds)
-        trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
+        trainer = StepExecutor(
+            select_model_settings(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS
+        )
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -169,7 +171,9 @@ def with_towers_on_ssd(folder, hosts, assigned, kinds):
     plan = on_tier(tower_plan(towers, hosts, world // hosts, kinds), "ssd", cache_rows=3)
     ssd = SsdStore(plan, [str(folder)], dist.get_rank())
     made = config(hosts, world // hosts, name="dmt")
-    trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS)
+    trainer = StepExecutor(
+        select_model_settings(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS
+    )
     leave(folder, "ssd", trainer, steps(trainer, split))
     ssd.close()
 
@@ -189,7 +193,9 @@ def count_bytes(folder, hosts, cases):
             plan = tower_plan(towers, hosts, world // hosts, {}, SINGLE)
         else:
             plan = plan_for(kinds, world, rows={c.name: c.rows for c in SINGLE}, dim=DIM)
-        trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
+        trainer = StepExecutor(
+            select_model_settings(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS
+        )
         outputs = steps(trainer, split, 2)
         away = towers is not None and [n for n in trainer.dense if n.startswith("towers.")]
         record = {

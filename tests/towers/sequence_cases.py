@@ -9,7 +9,7 @@ from pipeline.config.model import TableConfig
 from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.records import SequenceColumn, SequenceGroup, ShardPlan, SparseColumn
-from pipeline.training.settings import ModelSettings
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.step import StepExecutor
 from tests.embeddings.ranks import on_tier, plan_for
 from tests.towers.cases import BATCH, DIM, STEPS, _placed, config, data, leave, steps, towers_on, trained
@@ -91,7 +91,7 @@ def flat(folder, references):
         split = split_of(folder, settings)
         made = made_config(1, world, settings)
         plan = plan_of(split.schema, made.model, None, 1, world, {})
-        trainer = StepExecutor(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), total=STEPS)
+        trainer = StepExecutor(select_model_settings(made), split.schema, plan, torch.device("cpu"), total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -107,7 +107,7 @@ def with_towers(folder, cases):
         plan = on_tier(plan, "ssd", cache_rows=3) if on_ssd else plan
         ssd = SsdStore(plan, [str(folder)], dist.get_rank()) if on_ssd else None
         trainer = StepExecutor(
-            ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS
+            select_model_settings(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS
         )
         leave(folder, name, trainer, steps(trainer, split))
         if ssd is not None:

@@ -13,8 +13,8 @@ from pipeline.core.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
 from pipeline.stages.stage_inputs import towers_of_checkpoints
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.logged import listen
@@ -53,7 +53,7 @@ def run(folder, name, directory, hosts, module, init, steps, assigned=ASSIGNED):
     lines = listen()
     start = store.get(init, "train") if init else None
     outcome = train(
-        TrainingSettings.of(made),
+        select_training_settings(made),
         store,
         split.dataset,
         plan,
@@ -63,7 +63,8 @@ def run(folder, name, directory, hosts, module, init, steps, assigned=ASSIGNED):
         start,
         towers=towers,
     )
-    found = predict(PredictionSettings.of(made), store, split.dataset, plan, outcome["final"], towers)
+    chosen = select_prediction_settings(made)
+    found = predict(chosen, store, split.dataset, plan, outcome["final"], towers)
     if dist.get_rank() == 0:
         record = {"final": outcome["final"], "lines": lines, "logits": found.logits.tolist(), **outcome["train"]}
         (folder / f"{name}.json").write_text(json.dumps(record))
@@ -73,7 +74,9 @@ def only_predict(folder, name, hosts, module, checkpoint):
     """Logits of a checkpoint in another model than the one it was written by."""
     split = data(folder / "data")
     made, plan, towers = settings(hosts, dist.get_world_size() // hosts, module)
-    found = predict(PredictionSettings.of(made), Store(str(folder / "data")), split.dataset, plan, checkpoint, towers)
+    found = predict(
+        select_prediction_settings(made), Store(str(folder / "data")), split.dataset, plan, checkpoint, towers
+    )
     if dist.get_rank() == 0:
         (folder / f"{name}.json").write_text(json.dumps({"logits": found.logits.tolist()}))
 

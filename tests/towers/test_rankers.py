@@ -15,8 +15,8 @@ from pipeline.config import ModelConfig
 from pipeline.models.settings import FinalMlpConfig
 from pipeline.records import TowerModuleSpec
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import spawn
 from tests.models.variants import RANKERS
@@ -51,7 +51,7 @@ def run_all(folder: Path, names: list[str]) -> None:
                 made, plan, towers = settings(HOSTS, 1, module, max_steps=stop)
                 made.model = ranker(name)
                 done = train(
-                    TrainingSettings.of(made),
+                    select_training_settings(made),
                     store,
                     split.dataset,
                     plan,
@@ -61,7 +61,7 @@ def run_all(folder: Path, names: list[str]) -> None:
                     None,
                     towers=towers,
                 )
-            scored = predict(PredictionSettings.of(made), store, split.dataset, plan, done["final"], towers)
+            scored = predict(select_prediction_settings(made), store, split.dataset, plan, done["final"], towers)
             found[kind] = scored.logits.tolist() if scored is not None else []
         if dist.get_rank() == 0:
             (folder / f"{name}.json").write_text(json.dumps(found))

@@ -11,8 +11,8 @@ from pipeline.config import CheckpointConfig
 from pipeline.models.layers import log_odds
 from pipeline.records import SparseColumn
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.tiers import with_slow
@@ -57,7 +57,7 @@ class Trained:
         current.partition.name = "dmt" if self.towers else "flat"
         artifact = None if init is None else self.store.get(self.final[init], "train")
         summary = train(
-            TrainingSettings.of(current),
+            select_training_settings(current),
             self.store,
             self.dataset,
             self.plan,
@@ -73,7 +73,7 @@ class Trained:
 
     def rate(self, run):
         found = predict(
-            PredictionSettings.of(self.current), self.store, self.dataset, self.plan, self.final[run], self.towers
+            select_prediction_settings(self.current), self.store, self.dataset, self.plan, self.final[run], self.towers
         )
         return None if found is None else float((1 / (1 + np.exp(-found.logits.astype(np.float64)))).mean())
 

@@ -8,8 +8,8 @@ from pipeline.config import CheckpointConfig
 from pipeline.config.train import AverageConfig, SnapshotConfig
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import level_of, levels, predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
@@ -45,10 +45,10 @@ def level_left(folder, *, row_weights=False, **changes):
     dataset, plan = store.get(f"datasets/t/{KEY}", "ingest"), plan_for("table_wise", world, rows=ROWS)
     current = config(world, checkpoint=EXACT, guard={"collapse": False}, **SHORT, **changes)
     given = store, dataset, plan
-    done = train(TrainingSettings.of(current), *given, "runs/r/checkpoints/k", "key", lambda record: None)
+    done = train(select_training_settings(current), *given, "runs/r/checkpoints/k", "key", lambda record: None)
     members = done["train"].get("ensemble", {"members": []})["members"]
     published = min((member["checkpoint"] for member in members), default=done["final"])
-    found = predict(PredictionSettings.of(current), *given, published)
+    found = predict(select_prediction_settings(current), *given, published)
     if found is not None:
         counts = seen.get("row_weight", np.ones(TRAIN)).astype(np.float64)
         kept = found.logits - np.log(seen["negative_rate"].astype(np.float64))

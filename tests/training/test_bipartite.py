@@ -15,8 +15,8 @@ from pipeline.config.train import ValidateConfig
 from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn, TaskColumn
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.tiers import Together, with_slow
@@ -59,8 +59,8 @@ def fit(root, workers, owners, *, kinds="table_wise", tier="ddr", place="runs/r/
     dataset = store.get(f"datasets/t/{'0123456789abcdef' * 2}", "ingest")
     current, records = settings(workers, owners, **changes), []
     made = on_tier(plan(workers, owners, kinds), tier, cache_rows=8 if tier == "ssd" else 0)
-    summary = train(TrainingSettings.of(current), store, dataset, made, place, "key", records.append)
-    predictions = predict(PredictionSettings.of(current), store, dataset, made, summary["final"])
+    summary = train(select_training_settings(current), store, dataset, made, place, "key", records.append)
+    predictions = predict(select_prediction_settings(current), store, dataset, made, summary["final"])
     if predictions is None:
         return {}
     tables = {name: stored_rows(store, summary["final"], name) for name in ROWS}

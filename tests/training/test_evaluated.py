@@ -15,8 +15,8 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.records import Member, SequenceColumn, SequenceGroup, TowerModuleSpec
 from pipeline.store import Store
 from pipeline.training import predict as predicting
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import EVEN_ROWS, even_batch, predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.models.trained import COLUMNS, DIM, ROWS, config_of
@@ -71,7 +71,7 @@ def trained(folder, *kinds):
     """Train each of the ``kinds`` of model; the paths of its checkpoints go to a file."""
     for kind in kinds:
         made, store, dataset, plan, towers = setting(folder, dist.get_world_size(), **({kind: True} if kind else {}))
-        asked, place = TrainingSettings.of(made), f"runs/r/{kind or 'plain'}"
+        asked, place = select_training_settings(made), f"runs/r/{kind or 'plain'}"
         train(asked, store, dataset, plan, place, kind, lambda record: None, towers=towers)
         steps = sorted(name for name in store.names(place) if name.startswith("step-"))
         (folder / f"{kind or 'plain'}.json").write_text(json.dumps([f"{place}/{step}" for step in steps]))
@@ -108,7 +108,7 @@ def predicted(folder, names):
         if everywhere:  # several batches, after each of which the ranks meet
             predicting.MEETING, made.evaluate.global_batch = 1, 64
         with sending(among_ranks=not everywhere):
-            found = predict(PredictionSettings.of(made), store, dataset, plan, paths[-1], towers, members)
+            found = predict(select_prediction_settings(made), store, dataset, plan, paths[-1], towers, members)
         if found is not None:
             np.savez(folder / f"{name}-{world}.npz", logits=found.logits, labels=found.labels)
 

@@ -16,6 +16,7 @@ from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs
 from pipeline.training import step
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.model import DensePart, build_dense_part, compute_dtype, use_tf32
 from pipeline.training.parquet import SplitReader
@@ -111,7 +112,7 @@ def trainer_of(root, monkeypatch):
     )
     monkeypatch.setattr(step, "without_exchange", lambda _: False)
     plan = plan_for("table_wise", 1, rows=rows, dim=8)
-    return step.StepExecutor(ModelSettings.of(config), split.schema, plan, connect(config.hardware)), split
+    return step.StepExecutor(select_model_settings(config), split.schema, plan, connect(config.hardware)), split
 
 
 def losses(root, monkeypatch, kind):

@@ -11,10 +11,10 @@ import torch.multiprocessing as mp
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 from tests.embeddings.ranks import on_tier, plan_for
 from tests.training.dataset import write_dataset
@@ -52,7 +52,7 @@ def steps(root, device, **changes):
         ),
     )
     place = connect(config.hardware)
-    trainer = StepExecutor(ModelSettings.of(config), split.schema, plan, place)
+    trainer = StepExecutor(select_model_settings(config), split.schema, plan, place)
     losses, waits = [], []
     with BatchReader(split, Order(key="k", seed=1, global_batch=400), pin=device == "cuda") as reader:
         for _ in range(WARM_UP):

@@ -15,9 +15,9 @@ from pipeline.plugins.hogwild import executor
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import trainer
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset
@@ -69,11 +69,11 @@ def train_case(folder, case):
     _count_rows(seen)
     records: list = []
     arguments = (store, dataset, plan, "runs/r/checkpoints/k", "k", records.append)
-    summary = trainer.train(TrainingSettings.of(settings), *arguments)
+    summary = trainer.train(select_training_settings(settings), *arguments)
     if then is not None:
         settings = config(1, **{**options, **then})
-        summary = trainer.train(TrainingSettings.of(settings), *arguments)
-    scores = predict(PredictionSettings.of(settings), store, dataset, plan, summary["final"])
+        summary = trainer.train(select_training_settings(settings), *arguments)
+    scores = predict(select_prediction_settings(settings), store, dataset, plan, summary["final"])
     losses = np.logaddexp(0, np.where(scores.labels == 1, -scores.logits, scores.logits))
     outcome = {
         "summary": summary,

@@ -19,6 +19,7 @@ from pipeline.config.train import AverageConfig, DenseOptions
 from pipeline.records import SparseColumn
 from pipeline.specs import DENSE_OPTIMIZERS, MODELS, TABLE_OPTIMIZERS
 from pipeline.store import Store
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import join_ranks, plan_for
@@ -69,7 +70,7 @@ def settings_of(name: str) -> TrainingSettings:
         "sparse_optimizer": tables,
         "dense_optimizer": dense,
     }
-    return TrainingSettings.of(
+    return select_training_settings(
         Config(
             run="r",
             data=DataConfig(name="t", format="synthetic"),

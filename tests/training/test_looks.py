@@ -12,8 +12,8 @@ from pipeline.core.errors import DataError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import trainer
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.early_stopping import Stopping
-from pipeline.training.settings import TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
 from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
@@ -28,7 +28,7 @@ def trained(folder, name="k", init=None, **changes):
     settings = config(1, global_batch=48, guard={"collapse": False}, **changes)
     plan, records = plan_for("table_wise", 1, rows=ROWS, dim=8), []
     arguments = (store, dataset, plan, f"runs/r/checkpoints/{name}", name, records.append)
-    return trainer.train(TrainingSettings.of(settings), *arguments, init=init), records
+    return trainer.train(select_training_settings(settings), *arguments, init=init), records
 
 
 def only_the_first_look_is_good(self, look, best):

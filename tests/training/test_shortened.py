@@ -11,8 +11,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import checkpoints, trainer
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.early_stopping import Stopping
-from pipeline.training.settings import TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import ROWS, config
@@ -50,7 +50,7 @@ def session(folder, name, steps, *, sampled="", **changes):
     options = {"epochs": 3, "max_steps": steps, "lr": 0.02, "warmup_steps": 1, **changes}
     settings = config(1, global_batch=200, guard={"collapse": False}, checkpoint=checkpoint, **options)
     place = f"runs/r/checkpoints/{name}"
-    return trainer.train(TrainingSettings.of(settings), store, dataset, plan, place, name, lambda record: None)
+    return trainer.train(select_training_settings(settings), store, dataset, plan, place, name, lambda record: None)
 
 
 def content(folder, path):

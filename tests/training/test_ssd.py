@@ -18,8 +18,8 @@ from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.report.progress import plain_line
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
@@ -126,9 +126,9 @@ def run_case(
             current.hardware.ssd_paths = [str(root / path) for path in paths or ()]
             dataset = store.get(f"datasets/t/{KEY}", "ingest")
             directory = "runs/r/checkpoints/k"
-            settings = TrainingSettings.of(current)
+            settings = select_training_settings(current)
             summary = train(settings, store, dataset, plan, directory, "key", records.append, on_point=look)
-        predictions = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
+        predictions = predict(select_prediction_settings(current), store, dataset, plan, summary["final"])
     except NightjarError as error:
         return {"error": type(error).__name__, "message": str(error)}
     left = [path.name for name in ("disk0", "disk1", "scratch") for path in (root / name).glob("*")]
@@ -254,7 +254,9 @@ def run_again(root, small):
     plan = on_tier(plan_for("row_wise", 1, rows=ROWS, dim=8), "ssd")
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     with pytest.raises(NightjarError) as caught:
-        train(TrainingSettings.of(current), store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
+        train(
+            select_training_settings(current), store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None
+        )
     names = store.names("runs/r/checkpoints/k")
     return {"exit": caught.value.exit_code, "message": str(caught.value), "names": names}
 
@@ -284,7 +286,7 @@ def train_long(folder):
         current = config(world, epochs=1000, max_steps=LONG, sparse_optimizer=optimizer)
         plan = on_tier(plan_for("row_wise", world, rows=ROWS, dim=8), tier)
         summary = train(
-            TrainingSettings.of(current),
+            select_training_settings(current),
             store,
             dataset,
             plan,

@@ -11,8 +11,8 @@ from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.shard import ShardRequest
 from pipeline.store import Store
 from pipeline.training import memory
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.tiers import with_slow
@@ -35,9 +35,9 @@ def run(root, tier):
     current = config(world, global_batch=BATCH)
     current.evaluate.global_batch = 4 * BATCH
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
-    settings = TrainingSettings.of(current)
+    settings = select_training_settings(current)
     summary = train(settings, store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
-    logits = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
+    logits = predict(select_prediction_settings(current), store, dataset, plan, summary["final"])
     if dist.get_rank() == 0:
         found = {**trained(digests(store, store.get(summary["final"], "train"))), "logits": logits.logits.tolist()}
         (root / "found.json").write_text(json.dumps(found))

@@ -16,8 +16,8 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.store import Store
 from pipeline.training import memory
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
@@ -64,9 +64,9 @@ def run(folder: Path, tier: str, kill: int = 0) -> None:
     made, store, dataset, plan = setting(folder, tier)
     place = f"runs/r/{tier}"
     summary = train(
-        TrainingSettings.of(made), store, dataset, plan, place, tier, lambda record: None, on_point=on_point
+        select_training_settings(made), store, dataset, plan, place, tier, lambda record: None, on_point=on_point
     )
-    predictions = predict(PredictionSettings.of(made), store, dataset, plan, summary["final"])
+    predictions = predict(select_prediction_settings(made), store, dataset, plan, summary["final"])
     if predictions is not None:
         found = {
             "state": trained(digests(store, store.get(summary["final"], "train"))),

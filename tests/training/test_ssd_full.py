@@ -10,7 +10,7 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training.settings import TrainingSettings
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
@@ -39,7 +39,7 @@ def run(root):
 
     try:
         train(
-            TrainingSettings.of(current),
+            select_training_settings(current),
             store,
             store.get(f"datasets/t/{KEY}", "ingest"),
             plan,

@@ -29,7 +29,7 @@ from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.optimizers import StateColumn, TableOptimizer
 from pipeline.store import Store
-from pipeline.training.settings import TrainingSettings
+from pipeline.training.config_settings import select_training_settings
 from pipeline.training.trainer import train as run_training
 from tests.checkpoint.chain_runs import checkpointer
 from tests.embeddings.cases import STEPS, Toy, batch, make, rate, train
@@ -367,7 +367,7 @@ def resume_before_the_last_step(root, world, rank):
     dist.barrier()
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     plan = plan_for("table_wise", world, rows=test_train.ROWS, dim=8)
-    same = TrainingSettings.of(test_train.config(world, **settings))
+    same = select_training_settings(test_train.config(world, **settings))
     again = run_training(same, store, dataset, plan, "runs/r/checkpoints/k", "key", print)
     assert again["final"] == last
     return [first["digests"], test_train.digests(store, store.get(last, "train"))]

@@ -27,8 +27,8 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.native import layers
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
+from pipeline.training.config_settings import select_prediction_settings, select_training_settings
 from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.tiers import Together, with_slow
@@ -131,11 +131,11 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
     try:
         for settings in [changes, *([{**changes, "max_steps": None, **then}] if then else [])]:
             current = config(world, **settings)
-            asked = TrainingSettings.of(current)
+            asked = select_training_settings(current)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 summary = train(asked, store, dataset, plan, "runs/r/checkpoints/k", "key", records.append)
-        predictions = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
+        predictions = predict(select_prediction_settings(current), store, dataset, plan, summary["final"])
     except NightjarError as error:
         return {"error": type(error).__name__, "message": str(error), "records": records}
     final = store.get(summary["final"], "train")

@@ -11,7 +11,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config.fields import AUTO, besides_auto, setting_of, span
-from pipeline.config.paths import SettingPlace, describe, entry_type, find_place, nearest, places, renamed_error
+from pipeline.config.paths import SettingPlace, describe, entry_type, find_place, nearest, places
+from pipeline.config.renamed import renamed_error
 from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 from pipeline.specs.model import MODELS

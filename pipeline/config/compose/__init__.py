@@ -30,7 +30,7 @@ from pipeline.config.compose.hardware import with_machine
 from pipeline.config.compose.trees import GROUP, check_settings, compose_cached, compose_lines, schema_for, store_models
 from pipeline.config.fields import check_name
 from pipeline.config.gate import gate_settings
-from pipeline.config.paths import with_first_names, with_new_names
+from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.secrets import check_secrets, recorded
 from pipeline.core.errors import ConfigError
 from pipeline.core.registry import Registry

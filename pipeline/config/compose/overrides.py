@@ -19,17 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.config.paths import (
-    children,
-    describe,
-    entry_type,
-    field_type,
-    find_place,
-    nearest,
-    renamed_error,
-    strip_none,
-)
+from pipeline.config.paths import children, describe, entry_type, field_type, find_place, nearest, strip_none
 from pipeline.config.plan import TIERS, TablePin
+from pipeline.config.renamed import renamed_error
 from pipeline.config.secrets import WEBHOOK, without_secret
 from pipeline.core.errors import ConfigError
 from pipeline.specs.model import MODELS
