@@ -8,9 +8,11 @@ import polars as pl
 import pytest
 from nbclient import NotebookClient
 
-from pipeline import api
+from pipeline import api, errors, records
 from pipeline.api import Run, _error, _watch, load_run, load_version, run, runs
+from pipeline.core import errors as core_errors
 from pipeline.core.errors import ArtifactError, ConfigError, DataError, LaunchError, NightjarError
+from pipeline.records import json_schema
 from tests.conftest import ROOT
 from tests.waits import PATIENCE
 
@@ -28,6 +30,16 @@ SMALL = (
     "stages=[ingest,plan,partition,train,evaluate,publish]",
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
 )
+
+
+def test_code_outside_finds_all_errors_and_records() -> None:
+    """docs/api.md names both modules: what is added to their sources is listed there too."""
+    kinds = {
+        name for name, kind in vars(core_errors).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+    }
+    assert kinds - set(errors.__all__) == set()
+    written = {kind.__name__ for kind in json_schema.RECORDS} - {"StudyRecord", "TrialRecord"}
+    assert written - set(records.__all__) == set() and len(written) > 10
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
 
 
