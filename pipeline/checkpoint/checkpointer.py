@@ -41,8 +41,8 @@ from pipeline.checkpoint.index import (
 from pipeline.checkpoint.quarantine import set_aside, spared
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.checkpoint.retention import HELD, Pruner, pinned_names, remove_uncommitted
+from pipeline.checkpoint.row_copies import SnapshotBuffers, copy_rows, full_bytes, full_values
 from pipeline.checkpoint.save import Job
-from pipeline.checkpoint.snapshot import SnapshotBuffers, full_bytes, full_values, take_snapshot
 from pipeline.checkpoint.train_state import TrainState, dense_part
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.core.errors import ArtifactError, DamagedError, PassingError
@@ -251,7 +251,7 @@ class Checkpointer:
         blocks: list[RowBlock] = []
         rows = None if baseline else model.touched
         run_on_all_ranks(
-            "copying rows", lambda: blocks.extend(take_snapshot(model.rows, rows, self._buffers, self.on_point))
+            "copying rows", lambda: blocks.extend(copy_rows(model.rows, rows, self._buffers, self.on_point))
         )
 
         # 3. Clear the marks that the next delta need not hold. One-shot deltas hold all rows since the baseline.

@@ -196,9 +196,10 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0)
     """
     rules = as_rules(dmp.table_rules)  # type: ignore[arg-type]
     for kernel in kernels(dmp):
-        table_lr = rules.rate(kernel.tables[0].name, lr, factor)
         if not kernel.fused:
             continue
+        # One rate a kernel: `fuse_optimizer` gave tables with settings of their own a kernel of their own.
+        table_lr = rules.rate(kernel.tables[0].name, lr, factor)
         # The fused optimizer copies the rate in its ``param_groups`` to the kernel at its next ``zero_grad`` or
         # ``step``, so a rate that is set on one of the two alone comes late or is lost.
         for group in kernel.optimizer.param_groups:

@@ -278,6 +278,8 @@ def shard_model(
     remote_workers = workers if workers is not None and workers.remote else None
     if remote_workers is not None:
         _check_embedding_hosts(plan, remote_workers)
+    # TorchRec's exchange divides gradients of tables by the number of ranks, which makes them means over the global
+    # batch. With embedding hosts `Workers.averaged` divides, by the workers alone.
     set_gradient_division(remote_workers is None)
     on_disk = ssd_tables(plan)
     if on_disk and ssd is None:
@@ -313,7 +315,9 @@ def shard_model(
             data_parallel_wrapper=_data_parallel_wrapper(model, among, remote_workers),
         )
 
-    # 4. Put our own lookups and optimizers into the kernels.
+    # 4. Put our own lookups and optimizers into the kernels. A data-parallel table learns in `ReplicaOptimizer.step`,
+    #    any other in the backward pass: by FBGEMM, on a CPU by `compile_tables` where it has the formula, and by
+    #    `RowOptimizer` where FBGEMM has no kernel for the optimizer.
     compile_tables(dmp, rules, plan.device)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, on_disk)

@@ -51,7 +51,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
         separate_kernel([parameter], f"part {number * parts // len(parameters)}")
 
 
-def without_exchange(dmp: DistributedModelParallel) -> bool:
+def bypass_exchange(dmp: DistributedModelParallel) -> bool:
     """Have ``dmp`` on one rank call its kernels without TorchRec's exchange of ids and embeddings.
 
     TorchRec sends them through collectives even to the same rank. Returns False, and changes nothing, where the model

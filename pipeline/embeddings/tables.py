@@ -43,7 +43,8 @@ class TableSpec:
 class Kernel:
     """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
 
-    ``fused``: the kernel itself applies the optimizer in the backward pass; else ``ReplicaOptimizer`` does.
+    ``fused``: its tables learn in the backward pass, by FBGEMM's optimizer or by one of ours in its place; else
+    ``ReplicaOptimizer`` takes the step.
     ``optimizer``: TorchRec's view of the fused one.
     """
 

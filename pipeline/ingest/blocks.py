@@ -20,7 +20,7 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import thinned
 from pipeline.ingest.schema import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block
-from pipeline.ingest.statistics_pass import Fit
+from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.native.column_kernels import narrowed
@@ -53,9 +53,9 @@ class CountJob:
     by_place: bool = False
     cut: TimeSplit | None = None
 
-    def fit(self) -> Fit:
+    def fit(self) -> SplitCounts:
         """What counts the rows; empty."""
-        return Fit(self.spec, self.test, by_place=self.by_place, cut=self.cut)
+        return SplitCounts(self.spec, self.test, by_place=self.by_place, cut=self.cut)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TransformJob:
         return columns
 
 
-def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
+def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
     """Run pass 1 on a block.
 
     Returns:

@@ -15,7 +15,7 @@ from pipeline.native.column_kernels import coded, counted
 
 @dataclass(frozen=True)
 class Coded:
-    """``hashes``: the distinct ones, uint64; ``codes``: each lookup's place in them, their number where it has none.
+    """``hashes``: the distinct ones, uint64; ``codes``: each lookup's place in them, ``len(hashes)`` for a missing id.
 
     ``lengths``: lookups of each row, int64, at least one; None where every row has one.
     """

@@ -23,12 +23,12 @@ from pipeline.core.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
 from pipeline.ingest.output import PartWriter, encoded_frame
 from pipeline.ingest.parallel import dealt
-from pipeline.ingest.quality import Alone
+from pipeline.ingest.quality import LabelLeakCounts
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spill import Spill
 from pipeline.ingest.state import fitted_state
-from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
 from pipeline.records.dataset import EVENTS
@@ -57,7 +57,7 @@ class RowsWriter(Protocol):
 class IngestEngine(ExitStack, ABC):
     """A log, or its days one after the other: ``count``, ``fit``, ``leaks``, ``fitted``, ``write``, ``end_day``.
 
-    Of the last day, ``settle`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
+    Of the last day, ``finalize`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
     the same sources again starts the day anew. What is kept in between is gone after ``with``.
     """
 
@@ -76,11 +76,11 @@ class IngestEngine(ExitStack, ABC):
         """Pass 1 over every block of ``sources``."""
 
     @abstractmethod
-    def fit(self) -> Fit:
+    def fit(self) -> SplitCounts:
         """What the last count counted, once all of its blocks were taken."""
 
     @abstractmethod
-    def leaks(self, alone: Alone, first_test_day: int) -> None:
+    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Add typed train rows to ``alone`` until it has enough."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class IngestEngine(ExitStack, ABC):
         """The typed train rows of every block, for a mapping that looks at them again."""
 
     @abstractmethod
-    def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
         """The transforms that the train rows ask for, after those of the day ``before``."""
 
     def continued(self, state: FittedState) -> FittedState:
@@ -106,7 +106,7 @@ class IngestEngine(ExitStack, ABC):
     def end_day(self) -> None:
         """Forget the day but for its counts; wait for what was done beside ``write``."""
 
-    def finalize(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
+    def finalize(self, train: Partial, state: FittedState, alone: LabelLeakCounts, then: Mapping[str, Any]) -> None:
         """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
         wanted = {}
         for name, fitted in state.sparse.items():
@@ -146,7 +146,7 @@ class LocalEngine(IngestEngine):
         self.numbers: list[int] = []
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
-        self._fit: Fit | None = None
+        self._fit: SplitCounts | None = None
         self._leaks: Future[None] | None = None
         self._numbering = Numbering()
 
@@ -169,11 +169,11 @@ class LocalEngine(IngestEngine):
             parts += self.parts(source)
         parts = self._numbering.start(parts)
 
-        def work(block: Block) -> tuple[Counted, Fit, int | None]:
+        def work(block: Block) -> tuple[Counted, SplitCounts, int | None]:
             counted, fit, typed = count(block, job)
             return counted, fit, self.spill.write(typed) if typed else None
 
-        def merge(result: tuple[Counted, Fit, int | None]) -> tuple[Counted, int | None]:
+        def merge(result: tuple[Counted, SplitCounts, int | None]) -> tuple[Counted, int | None]:
             counted, fit, number = result
             total.merge(fit)
             return counted, number
@@ -188,12 +188,12 @@ class LocalEngine(IngestEngine):
         # workers. Polars divides a wide block among threads of its own.
         return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
 
-    def fit(self) -> Fit:
+    def fit(self) -> SplitCounts:
         """Everything, merged as it came."""
         assert self._fit is not None
         return self._fit
 
-    def leaks(self, alone: Alone, first_test_day: int) -> None:
+    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
 
         def read() -> None:
@@ -207,7 +207,7 @@ class LocalEngine(IngestEngine):
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
         return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
 
-    def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
         # What pass 1 leaves behind lies elsewhere than pass 2 needs memory: glibc hands freed pages to the system.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -18,7 +18,7 @@ from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.dictionary_encoding import Coded
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.records.dataset import LABEL
 from pipeline.specs.id_mapping import Counts
 
@@ -33,7 +33,7 @@ LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
 _SMALLEST = 1e-4
 
 
-def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:
+def distribution(spec: DataSpec, fit: SplitCounts) -> dict[str, Any]:
     """What the next day is compared with: {"label_rate", "features": {name: missing, distinct, bins and shares}}."""
     train = fit.train
     features: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class Drift:
         return f"feature {self.feature!r}: {word} {self.before:.4g}, now {self.now:.4g}"
 
 
-def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]:
+def drifts(before: dict[str, Any], now: dict[str, Any], fit: SplitCounts) -> list[Drift]:
     """Every figure of ``now`` beside that of the day ``before`` (both as ``distribution`` gives them)."""
     rate, rate_now = before["label_rate"], now["label_rate"]
     moved = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
@@ -105,7 +105,7 @@ def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
     return drifted
 
 
-class Alone:
+class LabelLeakCounts:
     """How often rows with an id are of the positive class: counts of the first LEAK_ROWS train rows.
 
     ``areas``: what ``auc`` says, where the counts are elsewhere.
@@ -156,7 +156,7 @@ def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
     return grouped_auc(hits + misses, hits)
 
 
-def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, float]:
+def leaks(spec: DataSpec, fit: SplitCounts, alone: LabelLeakCounts, limit: float) -> dict[str, float]:
     """{feature: AUC} of those that predict the label alone better than ``limit``; none where there are few rows."""
     least = min(alone.positives, alone.rows - alone.positives)
     if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
@@ -203,8 +203,8 @@ class QualityVerdict:
 
 def verdict(
     spec: DataSpec,
-    fit: Fit,
-    alone: Alone,
+    fit: SplitCounts,
+    alone: LabelLeakCounts,
     checks: ChecksConfig,
     now: dict[str, Any],
     against: str | None,

@@ -32,13 +32,13 @@ from pipeline.ingest.histories.build_histories import BuiltHistories, build_hist
 from pipeline.ingest.histories.event_store import marks as history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.parse import DayRule
-from pipeline.ingest.quality import Alone, distribution, verdict
+from pipeline.ingest.quality import LabelLeakCounts, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.schema import DataSpec, data_spec
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.state import continued_state, dataset_schema, make_profile, transforms_json
-from pipeline.ingest.statistics_pass import Fit
+from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState
@@ -162,10 +162,10 @@ class _IngestRun:
         self.state = None
         if data.mapping_from:
             self.state = self._continued_state(data.mapping_from)
-        self.alone = Alone(spec)
+        self.alone = LabelLeakCounts(spec)
         # The dataset that this log's distribution is compared with.
         self.former_path, self.former_distribution = self._former_distribution()
-        self.total: Fit | None = None
+        self.total: SplitCounts | None = None
         self.bytes = 0
         self.dropped = 0
         # Rows of other days, by their day and then by the day whose files they came with.
@@ -254,7 +254,8 @@ class _IngestRun:
                 self.draft, self.spec, self.state, self.settings.compression, continued=continued
             )
 
-        # 4. Pass 2: transform the typed rows and write them to the files of their splits.
+        # 4. Pass 2: transform the typed rows, which the engine has kept of pass 1, and write them to the files of their
+        #    splits.
         meter = _RateReporter(f"{prefix}pass 2 of 2", self.now, sum(fit.rows.values()))
         job = TransformJob(self.spec, self.state, fit.first_test_day)
         for rows, events in self.engine.write(job, self.writers):
@@ -288,7 +289,7 @@ class _IngestRun:
             return None if day == self.days[-1] else False
         return day in self.days[-split.test_days :]
 
-    def _run_statistics_pass(self, day: date | None, title: str) -> tuple[Fit, RejectCounts]:
+    def _run_statistics_pass(self, day: date | None, title: str) -> tuple[SplitCounts, RejectCounts]:
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
         sources, meter = self._sources(day), _RateReporter(title, self.now)
         counts = RejectCounts()

@@ -21,7 +21,7 @@ from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.moments import LOG_QUANTUM, Moments
 from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
 from pipeline.ingest.schema import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform_pass import DenseTransform, FittedState, lossy, with_vocabulary
 from pipeline.records.dataset import (
@@ -369,7 +369,7 @@ def _read_table(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | No
         raise ArtifactError(f"{url} cannot be read: {error}", hint="data.mapping_from=<another day's>") from error
 
 
-def make_profile(spec: DataSpec, fit: Fit, state: FittedState) -> Profile:
+def make_profile(spec: DataSpec, fit: SplitCounts, state: FittedState) -> Profile:
     """``profile.json`` of a fitted log, for the planner and people; every share is of train rows or train lookups."""
     train = fit.train
     label_rate, dense, sparse = dict[str, float](), dict[str, DenseProfile](), dict[str, FeatureProfile]()

@@ -1,7 +1,7 @@
 """Pass 1: what the train rows say about every feature, in partial results that merge in any order.
 
-``Partial`` counts one set of typed rows; ``Fit`` sends every block's rows to train, validation, test, or (split by
-day) to the days that may yet turn out to be the last ones.
+``Partial`` counts one set of typed rows; ``SplitCounts`` sends every block's rows to train, validation, test, or (split
+by day) to the days that may yet turn out to be the last ones.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Day:
     validation: Tally
 
 
-class Fit:
+class SplitCounts:
     """The split and what was counted of its train rows.
 
     ``test``: that all rows are test rows, or none, where whole days are ingested one after the other; None where that
@@ -336,7 +336,7 @@ class Fit:
             self.train.merge(oldest.train)
             self.validation.merge(oldest.validation)
 
-    def merge(self, other: Fit) -> None:
+    def merge(self, other: SplitCounts) -> None:
         """Take in what ``other``, of other blocks or of the next day, counted."""
         self.train.merge(other.train)
         for day, part in other.days.items():
@@ -349,9 +349,9 @@ class Fit:
         self.gap.merge(other.gap)
         self.contents.merge(other.contents)
 
-    def shares(self, count: int) -> list[Fit]:
+    def shares(self, count: int) -> list[SplitCounts]:
         """Return ``count`` fits that merge to this one: ids by ranges of their hashes, all else in the first."""
-        fits = list[Fit]()
+        fits = list[SplitCounts]()
         for part in self.train.shares(count):
             fit = copy.copy(self)
             fit.train, fit.days = part, {}
@@ -363,7 +363,7 @@ class Fit:
                 fit.days[day] = _Day(part, counted.validation if fit is fits[0] else Tally())
         return fits
 
-    def without_counts(self) -> Fit:
+    def without_counts(self) -> SplitCounts:
         """Return all but the counts of ids."""
         fit = copy.copy(self)
         fit.train = self.train.without_counts()

@@ -11,7 +11,7 @@ from pipeline.ingest import days
 from pipeline.ingest.quality import QualityVerdict, beyond
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sampling import COUNTS_FOR, OF_CLICKS
-from pipeline.ingest.statistics_pass import Fit
+from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.text import LINE_TOO_LONG
 from pipeline.ingest.times import test_hours_from, time_text
@@ -37,7 +37,12 @@ class RejectCounts:
 
 
 def check_day(
-    fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, counts: RejectCounts, repeated: int = 0
+    fit: SplitCounts,
+    quarantine: Quarantine,
+    data: DataConfig,
+    day: date | None,
+    counts: RejectCounts,
+    repeated: int = 0,
 ) -> None:
     """Raise DataError unless there is something to train on; ``repeated``: rows of ``day``.
 
@@ -100,7 +105,7 @@ def check_day(
     _check_shares(fit, data)
 
 
-def _check_shares(fit: Fit, data: DataConfig) -> None:
+def _check_shares(fit: SplitCounts, data: DataConfig) -> None:
     # Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'.
     column = data.sampling.column
     if column is None or data.sampling.correct != BY_LOGIT:
@@ -114,7 +119,7 @@ def _check_shares(fit: Fit, data: DataConfig) -> None:
         )
 
 
-def check_kept(train: int, fit: Fit, data: DataConfig) -> None:
+def check_kept(train: int, fit: SplitCounts, data: DataConfig) -> None:
     """Raise DataError where none of the rows without a click stayed among the ``train`` rows."""
     if data.sampling.negatives is not None and train <= fit.positives["train"]:
         raise DataError(
@@ -124,7 +129,7 @@ def check_kept(train: int, fit: Fit, data: DataConfig) -> None:
         )
 
 
-def _check_tasks(fit: Fit) -> None:
+def _check_tasks(fit: SplitCounts) -> None:
     for task in fit.spec.tasks:
         seen = fit.train.labels[typed(task.name)]
         message = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
@@ -137,7 +142,7 @@ def _check_tasks(fit: Fit) -> None:
             )
 
 
-def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
+def _no_train_rows(fit: SplitCounts, data: DataConfig) -> DataError:
     split = data.split
     if fit.cut is not None:
         return DataError(

@@ -143,7 +143,8 @@ class GateCheck(ABC):
         """Measure on ``rows`` what the record's figures do not tell; by default nothing.
 
         Args:
-            rows: The scored rows, all of whose logits are finite.
+            rows: The scored rows. The logits of candidate and incumbent are finite where ``needs_figures`` is set;
+                those of other models may not be.
             options: The check's own settings.
 
         Returns:

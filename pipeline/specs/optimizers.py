@@ -46,7 +46,8 @@ class TableOptimizer(Protocol):
     ``devices``: those that FBGEMM has a fused kernel of it for. On the others ``update`` gets the rows that a batch
     touched. ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that
     grows with each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
-    ``lazy``: it moves rows whose gradient is 0 too, so only rows with another gradient may be updated.
+    ``lazy``: its formula would move a row even by a gradient of 0, as moments do, so ``update`` must get rows with
+    another gradient alone.
     ``frozen``: rows never change. ``whole_rows``: an update needs all columns of a row.
     ``compiled``: the function of ``pipeline.native`` that applies it, '' where there is none.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often

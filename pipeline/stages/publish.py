@@ -55,15 +55,16 @@ class Publish(Stage):
     ) -> Artifact | None:
         """Write, judge and promote a version, with all ranks; its gate report is the stage's artifact."""
         from pipeline.checkpoint.collectives import this_rank
-        from pipeline.stages.release import publish, version_of
+        from pipeline.stages.release import find_or_judge_version, publish
         from pipeline.stages.release_ranks import join_ranks
         from pipeline.training.distributed import shared_failure
 
         join_ranks(config)
         with shared_failure():
             if this_rank() != 0:
-                version_of(config, store, step, inputs)
+                find_or_judge_version(config, store, step, inputs)
                 return None
+            # A held version is committed too; `accept` then ends the run.
             with self.draft(store, step) as draft:
                 return draft.commit(publish(config, store, step, inputs, draft))
 

@@ -43,6 +43,8 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> dict[str, Any]:
     """Write, judge and promote a version of ``step``, with its gate report in ``draft``. On rank 0.
 
+    The version's own gate.json has the verdict. ``draft`` gets a copy, which a withdrawal may turn into a HOLD.
+
     A version that is held stays in the store without being promoted, and so does one whose training served before and
     was taken out of service by somebody.
 
@@ -53,7 +55,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
         ArtifactError: Inputs or the incumbent are damaged.
         LaunchError: Another version serves than the one that the candidate was compared with.
     """
-    model, version = config.model_name, version_of(config, store, step, inputs)
+    model, version = config.model_name, find_or_judge_version(config, store, step, inputs)
     assert version is not None, "rank 0 commits it"
     judged = record = read(GateRecord, store, f"{version.path}/{GATE}")
     training = promotion.Training.of(version)
@@ -65,6 +67,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
 
     if record.verdict == PASS:
         try:
+            # First of all, so that no report says PASS of a version that is held; once more under the lock, by `check`.
             _require_not_withdrawn(store, model, training, record)
             write_report(draft, record)
             promotion.promote(store, model, record.version, by="publish", reason=record.forced or "", check=check)
@@ -119,7 +122,7 @@ def write_report(draft: Draft, record: GateRecord) -> None:
             sink.write(text.encode())
 
 
-def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artifact]) -> Artifact | None:
+def find_or_judge_version(config: Config, store: Store, step: Step, inputs: dict[str, Artifact]) -> Artifact | None:
     """Find the version of ``step``, or write it with all ranks: whole and judged, not promoted. Collective.
 
     Returns:
@@ -135,13 +138,15 @@ def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artif
 
     path, name = run_on_rank0("looking for the version", find)
     if path is None:
-        return _make_version(config, store, step, inputs, name)
+        return _write_and_judge(config, store, step, inputs, name)
     made = path.rpartition("/")[2]
     log_on_rank0(log.info, "publish    version %s of model %s is this very model: its verdict stands", made, model)
     return store.get(path, "publish") if this_rank() == 0 else None
 
 
-def _make_version(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str) -> Artifact | None:
+def _write_and_judge(
+    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str
+) -> Artifact | None:
     from pipeline.checkpoint.collectives import log_on_rank0, world_size
     from pipeline.publishing.versions import CARD_TEXT, card_text
     from pipeline.stages.release_ranks import shared_draft

@@ -31,7 +31,7 @@ from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.optimizer import drop_averages
 from pipeline.training.parquet import SplitReader
-from pipeline.training.predict import levels, set_level, unset_level
+from pipeline.training.predict import calibrate_last_bias, ends_with_level, restore_last_bias
 from pipeline.training.resume_checks import (
     check_average,
     check_finer,
@@ -50,11 +50,12 @@ from pipeline.training.train_metrics import MetricAccumulator
 
 # In the schedule's record: the parameters are averages, the weights that train are their state.
 AVERAGED = "averaged"
-# In the schedule's record, by parameter: the values with which training goes on, without the level.
+# In the schedule's record, by parameter: the values with which training goes on, without the level: the last bias with
+# which the predictions of what is published add up to the clicks.
 LEVEL = "level"
 # In the schedule's record: steps planned before, where those taken had other learning rates for that.
 PLANNED = "planned"
-# The settings that fix a step's learning rates, together with the number of steps.
+# The settings that fix a step's learning rates, together with the number of steps: recorded for people who read it.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Checkpoints:
         self.snapshots: list[str] | None = None
         self.ends_early = False
         self.planned: int | None = None
-        self._split, self._levels = split, levels(split.schema)
+        self._split, self._levels = split, ends_with_level(split.schema)
         self._directory, self._dataset = directory, inputs["dataset"]
         self._last_saved = time.monotonic()
 
@@ -174,6 +175,8 @@ class Checkpoints:
         if self.planned is None and rates_differ(train, before, total, state.step, schedule.cycle):
             self.planned = before
         if stopped or before == total == state.step:
+            # Nothing is left to train, so the published weights stay in place. checkpoint.final_quantise or .state may
+            # ask for another coding of them.
             self._recode_last(state, saved_config)
             return
         if self._levels and before == state.step and LEVEL not in state.schedule and dist.get_rank() == 0:
@@ -188,7 +191,7 @@ class Checkpoints:
             average.restart(state.step)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
-        unset_level(self.executor, state.schedule.get(LEVEL, {}))
+        restore_last_bias(self.executor, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
             self.executor.optimizers.average.swap()
 
@@ -319,7 +322,7 @@ class Checkpoints:
         executor, step = self.executor, self.executor.steps
         unlevelled: dict[str, list[float]] = {}
         if (final or snapshot) and self._levels:
-            unlevelled = set_level(executor, self._split, self.order)
+            unlevelled = calibrate_last_bias(executor, self._split, self.order)
         executor.gather()
         average = executor.published_average if final or exact else None
         if average is not None:
@@ -359,7 +362,7 @@ class Checkpoints:
         self.checkpointer.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
 
         # 3. Train on as before.
-        unset_level(executor, unlevelled)
+        restore_last_bias(executor, unlevelled)
         if average is not None:
             average.swap()
         self._last_saved = time.monotonic()

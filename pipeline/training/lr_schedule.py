@@ -28,8 +28,8 @@ class LRSchedule:
     Args:
         train: The settings of the schedule.
         total: Steps planned; the schedule ends with the last one.
-        cycle: Steps after which it begins anew, see ``cycled``; None: it spans all.
-        scale: What all factors are multiplied with, as validations lower the rates.
+        cycle: Steps after which it begins anew, see ``cycled``; None: it spans all. Validations and snapshots set it.
+        scale: What all factors are multiplied with. A validation lowers it, and a resumed training brings it back.
     """
 
     train: TrainConfig

@@ -1,6 +1,7 @@
 """Row groups of a dataset's Parquet files as feature-major NumPy columns.
 
-Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, ranks or torch.
+Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, ranks or torch. From here on, ids are row
+numbers of tables: ingestion has mapped the ids of the log to them.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class SplitReader:
         self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
 
     def allocate(self, rows: int) -> DecodedColumns:
-        """Empty columns for ``rows`` rows; ragged ones are filled by ``read_groups``."""
+        """Empty columns for ``rows`` rows; ragged ones come with the rows that are read."""
         return DecodedColumns(
             labels=np.empty(rows, np.float32),
             dense=np.empty((len(self.schema.dense), rows), np.float32),

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.embeddings.sharding import whole_tables_pay
-from pipeline.embeddings.single_rank_lookup import without_exchange
+from pipeline.embeddings.single_rank_lookup import bypass_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.ensemble_members import ne_of, shares
@@ -102,7 +102,7 @@ def predict(
             whole = alone and dist.get_world_size() > 1
             sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd, whole=whole)
             if alone:
-                without_exchange(sharded.model)
+                bypass_exchange(sharded.model)
             memory = None if alone else memory_between(device, settings, sharded.towers)
             exchanging = nullcontext if memory is None else memory.exchanging
             target = RestoreTarget(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
@@ -341,12 +341,12 @@ _HALVINGS = 60
 _REACH = 40.0
 
 
-def levels(schema: DatasetSchema) -> bool:
-    """Whether a training on such rows ends with ``set_level``: if its loss is that of the kept rows."""
+def ends_with_level(schema: DatasetSchema) -> bool:
+    """Whether a training on such rows ends with ``calibrate_last_bias``: if its loss is that of the kept rows."""
     return schema.sampled == BY_LOGIT and not schema.tasks
 
 
-def set_level(executor: StepExecutor, train: SplitReader, order: Order) -> dict[str, list[float]]:
+def calibrate_last_bias(executor: StepExecutor, train: SplitReader, order: Order) -> dict[str, list[float]]:
     """Set the last bias of ``executor``'s model, of one task, to the ``level_of`` the train rows. Collective.
 
     Of many rows, those of evenly spread row groups. Where an average is published, it is the average's bias.
@@ -371,8 +371,8 @@ def set_level(executor: StepExecutor, train: SplitReader, order: Order) -> dict[
 
 
 @torch.no_grad()
-def unset_level(executor: StepExecutor, former: Mapping[str, list[float]]) -> None:
-    """Put back what ``set_level`` returned; where an average is published, it must be in the weights' place."""
+def restore_last_bias(executor: StepExecutor, former: Mapping[str, list[float]]) -> None:
+    """Put back what ``calibrate_last_bias`` returned; a published average must be in the weights' place."""
     for name, values in former.items():
         parameter = executor.dense[name]
         parameter.copy_(torch.tensor(values, dtype=parameter.dtype).view_as(parameter))

@@ -183,7 +183,7 @@ class Snapshots(Validation):
         record["seconds"] = time.perf_counter() - began
         if dist.get_rank() == 0:
             log.info(
-                "ensemble: %d of %d snapshots, validation NE %.5f run_on_all_ranks, %.5f the best one alone",
+                "ensemble: %d of %d snapshots, validation NE %.5f together, %.5f the best one alone",
                 len(record["members"]),
                 len(paths),
                 record["ne"],

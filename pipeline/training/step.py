@@ -26,7 +26,7 @@ from pipeline.core.units import MIB
 from pipeline.embeddings.fused_optimizer import keeping_steps
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.sharding import cached_tables
-from pipeline.embeddings.single_rank_lookup import without_exchange
+from pipeline.embeddings.single_rank_lookup import bypass_exchange
 from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.embeddings.workers import Workers
@@ -105,7 +105,10 @@ class StepExecutor:
         self.seed, self.steps, self.lr = settings.seed, 0, 0.0
 
         # 3. The pipeline, which feeds the model and calls the optimizers. One rank has no ids to send ahead.
-        self.alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
+        # Its kernels are called directly, unless a sharding needs what TorchRec's exchange does.
+        self.alone = False
+        if device.type == "cpu" and dist.get_world_size() == 1:
+            self.alone = bypass_exchange(self.model)
         if self.alone:
             pipeline = TrainPipelineBase
         # Embedding hosts hold the tables in host memory, whatever the workers' dense part runs on.
@@ -167,6 +170,8 @@ class StepExecutor:
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         seed_step(self.seed, self.steps)
+        # TorchRec's pipeline, which takes the next batch: zero_grad, forward, backward, in which the tables learn, and
+        # `Optimizers.step` for all else.
         output: Output
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
@@ -330,7 +335,7 @@ class TowerPipeline:
         return output
 
     def start_sparse_data_dist(self, batch: Batch) -> tuple[Batch, Sent]:
-        """Start to send a batch's ids to their towers. ``phases`` times it by TorchRec's name for it."""
+        """Start to send a batch's ids to their towers. ``step_phases`` times it by TorchRec's name for it."""
         batch = batch.to(self._device, non_blocking=True)
         return batch, self._towers.send(batch.sparse, batch.lookups, batch.events)
 

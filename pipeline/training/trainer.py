@@ -185,7 +185,8 @@ class Trainer:
         )
         self.validation = self._build_validation(order, Start(settings, self.split, starts), init)
 
-        # 4. The newest checkpoint, which may bring the order that the training began with, and may be its last one.
+        # 4. (After the validation, which hands the checkpoints what it keeps of its looks, for ``resume`` to fill.)
+        #    The newest checkpoint, which may bring the order that the training began with, and may be its last one.
         self.checkpoints.resume(init, self.total)
         self.order = self.checkpoints.order
         if self.validation is not None:
@@ -297,10 +298,13 @@ class Trainer:
                 self._judge(empty=validating or judging or ended, free=validating or ended)
 
             # 3. Save, once the guards have passed what is written. The best weights and snapshots are saved by
-            # ``follow``, in the same step's checkpoint.
+            # ``act_on_validation``, in the same step's checkpoint. It also goes back to the best weights, with lower
+            # rates, or begins the next cycle.
             if saving or validating:
                 check_layers(self.executor.dense, self.executor.optimizers.dense, step, self.config)
-            saved = validating and self.validation is not None and self.validation.follow(self.total)
+            saved = False
+            if validating and self.validation is not None:
+                saved = self.validation.act_on_validation(self.total)
             if saved or saving or step == self.total:
                 if agreed == STOP and step < self.total:
                     self.checkpoints.save_and_stop(saved=saved)

@@ -133,7 +133,7 @@ class Validation:
         self.decision = self.stopping.decide(self._evaluate(train_ne))
         return self.decision
 
-    def follow(self, total: int) -> bool:
+    def act_on_validation(self, total: int) -> bool:
         """Do what follows from the newest look; returns whether that took a checkpoint of this step.
 
         ``total``: the last step, which may be this one.

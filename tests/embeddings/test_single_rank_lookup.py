@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.embeddings.single_rank_lookup import ThreadedLookup, looked_up, without_exchange
+from pipeline.embeddings.single_rank_lookup import ThreadedLookup, bypass_exchange, looked_up
 from pipeline.embeddings.touched import TouchedRows
 from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for
@@ -25,7 +25,7 @@ def trained(kind="table_wise", *, threads, exchange, optimizer="sgd"):
     torch.set_num_threads(threads)
     try:
         dmp, access = make(plan_for(kind, 1), optimizer=optimizer)
-        assert exchange or without_exchange(dmp)
+        assert exchange or bypass_exchange(dmp)
         touched = TouchedRows(dmp)
         outputs = train(dmp)
         marks = {f"touched {key}": touched.mask(key).clone() for key in touched.shards()}
@@ -61,4 +61,4 @@ def test_an_error_of_a_kernel_reaches_the_caller(monkeypatch):
 
 def test_row_wise_tables_keep_their_exchange():
     dmp, _ = make(plan_for("row_wise", 1))
-    assert not without_exchange(dmp)
+    assert not bypass_exchange(dmp)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.checkpoint.snapshot import SnapshotBuffers, full_values, take_snapshot
+from pipeline.checkpoint.row_copies import SnapshotBuffers, copy_rows, full_values
 from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.scratch_files import pieces, spread
@@ -62,7 +62,7 @@ def reserve(root):
     copies = {name: after[name] - before[name] for name in ("disk0", "disk1")}
     assert sum(copies.values()) == 2 * 4096 and min(copies.values()) == 4096  # a page each: two small tables
     buffers = SnapshotBuffers()
-    blocks = {block.table: block for block in take_snapshot(access, None, buffers)}
+    blocks = {block.table: block for block in copy_rows(access, None, buffers)}
     assert taken(root) == after and buffers.memory.numel() == small.rows * (small.dim + 1)
     for shard in access.local_shards():
         assert torch.equal(blocks[shard.table].weight, shard.weight)

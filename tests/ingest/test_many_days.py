@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import SparseFeature, SplitConfig
-from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.statistics_pass import Partial, SplitCounts
 
 from .conftest import csv_config
 
@@ -30,7 +30,7 @@ def config_of(path, **split):
 
 
 def day_by_day(self, frame, coded, looked_at):
-    """What ``Fit._add_days`` stands for: every day is counted by itself until it is no test day."""
+    """What ``SplitCounts._add_days`` stands for: every day is counted by itself until it is no test day."""
     days = frame["day"].to_numpy()
     none = np.zeros(frame.height, bool) if looked_at is None else looked_at.to_numpy()
     for day in np.unique(days).tolist():
@@ -45,7 +45,7 @@ def day_by_day(self, frame, coded, looked_at):
 def test_it_is_what_the_days_give_one_by_one(run_ingest, tmp_path, monkeypatch, days, share):
     config = config_of(write(tmp_path / "a.csv", days), test_days=min(3, days - 1), validation_share=share)
     found = run_ingest(config)
-    monkeypatch.setattr(Fit, "_add_days", day_by_day)
+    monkeypatch.setattr(SplitCounts, "_add_days", day_by_day)
     expected = run_ingest(config)
     names = [name for name in expected.artifact.files if name != "sources.json"]
     assert {name: found.artifact.files[name].checksum for name in names} == {

@@ -20,7 +20,7 @@ from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, gather_p
 from pipeline.config.compose import compose
 from pipeline.core.errors import NightjarError
 from pipeline.records import GateRecord
-from pipeline.stages.release import version_of
+from pipeline.stages.release import find_or_judge_version
 from pipeline.stages.release_ranks import _version_folder, dealt, join_ranks, open_version
 from pipeline.stages.steps import steps
 from pipeline.store import Store
@@ -74,12 +74,14 @@ def publish(folder: Path, root: str, case: str) -> None:
     config.hardware = dataclasses.replace(config.hardware, ranks_per_host=world)
     config.publish = dataclasses.replace(config.publish, model=f"{case}-{world}".replace(" ", "-"))
     join_ranks(config)
-    first = version_of(config, store, dataclasses.replace(step, config={**step.config, "incumbent": None}), inputs)
+    first = find_or_judge_version(
+        config, store, dataclasses.replace(step, config={**step.config, "incumbent": None}), inputs
+    )
     assert (first is None) == (this_rank() != 0)
     name = run_on_rank0("looking for the first", lambda: sorted(store.names(f"models/{config.model_name}"))[-1])
     about = {**step.config, "incumbent": name}
     config.force = True
-    version_of(config, store, dataclasses.replace(step, config=about), inputs)
+    find_or_judge_version(config, store, dataclasses.replace(step, config=about), inputs)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +183,7 @@ def damage(folder: Path, root: str) -> None:
     join_ranks(config)
     try:
         with shared_failure():
-            version_of(config, store, step, inputs)
+            find_or_judge_version(config, store, step, inputs)
     except NightjarError as error:
         (folder / f"{this_rank()}.json").write_text(json.dumps(error.to_json()))
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipeline.checkpoint.snapshot import SnapshotBuffers
+from pipeline.checkpoint.row_copies import SnapshotBuffers
 from pipeline.embeddings.ssd import FIGURES
 from pipeline.embeddings.touched import _Marker, _TouchedMask
 from pipeline.training.batches import BatchReader

@@ -9,7 +9,7 @@ from pipeline.config.train import AverageConfig, SnapshotConfig
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
 from pipeline.store import Store
 from pipeline.training.config_settings import select_prediction_settings, select_training_settings
-from pipeline.training.predict import level_of, levels, predict
+from pipeline.training.predict import ends_with_level, level_of, predict
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
@@ -108,9 +108,9 @@ def test_the_level_of_rows_that_are_all_alike_is_that_of_half_a_row_of_the_other
 def test_only_a_loss_of_the_kept_rows_asks_for_it():
     empty = {"dense": (), "sparse": (), "rows": {}, "files": {}, "groups": {}}
     task = TaskColumn(name="buy", kind="binary")
-    assert levels(DatasetSchema(**empty, sampled="logit"))
+    assert ends_with_level(DatasetSchema(**empty, sampled="logit"))
     for schema in ({}, {"sampled": "weights"}, {"sampled": "logit", "tasks": (task,)}):
-        assert not levels(DatasetSchema(**empty, **schema))
+        assert not ends_with_level(DatasetSchema(**empty, **schema))
 
 
 def test_many_rows_are_looked_at_in_spread_row_groups(tmp_path):

@@ -110,7 +110,7 @@ def trainer_of(root, monkeypatch):
         model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
         train=TrainConfig(global_batch=100, schedule="constant", warmup_steps=0, precision="fp32"),
     )
-    monkeypatch.setattr(step, "without_exchange", lambda _: False)
+    monkeypatch.setattr(step, "bypass_exchange", lambda _: False)
     plan = plan_for("table_wise", 1, rows=rows, dim=8)
     return step.StepExecutor(select_model_settings(config), split.schema, plan, connect(config.hardware)), split
 

@@ -45,6 +45,7 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         answered = _ask(check, record, settings, rows)
         answers += answered
         can_be_forced &= check.can_be_forced or _all_passed(answered)
+    # Young labels excuse the calibration that the built-in checks found, so the added ones come after.
     if record.young_labels:
         young = Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)
         answers = [young, *(_excuse_calibration(answer) for answer in answers)]

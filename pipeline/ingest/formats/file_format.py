@@ -24,7 +24,7 @@ class LogFile:
     ``start``, ``stop``: of plain text the part's bytes; of a Parquet file its row groups; of a later part of compressed
     text, ``start`` is the byte of its first member, and ``head`` the first line of the file, for its stream begins with
     the part. ``first_line`` of text is 1 until the lines before it are counted. ``label``: the file in messages.
-    ``place``: as of ``Files``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path
+    ``place``: as of ``LogFiles``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path
     tells.
     """
 

@@ -22,11 +22,11 @@ from pipeline.config.ingest import IngestConfig
 from pipeline.core.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import IngestEngine, Numbering
-from pipeline.ingest.quality import Alone
+from pipeline.ingest.quality import LabelLeakCounts
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.state import fitted_dense
-from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.ingest.transform_pass import FittedState
 from pipeline.plugins.ray import work as work
 from pipeline.records.dataset import EVENTS
@@ -77,9 +77,9 @@ class RayEngine(IngestEngine):
         self._known: dict[str, Any] = {}  # the hashes of their ids
         self._none = ray.put(pl.Series([], dtype=pl.UInt64))
         self._alone: Any = None
-        self._looking: tuple[Alone, Any] | None = None  # who hears what was looked at
+        self._looking: tuple[LabelLeakCounts, Any] | None = None  # who hears what was looked at
         self._asked: list[tuple[RemoteCounts, Any]] = []  # of the workers, who answer beside pass 2
-        self._areas: tuple[Alone, Any] | None = None
+        self._areas: tuple[LabelLeakCounts, Any] | None = None
         self._writing: tuple[Draft, list[Any]] | None = None
 
     def parts(self, source: Source) -> Sequence[Source]:
@@ -116,13 +116,13 @@ class RayEngine(IngestEngine):
         for each in merged:
             self._get(each)
 
-    def fit(self) -> Fit:
+    def fit(self) -> SplitCounts:
         """Sums and sketches; the counts of ids answer once they are settled."""
-        fit: Fit = self._get(self._mergers[0].figures.remote())
+        fit: SplitCounts = self._get(self._mergers[0].figures.remote())
         fit.train.counts = {feature.name: RemoteCounts() for feature in fit.spec.sparse}
         return fit
 
-    def leaks(self, alone: Alone, first_test_day: int) -> None:
+    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
         if alone.enough:
             return
@@ -136,7 +136,7 @@ class RayEngine(IngestEngine):
         """The typed train rows, wherever they are asked for."""
         return partial(_sampled, [typed for typed, _ in self._typed], first_test_day)
 
-    def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
         fitting, given, told = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
@@ -181,7 +181,7 @@ class RayEngine(IngestEngine):
                     writers[folder].add_part(part, height)
             yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits), events
 
-    def finalize(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
+    def finalize(self, train: Partial, state: FittedState, alone: LabelLeakCounts, then: Mapping[str, Any]) -> None:
         """Ask the workers what checks and profile will ask of the counts."""
         for feature in train.spec.sparse:
             before, known = then.get(feature.name), self._known[feature.owner]

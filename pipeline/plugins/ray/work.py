@@ -16,10 +16,10 @@ import pyarrow as pa
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, transformed
 from pipeline.ingest.footers import Encoded, RowsFile, encoded
 from pipeline.ingest.output import plain, write_frame
-from pipeline.ingest.quality import BINS, TOP, Alone
+from pipeline.ingest.quality import BINS, TOP, LabelLeakCounts
 from pipeline.ingest.schema import SparseSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.statistics_pass import Fit
+from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
@@ -59,19 +59,19 @@ class Merger:
     """Merges what was counted of ids whose hashes are in one range; the first one merges all else, too."""
 
     def __init__(self) -> None:
-        self.day: Fit | None = None
-        self.total: Fit | None = None
+        self.day: SplitCounts | None = None
+        self.total: SplitCounts | None = None
 
     def begin(self, job: CountJob) -> None:
         """Count a day, or the whole log."""
         self.day = job.fit()
 
-    def merge(self, share: Fit) -> None:
+    def merge(self, share: SplitCounts) -> None:
         """Take in what was counted of this range."""
         assert self.day is not None
         self.day.merge(share)
 
-    def figures(self) -> Fit:
+    def figures(self) -> SplitCounts:
         """The day without counts of ids: what the driver hears."""
         assert self.day is not None
         return self.day.without_counts()
@@ -142,7 +142,9 @@ def answers(
     )
 
 
-def look_alone(alone: Alone, first_test_day: int, parts: Sequence[Any]) -> tuple[Alone, tuple[int, int]]:
+def look_alone(
+    alone: LabelLeakCounts, first_test_day: int, parts: Sequence[Any]
+) -> tuple[LabelLeakCounts, tuple[int, int]]:
     """``alone`` after as many of ``parts`` (references to their typed rows) as it takes; its rows and positives."""
     import ray
 
@@ -154,7 +156,7 @@ def look_alone(alone: Alone, first_test_day: int, parts: Sequence[Any]) -> tuple
     return alone, (alone.rows, alone.positives)
 
 
-def areas(alone: Alone) -> dict[str, float]:
+def areas(alone: LabelLeakCounts) -> dict[str, float]:
     """AUC of every sparse feature alone."""
     return {feature.name: alone.auc(feature.name) for feature in alone.spec.sparse} if alone.rows else {}
 

@@ -76,7 +76,7 @@ def full_bytes(access: RowAccess) -> int:
 
 
 @torch.no_grad()
-def take_snapshot(
+def copy_rows(
     access: RowAccess, touched: TouchedRows | None, buffers: SnapshotBuffers, on_point: OnPoint = ignore
 ) -> list[RowBlock]:
     """Copy this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
