@@ -16,7 +16,7 @@ from pipeline.core import logs
 from pipeline.core.cpus import share_cpus
 from pipeline.core.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
 from pipeline.core.package_versions import missing_triple
-from pipeline.core.registry import load_hooks
+from pipeline.core.registry import find_package_at_fault, load_hooks
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\
@@ -75,8 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if known_error is not None:
             return complain(str(known_error), exit_code_of(known_error))
         logs.show_fault(error)
-        text = f"unexpected {type(error).__name__}: {error}. This is a bug in Nightjar; please report it."
-        return complain(text, exit_code_of(error))
+        package = find_package_at_fault(error)
+        where = "This is a bug in Nightjar; please report it."
+        if package:
+            where = f"It was raised in {package}; please report it there."
+        return complain(f"unexpected {type(error).__name__}: {error}. {where}", exit_code_of(error))
 
 
 def find_commands() -> list[Command]:

@@ -8,7 +8,7 @@ from pipeline.config.model import ModelConfig
 from pipeline.specs.model import MODELS, ModelInputs, all_tasks
 
 if TYPE_CHECKING:
-    from pipeline.models.layers.feed_forward import Ranker
+    from pipeline.models.layers.perceptron import Ranker
 
 
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
@@ -23,7 +23,7 @@ def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
     """
     import torch
 
-    from pipeline.models.layers.feed_forward import initialise
+    from pipeline.models.layers.perceptron import initialise
 
     spec = MODELS.get(config.name)
     with torch.random.fork_rng(devices=()):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import MaxNorm, Ranker
 from pipeline.models.layers.interaction import concat_parts
+from pipeline.models.layers.perceptron import MaxNorm, Ranker
 
 
 @dataclass(frozen=True)

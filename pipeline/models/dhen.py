@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import HeadedRanker, Logit, mlp
 from pipeline.models.layers.interaction import DotInteraction, LowRankCross, VectorLinear, Vectors
 from pipeline.models.layers.jagged import SelfAttention
+from pipeline.models.layers.perceptron import HeadedRanker, Logit, mlp
 from pipeline.models.settings import check_heads
 from pipeline.specs.model import ModelInputs
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pipeline.core.errors import ConfigError
-from pipeline.models.layers.feed_forward import HeadedRanker, Logit, compute_dtype, mlp
 from pipeline.models.layers.interaction import DotInteraction
+from pipeline.models.layers.perceptron import HeadedRanker, Logit, compute_dtype, mlp
 from pipeline.specs.model import ModelInputs
 
 

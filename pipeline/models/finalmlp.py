@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pipeline.core.errors import ConfigError
-from pipeline.models.layers.feed_forward import FeatureGate, Ranker, mlp
 from pipeline.models.layers.interaction import BilinearLogit, concat_vectors
+from pipeline.models.layers.perceptron import FeatureGate, Ranker, mlp
 from pipeline.specs.model import ModelInputs
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import HeadedRanker, Logit, MaskBlock, mlp
 from pipeline.models.layers.interaction import Vectors
+from pipeline.models.layers.perceptron import HeadedRanker, Logit, MaskBlock, mlp
 from pipeline.specs.model import ModelInputs
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pipeline.models.layers.feed_forward import HeadedRanker, Logit, mlp
 from pipeline.models.layers.interaction import concat_vectors
+from pipeline.models.layers.perceptron import HeadedRanker, Logit, mlp
 from pipeline.specs.model import ModelInputs
 
 

@@ -21,7 +21,7 @@ from pipeline.models.settings import (
 from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.layers.feed_forward import Ranker
+    from pipeline.models.layers.perceptron import Ranker
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BuiltInRanker:
 
     def build(self, config: RankerConfig, inputs: ModelInputs) -> Ranker:
         """Build the module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers.feed_forward import initialise
+        from pipeline.models.layers.perceptron import initialise
 
         ranker_class = ranker_classes()[self.name]
         # A module's constructor names the settings that it uses: it knows numbers, not configurations.

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.sequences import AGE, event_feature
-from pipeline.models.layers.feed_forward import initialise, mlp
 from pipeline.models.layers.jagged import (
     EventWeights,
     Jagged,
@@ -21,6 +20,7 @@ from pipeline.models.layers.jagged import (
     newest,
     wide,
 )
+from pipeline.models.layers.perceptron import initialise, mlp
 from pipeline.records.dataset import DatasetSchema
 from pipeline.specs.model import BlockInputs
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.core.errors import ConfigError
-from pipeline.models.layers.feed_forward import HeadedRanker, Logit, MaxNorm, mlp
 from pipeline.models.layers.interaction import concat_vectors, with_own_weights
+from pipeline.models.layers.perceptron import HeadedRanker, Logit, MaxNorm, mlp
 from pipeline.specs.model import ModelInputs
 
 

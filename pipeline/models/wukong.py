@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import HeadedRanker, Logit, mlp
 from pipeline.models.layers.interaction import VectorLinear, Vectors
+from pipeline.models.layers.perceptron import HeadedRanker, Logit, mlp
 from pipeline.specs.model import ModelInputs
 
 

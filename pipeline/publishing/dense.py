@@ -34,7 +34,7 @@ from pipeline.embeddings.widths import projections
 from pipeline.evaluation.ensemble_members import shares as member_shares
 from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel, SequenceInputs, TowerInputs
-from pipeline.models.layers.feed_forward import MaxNorm
+from pipeline.models.layers.perceptron import MaxNorm
 from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.serving import DENSE, WEIGHTS, DenseRecord

@@ -22,7 +22,7 @@ from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.config.fields import AUTO
 from pipeline.core.errors import NightjarError
 from pipeline.core.machine import processor
-from pipeline.models.layers.feed_forward import batch_norms
+from pipeline.models.layers.perceptron import batch_norms
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import artifact_key
 from pipeline.training.callbacks import Callback

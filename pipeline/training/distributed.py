@@ -28,7 +28,7 @@ from pipeline.core.errors import ConfigError, NightjarError
 from pipeline.core.machine import stay_on_loopback
 from pipeline.embeddings.huge_pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers
-from pipeline.models.layers.feed_forward import BatchNorm, MaxNorm
+from pipeline.models.layers.perceptron import BatchNorm, MaxNorm
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import Logit
 from pipeline.models.layers.interaction import DotInteraction
+from pipeline.models.layers.perceptron import Logit
 from pipeline.native import Mask, layers, library
 
 _DTYPES = (torch.float32, torch.bfloat16)

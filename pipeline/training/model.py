@@ -26,8 +26,8 @@ from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
 from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel
-from pipeline.models.layers.feed_forward import MaxNorm, Ranker, batch_norms
 from pipeline.models.layers.multi_task import MultiTaskRanker
+from pipeline.models.layers.perceptron import MaxNorm, Ranker, batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers

@@ -19,7 +19,7 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.core.registry import STEP_EXECUTORS, load_hooks
 from pipeline.embeddings.norms import histograms, squared_norms
 from pipeline.embeddings.ssd.store import SsdStore
-from pipeline.models.layers.feed_forward import log_odds
+from pipeline.models.layers.perceptron import log_odds
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store

@@ -111,7 +111,8 @@ print(*(what for what, advice in store.shortcomings()), sep="\\n")
 store.close()
 from pipeline.cli.commands.doctor import tables_on_ssd
 from pipeline.embeddings.ssd.diagnostics import examine
-print(*(finding.line() for finding in tables_on_ssd(json.dumps(examine(Path(sys.argv[1]))))), sep="\\n")
+for each in tables_on_ssd(json.dumps(examine(Path(sys.argv[1])))):
+    print(f"{{each.level:<5}} {{each.name:<15}} {{each.found}} -> {{each.advice}}")
 """
 
 

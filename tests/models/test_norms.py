@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.models.layers import BatchNorm, feed_forward
+from pipeline.models.layers import BatchNorm, mlp
 from tests.waits import PATIENCE
 
 
@@ -83,8 +83,8 @@ def test_a_large_mean_leaves_the_variance_right_once_it_is_known():
 
 
 def test_an_mlp_has_norms_before_relus_dropout_behind_and_no_bias_before_batch_norm():
-    layers = feed_forward([4, 3, 2], last_activation=True, norm="batch", dropout=0.5)
+    layers = mlp([4, 3, 2], last_activation=True, norm="batch", dropout=0.5)
     assert [type(layer) for layer in layers] == [nn.Linear, BatchNorm, nn.ReLU, nn.Dropout] * 2
     assert layers[0].bias is None
-    assert feed_forward([4, 3], last_activation=True, norm="layer")[0].bias is not None
-    assert feed_forward([4, 3, 1], last_activation=False, norm="batch")[-1].bias is not None
+    assert mlp([4, 3], last_activation=True, norm="layer")[0].bias is not None
+    assert mlp([4, 3, 1], last_activation=False, norm="batch")[-1].bias is not None

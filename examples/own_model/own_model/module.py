@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.models.layers import Logit, Ranker, feed_forward
+from pipeline.models.layers import Logit, Ranker, mlp
 
 
 class FactorMlp(Ranker):
@@ -13,7 +13,7 @@ class FactorMlp(Ranker):
 
     def __init__(self, dense: int, dim: int, hidden: int) -> None:
         super().__init__()
-        self.hidden = feed_forward([dense + dim, hidden], last_activation=True)
+        self.hidden = mlp([dense + dim, hidden], last_activation=True)
         self.head = Logit(hidden)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:

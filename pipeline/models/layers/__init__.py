@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from pipeline.models.layers.feed_forward import (
+from pipeline.models.layers.interaction import (
+    BilinearLogit,
+    CrossNet,
+    DotInteraction,
+    VectorLinear,
+    Vectors,
+    concat_vectors,
+    pair_products,
+    with_own_weights,
+)
+from pipeline.models.layers.jagged import EventWeights, Jagged, SelfAttention, SequenceVector, wide
+from pipeline.models.layers.perceptron import (
     BatchNorm,
     FeatureGate,
     HeadedRanker,
@@ -16,17 +27,6 @@ from pipeline.models.layers.feed_forward import (
     log_odds,
     mlp,
 )
-from pipeline.models.layers.interaction import (
-    BilinearLogit,
-    CrossNet,
-    DotInteraction,
-    VectorLinear,
-    Vectors,
-    concat_vectors,
-    pair_products,
-    with_own_weights,
-)
-from pipeline.models.layers.jagged import EventWeights, Jagged, SelfAttention, SequenceVector, wide
 
 __all__ = [
     "BatchNorm",

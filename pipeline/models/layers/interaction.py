@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import Logit, compute_dtype, mlp
+from pipeline.models.layers.perceptron import Logit, compute_dtype, mlp
 from pipeline.native import Interact, StepsLibrary
 
 

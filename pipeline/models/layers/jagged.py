@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import mlp
+from pipeline.models.layers.perceptron import mlp
 
 
 @dataclass(frozen=True)

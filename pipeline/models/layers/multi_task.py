@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.feed_forward import Logit, Ranker, mlp
+from pipeline.models.layers.perceptron import Logit, Ranker, mlp
 from pipeline.specs.model import TaskInput
 
 

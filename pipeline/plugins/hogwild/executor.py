@@ -23,7 +23,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import anchors
 from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.models.layers.feed_forward import batch_norms
+from pipeline.models.layers.perceptron import batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers

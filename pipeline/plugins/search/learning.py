@@ -12,7 +12,7 @@ from torch.nn import functional
 from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
 from pipeline.embeddings.table_optimizer_config import table_rules
-from pipeline.models.layers.feed_forward import initialise
+from pipeline.models.layers.perceptron import initialise
 from pipeline.plugins.search.architecture import Choices, Costs, Gates
 from pipeline.plugins.search.rows import SearchBatch
 from pipeline.plugins.search.search_store import SearchState
