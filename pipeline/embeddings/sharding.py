@@ -266,20 +266,17 @@ def shard_model(
         among: The ranks of the collection's tables, where ``plan`` has these tables alone.
         codecs: What compresses embeddings, by TorchRec's name of a collective.
         ssd: The files of the tables on tier ssd, open as long as the model.
-        workers: The ranks that train the rest, where these are not all: then the caller divides the gradients of pooled
-            embeddings (``Workers.averaged``).
+        workers: The ranks that train the rest, where these are not all.
 
     Raises:
         PlanError: Plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
     """
     # 1. Check that plan, model, ranks and optimizers go together.
-    paths = [module_path] if isinstance(module_path, str) else module_path
-    collections = _find_collections(model, plan, paths, device)
+    collections = _find_collections(model, plan, [module_path] if isinstance(module_path, str) else module_path, device)
     remote_workers = workers if workers is not None and workers.remote else None
     if remote_workers is not None:
         _check_embedding_hosts(plan, remote_workers)
-    # TorchRec's exchange divides gradients of tables by the number of ranks, which makes them means over the global
-    # batch. With embedding hosts `Workers.averaged` divides, by the workers alone.
+    # TorchRec divides gradients of tables by the ranks; with embedding hosts the caller does (`Workers.averaged`).
     set_gradient_division(remote_workers is None)
     on_disk = ssd_tables(plan)
     if on_disk and ssd is None:
@@ -315,9 +312,8 @@ def shard_model(
             data_parallel_wrapper=_data_parallel_wrapper(model, among, remote_workers),
         )
 
-    # 4. Put our own lookups and optimizers into the kernels. A data-parallel table learns in `ReplicaOptimizer.step`,
-    #    any other in the backward pass: by FBGEMM, on a CPU by `compile_tables` where it has the formula, and by
-    #    `RowOptimizer` where FBGEMM has no kernel for the optimizer.
+    # 4. Put our own lookups and optimizers into the kernels. Data-parallel tables learn in `ReplicaOptimizer.step`, all
+    #    others in the backward pass: by FBGEMM, on a CPU by `compile_tables`, and where neither can by `RowOptimizer`.
     compile_tables(dmp, rules, plan.device)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, on_disk)

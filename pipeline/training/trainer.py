@@ -185,8 +185,7 @@ class Trainer:
         )
         self.validation = self._build_validation(order, Start(settings, self.split, starts), init)
 
-        # 4. (After the validation, which hands the checkpoints what it keeps of its looks, for ``resume`` to fill.)
-        #    The newest checkpoint, which may bring the order that the training began with, and may be its last one.
+        # 4. The newest checkpoint, with the order that the training began with, and the looks of the validation before.
         self.checkpoints.resume(init, self.total)
         self.order = self.checkpoints.order
         if self.validation is not None:
