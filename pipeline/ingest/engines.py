@@ -22,7 +22,7 @@ from pipeline.config.ingest import IngestConfig
 from pipeline.core.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
 from pipeline.ingest.output import PartWriter, encoded_frame
-from pipeline.ingest.parallel import dealt
+from pipeline.ingest.parallel import map_in_order
 from pipeline.ingest.quality import LabelLeakCounts
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sources import Block, Source
@@ -157,7 +157,7 @@ class LocalEngine(IngestEngine):
     def map_blocks(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        return dealt(parts, work, lambda made: made, self.workers)
+        return map_in_order(parts, work, lambda made: made, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""
@@ -178,7 +178,7 @@ class LocalEngine(IngestEngine):
             total.merge(fit)
             return counted, number
 
-        for part, (counted, number) in dealt(parts, work, merge, self._blocks_at_once(job.spec)):
+        for part, (counted, number) in map_in_order(parts, work, merge, self._blocks_at_once(job.spec)):
             if number is not None:
                 self.numbers.append(number)
             yield self._numbering.numbered(part, parts[part], counted)

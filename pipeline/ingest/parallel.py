@@ -22,10 +22,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def dealt(
+def map_in_order(
     parts: Sequence[Source], work: Callable[[Block], A], take: Callable[[A], B], workers: int
 ) -> Iterator[tuple[int, B]]:
-    """What comes of every block of ``parts``, with the number of its part, in the order of the blocks.
+    """Yield what comes of every block of ``parts``, with the number of its part, in the order of the blocks.
 
     ``work``: of a block, by ``workers`` threads. ``take``: of what it makes, by the calling thread, as soon as that is
     there, in any order; what it returns waits for its turn. An error is raised when the turn of its block comes.

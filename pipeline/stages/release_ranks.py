@@ -46,7 +46,7 @@ def join_ranks(config: Config) -> None:
     connect(hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
 
 
-def dealt(costs: Mapping[str, float]) -> list[str]:
+def names_for_this_rank(costs: Mapping[str, float]) -> list[str]:
     """Return the names for this rank: the dearest first, each to whoever has the least so far."""
     loads, local = [0.0] * world_size(), list[str]()
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
@@ -155,7 +155,7 @@ def require_sound(store: Store, path: str) -> None:
 
     def read() -> None:
         artifact = store.get(path, "publish")
-        for name in dealt({name: entry.bytes for name, entry in artifact.files.items()}):
+        for name in names_for_this_rank({name: entry.bytes for name, entry in artifact.files.items()}):
             store.verify(artifact, name)
 
     run_on_all_ranks(f"reading {path}", read)

@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.ingest import stage
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.file_source import FileSource, file_sources
-from pipeline.ingest.parallel import dealt
+from pipeline.ingest.parallel import map_in_order
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import RawBlock, Source
@@ -205,7 +205,7 @@ def test_a_part_that_is_slow_to_read_holds_nobody_up():
         return value
 
     parts = [Numbers([1, 2], wait=worked), Numbers([3, 4]), Numbers([]), Numbers([5])]
-    made = dealt(parts, lambda block: int(block.file), work, 4)
+    made = map_in_order(parts, lambda block: int(block.file), work, 4)
     assert list(made) == [(0, 1), (0, 2), (1, 3), (1, 4), (3, 5)]
     assert sorted(taken) == [1, 2, 3, 4, 5] and taken.index(3) < taken.index(1)
 
@@ -218,7 +218,7 @@ def test_an_error_comes_in_its_turn_and_ends_the_threads(workers):
         return block.file
 
     before = set(threading.enumerate())
-    made = dealt([Numbers([1, 2]), Numbers([3, 4, 5]), Numbers([9] * 50)], work, str, workers)
+    made = map_in_order([Numbers([1, 2]), Numbers([3, 4, 5]), Numbers([9] * 50)], work, str, workers)
     got = []
     with pytest.raises(ValueError, match="4"):
         for _, value in made:

@@ -21,7 +21,7 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import NightjarError
 from pipeline.records import GateRecord
 from pipeline.stages.release import find_or_judge_version
-from pipeline.stages.release_ranks import _version_folder, dealt, join_ranks, open_version
+from pipeline.stages.release_ranks import _version_folder, join_ranks, names_for_this_rank, open_version
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from tests.checkpoint.s3 import bucket
@@ -270,7 +270,7 @@ def test_parcels_bring_arrays_of_any_shape_as_they_are(tmp_path: Path) -> None:
 
 
 def test_one_rank_has_everything(tmp_path: Path) -> None:
-    assert sorted(dealt({"a": 3, "b": 2, "c": 2})) == ["a", "b", "c"]
+    assert sorted(names_for_this_rank({"a": 3, "b": 2, "c": 2})) == ["a", "b", "c"]
 
 
 def opened(folder: Path, url: str, path: str, settings: dict) -> None:
