@@ -147,7 +147,7 @@ class Snapshots(Validation):
         self.decision = StoppingDecision.SNAPSHOT
         return self.decision
 
-    def follow(self, total: int) -> bool:
+    def act_on_validation(self, total: int) -> bool:
         """Take a snapshot and begin the next cycle; that of the last cycle is the last checkpoint."""
         if self._executor.steps == total:
             return False
