@@ -55,7 +55,8 @@ AVERAGED = "averaged"
 LEVEL = "level"
 # In the schedule's record: steps planned before, where those taken had other learning rates for that.
 PLANNED = "planned"
-# The settings that fix a step's learning rates, together with the number of steps: recorded for people who read it.
+# The settings that fix a step's learning rates, together with the number of steps. They are recorded for
+# people; nothing reads them back.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 

@@ -161,8 +161,8 @@ def may_be_calibrated(calibration: Interval, limit: float) -> bool:
 def not_worse(change: Interval, limit: float) -> bool:
     """Whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
 
-    Of further comparisons, with the best version and by slice, only what is surely worse holds a model: there are many
-    of them, and of a few rows each. The incumbent's alone is a test of non-inferiority, in which doubt holds.
+    So the best of the last versions, slices and tasks hold a model only where it is clearly worse (docs/gate.md). The
+    comparison with the incumbent is a test of non-inferiority, in which doubt holds: see ``bound``.
     """
     return change.point <= limit or change.low <= 0
 
