@@ -27,6 +27,7 @@ NIGHTJAR = "nightjar"  # this distribution
 ENGINES = "nightjar.engines"  # entry points of engines of ingestion
 LAUNCHERS = "nightjar.launchers"  # entry points of what runs stages on other machines
 STEP_EXECUTORS = "nightjar.step_executors"  # entry points of what takes training's steps
+VALIDATIONS = "nightjar.validations"  # entry points of what looks at the validation rows while a model trains
 BUILT_IN = "built in"
 ADDED = "added by this process"
 

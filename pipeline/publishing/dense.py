@@ -31,7 +31,7 @@ from pipeline.config.model import ModelConfig
 from pipeline.core.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.core.retrying import passes
 from pipeline.embeddings.widths import projections
-from pipeline.evaluation.ensemble_members import shares as member_shares
+from pipeline.evaluation.metrics import member_shares
 from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel, SequenceInputs, TowerInputs
 from pipeline.models.layers.perceptron import MaxNorm

@@ -21,7 +21,7 @@ from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
-from pipeline.evaluation.ensemble_members import ne_of, shares
+from pipeline.evaluation.metrics import member_shares, ne_of
 from pipeline.models.layers.jagged import EVEN_ROWS, EventWeights, fillers
 from pipeline.records.dataset import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.records.ensemble import Member
@@ -155,7 +155,7 @@ def even_batch(rows: int, ranks: int) -> int:
 def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
     if parts[0] is None or len(parts) == 1:
         return parts[0]
-    counted = shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
+    counted = member_shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
     each = zip(parts, counted, strict=True)
     return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,11 +47,10 @@ from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.profiling import STEPS, Profiler, SpeedMeter, debugging
 from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.settings import TrainingSettings
-from pipeline.training.snapshots import Snapshots, Start
 from pipeline.training.step import StepExecutor
 from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.train_metrics import MetricAccumulator
-from pipeline.training.validation import Validation, log_without, validation_split
+from pipeline.training.validation import ValidatedTraining, Validation, build_validation, log_without, validation_split
 
 # Who takes the steps, by ``train.mode``; plugins add others (``find_executor``).
 EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor}
@@ -183,7 +181,7 @@ class Trainer:
             order,
             on_point,
         )
-        self.validation = self._build_validation(order, Start(settings, self.split, starts), init)
+        self.validation = self._build_validation(order, starts, init)
 
         # 4. The newest checkpoint, with the order that the training began with, and the looks of the validation before.
         self.checkpoints.resume(init, self.total)
@@ -203,17 +201,15 @@ class Trainer:
         self.profiler: Profiler | None = None
         self.callbacks = self._build_callbacks(store, directory, compiling)
 
-    def _build_validation(self, order: Order, start: Start, init: Artifact | None) -> Validation | None:
+    def _build_validation(self, order: Order, starts: list[float] | None, init: Artifact | None) -> Validation | None:
         split = validation_split(self.split)
         if split is None:
             if dist.get_rank() == 0:
                 log_without(self.config)
             return None
-        steps_per_epoch = order.steps_per_epoch(self.split.rows)
-        if not self.config.snapshots.active:
-            return Validation(self.config, split, order, self.executor, self.checkpoints, steps_per_epoch)
-        warm = None if init is None else partial(self.checkpoints.start_from, init)
-        return Snapshots(self.config, split, order, self.executor, self.checkpoints, steps_per_epoch, start, warm)
+        return build_validation(
+            ValidatedTraining(self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init)
+        )
 
     def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
         # In the order of their figures in ``metrics.jsonl``. The budget takes the SSD meter's reading of memory.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ import torch.distributed as dist
 from pipeline.checkpoint.collectives import all_gather_records, run_on_all_ranks
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import DataError, GuardError
+from pipeline.core.registry import VALIDATIONS, load_hooks
 from pipeline.evaluation.bootstrap import loss_parts
 from pipeline.evaluation.metrics import evaluate
 from pipeline.records.dataset import LABEL, VALIDATION
+from pipeline.store.manifest import Artifact
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.early_stopping import Stopping, StoppingDecision, ValidationResult, is_due, looks_after
 from pipeline.training.guards import GuardFigures
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits, score_published
 from pipeline.training.sampler import Order
+from pipeline.training.settings import TrainingSettings
 from pipeline.training.step import StepExecutor
 
 _FIGURES = ("ne", "auc", "logloss")
@@ -53,46 +57,77 @@ def log_without(config: TrainConfig) -> None:
         )
 
 
-class Validation:
-    """The looks of one training at its validation rows. All methods are collective.
+@dataclass(frozen=True)
+class ValidatedTraining:
+    """A training that looks at its validation rows, as ``Validation`` is made from it.
 
     Args:
-        config: Says when there is one and what it decides.
+        settings: Of the training; ``settings.train.validate`` says when there is a look and what it decides.
+        train_split: The train rows.
         split: The validation rows.
         order: Of the training's batches.
         executor: Has the model.
         checkpoints: Of this training; the best weights are one of them.
-        steps_per_epoch: Steps of an epoch of the train rows.
+        start_logits: What the last biases of a new model begin at; None: zero.
+        init: The checkpoint that the training starts from; None: from none.
+    """
+
+    settings: TrainingSettings
+    train_split: SplitReader
+    split: SplitReader
+    order: Order
+    executor: StepExecutor
+    checkpoints: Checkpoints
+    start_logits: list[float] | None
+    init: Artifact | None
+
+
+def build_validation(training: ValidatedTraining) -> Validation:
+    """Return what looks at the validation rows: a plugin's that ``applies`` to the settings, or ``Validation``."""
+    kinds: dict[str, type[Validation]] = load_hooks(VALIDATIONS)
+    for kind in kinds.values():
+        if kind.applies(training.settings.train):
+            return kind(training)
+    return Validation(training)
+
+
+class Validation:
+    """The looks of one training at its validation rows. All methods are collective.
+
+    Plugins of group ``nightjar.validations`` are subclasses whose ``applies`` tells which trainings are theirs.
+
+    Args:
+        training: What is trained.
 
     Attributes:
         seconds: That the looks took in this session.
         decision: Of the newest look.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        split: SplitReader,
-        order: Order,
-        executor: StepExecutor,
-        checkpoints: Checkpoints,
-        steps_per_epoch: int,
-    ) -> None:
-        self._config, self._split, self._executor, self._checkpoints = config.validate, split, executor, checkpoints
-        self._order = order
-        self._steps_per_epoch = steps_per_epoch
+    def __init__(self, training: ValidatedTraining) -> None:
+        self._config = training.settings.train.validate
+        self._split, self._order = training.split, training.order
+        self._executor, self._checkpoints = training.executor, training.checkpoints
+        self._steps_per_epoch = training.order.steps_per_epoch(training.train_split.rows)
         # Rank 0 gets all scores and computes the figures.
         self._labels, self._weights = np.empty(0, np.float32), None
         if dist.get_rank() == 0:
-            self._labels, self._weights = split.column(LABEL), split.row_weights()
+            self._labels, self._weights = self._split.column(LABEL), self._split.row_weights()
         run_on_all_ranks("checking the validation rows", self._check_labels)
-        self.stopping = checkpoints.stopping = Stopping(config.validate)
-        cycle_epochs = config.validate.cycle_epochs
-        executor.optimizers.schedule.cycle = None if cycle_epochs is None else cycle_epochs * steps_per_epoch
+        self.stopping = self._checkpoints.stopping = Stopping(self._config)
+        cycle, cycle_epochs = None, self._config.cycle_epochs
+        if cycle_epochs is not None:
+            cycle = cycle_epochs * self._steps_per_epoch
+        self._executor.optimizers.schedule.cycle = cycle
         self.seconds = 0.0
         self.decision: StoppingDecision | None = None
         # Of the newest look.
         self._logit_std: float | None = None
+
+    @staticmethod
+    def applies(config: TrainConfig) -> bool:
+        """Whether a training by ``config`` looks at its validation rows in this way."""
+        return True
 
     def _check_labels(self) -> None:
         # Rows that allow no figures are an error before the first step, and not at the first look.

@@ -11,8 +11,8 @@ from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.retention import collect
 from pipeline.config.train import SnapshotConfig
 from pipeline.core.errors import ConfigError
+from pipeline.plugins.ensembles.snapshots import cycle_steps
 from pipeline.store import Store
-from pipeline.training.snapshots import cycle_steps
 from tests.checkpoint.killing import DIRECTORY, STEPS, Kill, attempt, complete, make_dataset
 
 # 7 steps an epoch, so cycles end after 7, 14 and 21 steps; checkpoints in between, of which one is kept.

@@ -9,20 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.metrics import entropy_of_rate, sigmoid
+from pipeline.evaluation.metrics import counts_of, ne_of, sigmoid
 
 # What draws weights to equal ones counts as much as so many rows.
 RIDGE_ROWS = 1000
 _NEWTON_STEPS = 20
 Floats = NDArray[np.floating]
-
-
-def ne_of(logits: Floats, labels: Floats, weights: Floats | None = None) -> float:
-    """NE of ``logits`` [n] for ``labels`` [n] of both classes, which count ``weights`` [n] times (None: once)."""
-    exact, counted = logits.astype(np.float64), _counted(labels, weights)
-    loss = (np.logaddexp(0.0, exact) - labels * exact) @ counted / counted.sum()
-    rate = float(labels @ counted / counted.sum())
-    return float(loss / entropy_of_rate(rate, np.log, np.log1p))
 
 
 def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) -> list[int]:
@@ -46,7 +38,7 @@ def fitted_weights(logits: Floats, labels: Floats, weights: Floats | None = None
     The mean of logits is nearer to the base rate than each of its members, so the weights may add up to more than 1.
     The ridge draws them towards 1 / m. Newton's method; the loss is convex.
     """
-    rows, counted = logits.astype(np.float64), _counted(labels, weights)
+    rows, counted = logits.astype(np.float64), counts_of(labels, weights)
     counted = counted / counted.sum()
     equal, ridge = np.full(len(rows), 1.0 / len(rows)), RIDGE_ROWS / rows.shape[1]
     fitted = equal.copy()
@@ -59,18 +51,3 @@ def fitted_weights(logits: Floats, labels: Floats, weights: Floats | None = None
         if np.abs(step).max() < 1e-12:
             break
     return fitted
-
-
-def shares(weights: Floats, tasks: int) -> NDArray[np.float64]:
-    """What the logits of members with fitted ``weights`` [m] count: [m], or [m, 1 + tasks] with further ``tasks``.
-
-    Those of further tasks count alike, because the weights were fitted to the main task.
-    """
-    own = np.asarray(weights, np.float64)
-    if not tasks:
-        return own
-    return np.column_stack([own, np.full((len(own), tasks), 1.0 / len(own))])
-
-
-def _counted(labels: Floats, weights: Floats | None) -> NDArray[np.float64]:
-    return np.ones(len(labels)) if weights is None else weights.astype(np.float64)

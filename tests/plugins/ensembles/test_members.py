@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.evaluation.ensemble_members import choose, fitted_weights, ne_of, shares
+from pipeline.evaluation.metrics import member_shares, ne_of
+from pipeline.plugins.ensembles.members import choose, fitted_weights
 
 
 @pytest.fixture(scope="module")
@@ -62,5 +63,5 @@ def test_rows_count_by_their_weights(rows):
 
 
 def test_further_tasks_take_the_plain_mean():
-    assert shares([0.7, 0.5], 0).tolist() == [0.7, 0.5]
-    assert shares([0.7, 0.5], 2).tolist() == [[0.7, 0.5, 0.5], [0.5, 0.5, 0.5]]
+    assert member_shares([0.7, 0.5], 0).tolist() == [0.7, 0.5]
+    assert member_shares([0.7, 0.5], 2).tolist() == [[0.7, 0.5, 0.5], [0.5, 0.5, 0.5]]

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from pipeline.config import CheckpointConfig
 from pipeline.config.train import SnapshotConfig
+from pipeline.plugins.ensembles.snapshots import perturb
 from pipeline.store import Store
-from pipeline.training.snapshots import perturb
 from tests.embeddings.ranks import spawn
 from tests.training.dataset import write_dataset
 from tests.training.test_looks import COLUMNS, trained

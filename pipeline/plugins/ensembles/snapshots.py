@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,16 +23,15 @@ from pipeline.checkpoint.index import name_of
 from pipeline.config.train import PERTURB, RESET, TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import set_table_steps
-from pipeline.evaluation.ensemble_members import choose, fitted_weights, ne_of
-from pipeline.training.checkpoints import Checkpoints
+from pipeline.evaluation.metrics import ne_of
+from pipeline.plugins.ensembles.members import choose, fitted_weights
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.model import build
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits, score_published
-from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
-from pipeline.training.validation import Validation
+from pipeline.training.validation import ValidatedTraining, Validation
 
 # The state of Adam, AdamW and LAMB that has the direction of the last steps.
 MOMENT = "exp_avg"
@@ -96,25 +94,22 @@ def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: f
 class Snapshots(Validation):
     """The looks at the validation rows of a training that makes an ensemble: one at the end of each cycle.
 
-    They stop nothing and lower no rates. ``start``: what a cycle of kind reset begins with, and then ``warm``, which
-    puts the checkpoint that the training started from in place (None: from none). All methods are collective.
+    They stop nothing and lower no rates. A cycle of kind reset begins with an untrained model, or with the checkpoint
+    that the training started from. All methods are collective.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        split: SplitReader,
-        order: Order,
-        executor: StepExecutor,
-        checkpoints: Checkpoints,
-        steps_per_epoch: int,
-        start: Start,
-        warm: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, training: ValidatedTraining) -> None:
+        config = training.settings.train
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
-        super().__init__(plain, split, order, executor, checkpoints, steps_per_epoch)
-        self._snapshots, self._start, self._warm = config.snapshots, start, warm
+        super().__init__(replace(training, settings=replace(training.settings, train=plain)))
+        self._snapshots, self._init = config.snapshots, training.init
+        self._start = Start(training.settings, training.train_split, training.start_logits)
         self._cycle = 1
+
+    @staticmethod
+    def applies(config: TrainConfig) -> bool:
+        """Whether ``train.snapshots`` asks for more than one model."""
+        return config.snapshots.active
 
     def begin(self, total: int, *, warm: bool) -> int:
         """As ``Validation.begin``; a training that was resumed at the end of a cycle begins the next one."""
@@ -162,8 +157,8 @@ class Snapshots(Validation):
             perturb(dict(executor.dense), executor.optimizers.dense, self._snapshots.perturbation, seed)
         elif self._snapshots.kind == RESET:
             self._start.put(executor, number)
-            if self._warm is not None:
-                self._warm()
+            if self._init is not None:
+                self._checkpoints.start_from(self._init)
             # The next checkpoint holds every row, and the guards see no figures of before.
             self._checkpoints.checkpointer.model.touched.fill()
             self._checkpoints.metrics.begin_anew()
