@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.checkpoint_model import DENSE, ZipfIds
-from benchmarks.network.ranks import serve
+from benchmarks.harness import serve
+from benchmarks.models_and_rows import DENSE, ZipfIds
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.config.compose import compose
 from pipeline.models.settings import WideDeepConfig
@@ -212,7 +212,6 @@ def batches(schema: DatasetSchema, batch: int, pooling: int, seed: int) -> Itera
 
 
 def main() -> None:
-    """Answer the parent until it hangs up."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     shape = Shape()

@@ -7,7 +7,6 @@ medians.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import tempfile
 import time
@@ -17,7 +16,7 @@ from statistics import median
 import numpy as np
 import polars as pl
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options, words
 from pipeline.config.compose import compose
 from pipeline.ingest.stage import ingest
 from pipeline.store import Store
@@ -26,15 +25,15 @@ DAY_SECONDS = 86_400
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=100_000)
-    options.add_argument("--days", type=int, default=4_000)
-    options.add_argument("--users", type=int, default=1_000)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--test-days", type=int, default=1, help="days at the end that are test days")
-    options.add_argument("--leak", default="off", help="data.checks.leak; its cost is that of ids, not of days")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        rows=100_000,
+        days=4000,
+        users=1000,
+        rounds=3,
+        test_days=(1, "days at the end that are test days"),
+        leak=("off", "data.checks.leak; its cost is that of ids, not of days"),
+    )
     seconds: dict[int, list[float]] = {2: [], given.days: []}
     with tempfile.TemporaryDirectory() as folder:
         for days in seconds:
@@ -85,10 +84,7 @@ def timed(log: str, store: str, *more: str) -> float:
         [
             "data=parquet",
             f"data.path={log}",
-            "data.name=days",
-            "data.timestamp=time",
-            "data.split.by=day",
-            "+data.dense.x={}",
+            *words("""data.name=days data.timestamp=time data.split.by=day +data.dense.x={}"""),
             "+data.sparse={item: {}, kind: {}, user: {}}",
             "+data.sequences.seen={features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}",
             "data.sequences.seen.history.days=null",

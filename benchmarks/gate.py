@@ -8,13 +8,12 @@ of its replicates are timed and the others counted alike. ``ratio``: its seconds
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, measure
 from pipeline.evaluation.bootstrap import Resampled, block_sums, ratio, resample
@@ -25,10 +24,7 @@ SLICES = 10
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=300_000)
-    rows = options.parse_args().rows
+    rows = options(__doc__, rows=300_000).rows
     scored, settings = made_up(rows), GateConfig()
     began = time.perf_counter()
     record = measure(scored, settings)

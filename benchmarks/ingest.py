@@ -31,7 +31,7 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from benchmarks.ingest_rivals import per_column_numpy, per_column_unique, plain_polars
 from pipeline.config import DataConfig, DenseFeature, SparseFeature, SyntheticConfig
 from pipeline.config.compose import compose
@@ -51,15 +51,16 @@ _GROUP = 8192  # rows of a row group
 
 def main() -> None:
     """Run the benchmark and print its JSON line; with a contender's name: that one alone, as a child does."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=2_000_000)
-    options.add_argument("--times", type=int, default=4, help="rows of the second log, in multiples of the first's")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--columns", type=int, help="measure memory with so many columns of numbers instead")
-    options.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
-    options.add_argument("--threads", type=int, help=argparse.SUPPRESS)
-    options.add_argument("--log", help=argparse.SUPPRESS)
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        rows=2_000_000,
+        times=(4, "rows of the second log, in multiples of the first's"),
+        rounds=3,
+        columns=(None, "measure memory with so many columns of numbers instead", {"type": int}),
+        one=(None, argparse.SUPPRESS, {"choices": CONTENDERS}),
+        threads=(None, argparse.SUPPRESS, {"type": int}),
+        log=(None, argparse.SUPPRESS),
+    )
     if given.one:
         _child(given.one, given.log, given.columns, given.threads)
         return

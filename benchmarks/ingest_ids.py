@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from benchmarks.ingest import peak_bytes
 from pipeline.config.compose import compose
 from pipeline.store import Store
@@ -30,11 +30,12 @@ CHUNK = 1_000_000
 
 def main() -> None:
     """Run the benchmark and print its JSON line; with ``--held`` or ``--spilled``: one ingestion, as a child does."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--ids", type=int, default=30_000_000, help="distinct ids; twice as many rows")
-    options.add_argument("--one", choices=("spilled", "held"), help=argparse.SUPPRESS)
-    options.add_argument("--log", help=argparse.SUPPRESS)
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        ids=(30_000_000, "distinct ids; twice as many rows"),
+        one=(None, argparse.SUPPRESS, {"choices": ("spilled", "held")}),
+        log=(None, argparse.SUPPRESS),
+    )
     if given.one:
         print(json.dumps(_ingested(given.log, held=given.one == "held")))
         return

@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from benchmarks.ingest import IDS, peak_bytes
 from pipeline.config import Config, SyntheticConfig
 from pipeline.config.compose import compose
@@ -46,16 +46,17 @@ LOCAL = 0  # workers of a run without Ray
 
 def main() -> None:
     """Run the benchmark and print its JSON line; with ``--one``: a single ingestion, as a child does."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=2 * MILLION)
-    options.add_argument("--times", type=int, default=8, help="rows of the second log, in multiples of the first's")
-    options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--one", type=int, help="one ingestion of --log by so many workers (0: local)")
-    options.add_argument("--cpus", type=float, default=1.0, help="that all of it has together, by a quota")
-    options.add_argument("--share", type=float, default=1.0, help="that each of its processes has")
-    options.add_argument("--write", type=int, help=argparse.SUPPRESS)
-    options.add_argument("--log", help="folder of logs, for --one; file, for --write")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        rows=2 * MILLION,
+        times=(8, "rows of the second log, in multiples of the first's"),
+        rounds=2,
+        one=(None, "one ingestion of --log by so many workers (0: local)", {"type": int}),
+        cpus=(1.0, "that all of it has together, by a quota"),
+        share=(1.0, "that each of its processes has"),
+        write=(None, argparse.SUPPRESS, {"type": int}),
+        log=(None, "folder of logs, for --one; file, for --write"),
+    )
     if given.write is not None:
         _write(given.log, given.write, given.rows)
     elif given.one is not None:

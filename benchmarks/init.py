@@ -9,7 +9,6 @@ days. ``ratio``: the smallest of all AUCs by guess over those by hand. A log tha
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import io
@@ -24,22 +23,17 @@ import numpy as np
 import polars as pl
 import yaml
 
-from benchmarks import flights
 from benchmarks.code_logs import code_logs
-from benchmarks.common import finish
+from benchmarks.harness import finish, options, words
+from benchmarks.logs import flights, flights_settings
 from pipeline import cli
 from pipeline.config.compose import compose
 from pipeline.store import Store
 
 SHARED = Path(__file__).parents[2] / "shared/data"
 TRAIN, TEST = 1, 2  # days: a split by day holds out the last one
-MODEL = [
-    "model.embedding_dim=8",
-    "model.bottom_mlp=[64]",
-    "model.top_mlp=[64,32]",
-    "train.precision=fp32",
-    "hardware=laptop",
-]
+MODEL = words("""model.embedding_dim=8 model.bottom_mlp=[64] model.top_mlp=[64,32] train.precision=fp32
+                hardware=laptop""")
 ADULT = [*MODEL, "train.global_batch=256", "train.epochs=4", "train.warmup_steps=50"]
 LAST_DAYS = 36  # of the flights' year, held out
 FOLD = ["data.day_column=fold", "data.split.by=day"]
@@ -62,11 +56,12 @@ class Log:
 
 def main() -> None:
     """Train on every log by both schemas and print a table and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, default=3, help="each with rows of its own held out")
-    options.add_argument("--rows", type=int, default=40_000, help="of the generated log")
-    options.add_argument("--logs", nargs="*", help="names of those that are taken (default: all)")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        seeds=(3, "each with rows of its own held out"),
+        rows=(40_000, "of the generated log"),
+        logs=([], "names of those that are taken (default: all)"),
+    )
     warnings.simplefilter("ignore")
     areas: dict[str, dict[str, float]] = {}
     typed: dict[str, float] = {}
@@ -109,8 +104,8 @@ def _logs(rows: int) -> list[Log]:
         named = [f"data.columns=[{','.join(columns)}]"]
         settings = [*MODEL, "train.global_batch=128", "train.warmup_steps=10", *named]
         logs.append(Log("criteo", _lines(sample, "\t", None), ["data=criteo"], settings))
-    if (source := flights.flights()) is not None:
-        settings = flights.overrides(source)
+    if (source := flights()) is not None:
+        settings = flights_settings(source)
         split = ["data.day_column=date", "data.split.by=day", f"data.split.test_days={LAST_DAYS}"]
         of_data = [each for each in settings if "data" in each.split("=")[0] and "data.name" not in each]
         rest = [each for each in settings if each not in of_data and "data.name" not in each]

@@ -10,7 +10,6 @@ model in which it gains less. ``stock_median`` and ``own_median`` are by model; 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from benchmarks.stock import Stock, slowest_rank
 from pipeline.config import Config, TableFigures
 from pipeline.config.compose import compose
@@ -46,12 +45,13 @@ Case = dict[str, Any]
 
 def main() -> None:
     """Run all cases, print each and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--cases", type=int, default=CASES)
-    options.add_argument("--first", type=int, default=0, help="number of the first case, which is also its seed")
-    options.add_argument("--alone", action="store_true", help="run them in this process and print their figures")
-    options.add_argument("--processes", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        cases=CASES,
+        first=(0, "number of the first case, which is also its seed"),
+        alone=(False, "run them in this process and print their figures"),
+        processes=min(2, len(os.sched_getaffinity(0))),
+    )
     numbers = range(given.first, given.first + given.cases)
     if given.alone:
         warnings.simplefilter("ignore")

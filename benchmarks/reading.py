@@ -10,7 +10,6 @@ global batch has rows of.
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 import time
@@ -21,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.store import Artifact, Store
 from pipeline.training.batches import BatchReader
@@ -80,13 +79,13 @@ class Reading:
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--groups", type=int, default=700, help="row groups of the dataset")
-    options.add_argument("--group-rows", type=int, default=8192)
-    options.add_argument("--batch", type=int, default=65_536, help="rows of a global batch")
-    options.add_argument("--pairs", type=int, default=1000, help="random (position, ranks) that are resumed")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        groups=(700, "row groups of the dataset"),
+        group_rows=8192,
+        batch=(65_536, "rows of a global batch"),
+        pairs=(1000, "random (position, ranks) that are resumed"),
+    )
     with tempfile.TemporaryDirectory() as folder:
         store = Metered(folder)
         dataset = _write(store, "data", given.groups, given.group_rows, DENSE, IDS)

@@ -32,8 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.common import finish
-from benchmarks.runs import run, run_config, silent
+from benchmarks.harness import finish, options, run, run_config, silent, words
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
@@ -58,15 +57,15 @@ class Planted:
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, nargs="+", default=[101, 102])
-    options.add_argument("--rows", type=int, default=1_000_000, help="of a log, a fifth of them to test on")
-    options.add_argument("--epochs", type=int, default=2, help="of the trainings; the search has one")
-    options.add_argument("--trainings", type=int, default=4, help="of either model, each in another order of the rows")
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        seeds=([101, 102], None, {"nargs": "+"}),
+        rows=(1_000_000, "of a log, a fifth of them to test on"),
+        epochs=(2, "of the trainings; the search has one"),
+        trainings=(4, "of either model, each in another order of the rows"),
+        threads=1,
+        set=([], "overrides of every run's configuration"),
+    )
     began, found = time.monotonic(), []
     for seed in given.seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -82,17 +81,9 @@ def one(folder: Path, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     truth, log = planted(given.rows, seed)
     own = [
         *written(folder, log),
-        "train.global_batch=512",
-        f"train.epochs={given.epochs}",
-        "train.sparse_lr=0.1",
-        f"seed={seed}",
-        f"store={folder}/store",
-        "hardware=laptop",
-        f"train.threads_per_rank={given.threads}",
-        "train.log_every_steps=1000",
-        "train.guard.collapse=false",
-        "search.name=planted",
-        "search.epochs=1",
+        *words(f"""train.global_batch=512 train.epochs={given.epochs} train.sparse_lr=0.1 seed={seed}
+                store={folder}/store hardware=laptop train.threads_per_rank={given.threads}
+                train.log_every_steps=1000 train.guard.collapse=false search.name=planted search.epochs=1"""),
         *given.set,
     ]
     cpu: dict[str, float] = {}

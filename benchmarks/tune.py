@@ -8,7 +8,6 @@ those.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 
 STUDY, AFTER = "bench", (6, 14)  # ended trials after which the study is killed
 ALL_ROWS = "data.split.validation_share=0"
@@ -34,34 +33,35 @@ ENDED = ("done", "pruned", "failed")
 
 def main() -> None:
     """Run the study, killed and resumed, and print the result line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--adult", type=Path, required=True, help="adult.data")
-    parser.add_argument("--trials", type=int, default=24)
-    parser.add_argument("--validation-share", type=float, default=0.25)
-    parser.add_argument("--store", type=Path, help="keep the store here")
-    options = parser.parse_args()
+    given = options(
+        __doc__,
+        adult=(None, "adult.data", {"type": Path, "required": True}),
+        trials=24,
+        validation_share=0.25,
+        store=(None, "keep the store here", {"type": Path}),
+    )
     with tempfile.TemporaryDirectory() as folder:
-        store = options.store or Path(folder, "store")
-        common = ["experiment=adult", f"data.path={options.adult.resolve()}", f"store={store}"]
+        store = given.store or Path(folder, "store")
+        common = ["experiment=adult", f"data.path={given.adult.resolve()}", f"store={store}"]
         command = [
             "tune",
             *common,
-            f"data.split.validation_share={options.validation_share}",
+            f"data.split.validation_share={given.validation_share}",
             f"study={STUDY}",
             *SPACE,
-            f"tune.trials={options.trials}",
+            f"tune.trials={given.trials}",
             "tune.parallel=2",
         ]
         began = time.monotonic()
         seen: dict[str, bytes] = {}
         for place, ended in enumerate(AFTER):
-            changed = _killed(command, store, min(ended, options.trials - 2), with_trials=place == 1, seen=seen)
+            changed = _killed(command, store, min(ended, given.trials - 2), with_trials=place == 1, seen=seen)
             print(f"killed after {_ended(store)} ended trials; changed since the last kill: {changed}", flush=True)
         _nightjar(*command)
         seconds = time.monotonic() - began
         changed = [name for name, data in seen.items() if (_folder(store) / name).read_bytes() != data]
         _nightjar("run", *common, "run=committed", "train.threads_per_rank=1")
-        _report(store, options.trials, seconds, changed, _best(store, "again"), _best(store, "final", ALL_ROWS))
+        _report(store, given.trials, seconds, changed, _best(store, "again"), _best(store, "final", ALL_ROWS))
 
 
 def _nightjar(*arguments: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.network.ranks import serve
+from benchmarks.harness import serve
 
 
 def exchange(mib: int, times: int) -> dict[str, Any]:
@@ -28,7 +28,6 @@ def exchange(mib: int, times: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer the parent until it hangs up."""
     dist.init_process_group("gloo")
     serve(exchange)
     dist.destroy_process_group()
