@@ -16,26 +16,21 @@ that is trained on a synthetic log of so many rows; half of its held-out rows fi
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 import time
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import finish, options, words
+from benchmarks.harness import finish, options, run_config, silent, words
 from pipeline.config.compose import compose
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.calibration_curves import applied, fit_curve, shifts_of
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import LABEL
 from pipeline.specs import CALIBRATORS
-from pipeline.specs.stage import StageIO
-from pipeline.stages.execution import run_stage
 from pipeline.stages.release_gate import LOGITS, chosen_rows
-from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 
@@ -83,8 +78,7 @@ def main() -> None:
         trained=(0, "rows of a log that a model is trained on too"),
         set=([], "overrides of that training's configuration"),
     )
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    silent()
     began = time.monotonic()
     planted = _compared(_planted(given.rows, given.rate, given.seed), _planted(TEST_ROWS, given.rate, given.seed, 1))
     planted.show("planted")
@@ -137,11 +131,8 @@ def _held_out(given: argparse.Namespace) -> tuple[Rows, NDArray[np.bool_]]:
                 *given.set,
             ]
         )
-        store = Store(config.store)
-        made = {step.name: step for step in steps(config, store)}
-        for step in made.values():
-            run_stage(step, config, store, StageIO())
-        split = SplitReader(store, store.get(made["ingest"].path, "ingest"), "test")
+        store, made = Store(config.store), run_config(config)
+        split = SplitReader(store, made["ingest"], "test")
         with store.open(f"{made['evaluate'].path}/{LOGITS}") as source:
             logits = np.load(source, allow_pickle=False)
         truth = split.true_probability()

@@ -67,10 +67,10 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-def finish(bench: str, ratio: float | None, **figures: Any) -> None:
+def finish(bench: str, ratio: float | None, *, digits: int = 4, **figures: Any) -> None:
     """Print the result line: ``bench``, ``ratio`` (what it is judged by; None: not measured), ``figures`` by name."""
     rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
-    print(json.dumps({"bench": bench, "ratio": None if ratio is None else round(ratio, 4), **rounded}), flush=True)
+    print(json.dumps({"bench": bench, "ratio": None if ratio is None else round(ratio, digits), **rounded}), flush=True)
 
 
 def show(title: str, figures: Mapping[str, Any], form: str = ".5f") -> None:

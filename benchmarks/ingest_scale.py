@@ -32,12 +32,10 @@ from typing import Any
 import psutil
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.harness import finish, options
-from benchmarks.ingest import IDS, peak_bytes
-from pipeline.config import Config, SyntheticConfig
+from benchmarks.harness import finish, options, peak_bytes
+from benchmarks.ingest import ingested, write_criteo
 from pipeline.config.compose import compose
 from pipeline.core.cpus import available_cpus
-from pipeline.store import Store
 
 WORKERS = (1, 2, 4)
 MILLION = 1_000_000
@@ -58,7 +56,7 @@ def main() -> None:
         log=(None, "folder of logs, for --one; file, for --write"),
     )
     if given.write is not None:
-        _write(given.log, given.write, given.rows)
+        write_criteo(given.log, given.rows, 2026 + given.write)
     elif given.one is not None:
         _child(given.one, given.log, given.cpus, given.share)
     else:
@@ -124,12 +122,6 @@ def _generate(folder: str, rows: int, files: int) -> None:
         list(pool.map(one, range(files)))
 
 
-def _write(path: str, number: int, rows: int) -> None:
-    from pipeline.ingest.synthetic import write_tsv
-
-    write_tsv(SyntheticConfig(rows=rows, ids_per_feature=IDS), 2026 + number, path)
-
-
 def _independent(log: str, most: int) -> float:
     """Rows per second of ``most`` processes at once, a core and a thread each, over ``most`` times those of one."""
     alone = _run(LOCAL, log, 1)["rows_per_s"]
@@ -172,7 +164,7 @@ def _child(workers: int, log: str, cpus: float, share: float) -> None:
         config = compose([*settings, f"data.path={log}"])
         with shares(_processes(), share, together=cpus) as share:
             began, own, others = time.perf_counter(), time.process_time(), _children_seconds()
-            summary, files = _ingest(config, f"{folder}/store")
+            summary, files = ingested(config, f"{folder}/store")
             seconds, own = time.perf_counter() - began, time.process_time() - own
             others = (ended[-1] if ended else _children_seconds()) - others
     rows = int(summary["rows"])
@@ -239,17 +231,8 @@ def _started(workers: int) -> tuple[list[int], list[float]]:
 def _warm_up(settings: list[str], folder: str) -> None:
     """Ingest a little, so that every process has imported what it needs."""
     log = f"{folder}/warm.tsv"
-    _write(log, -1, 100_000)
-    _ingest(compose([*settings, "ingest.block_mib=1", f"data.path={log}"]), f"{folder}/warm")
-
-
-def _ingest(config: Config, store: str) -> tuple[dict[str, Any], dict[str, str]]:
-    from pipeline.ingest.stage import ingest
-
-    with Store(store).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-        summary = ingest(config.data, config.ingest, config.seed, draft)
-        artifact = draft.commit(summary)
-    return summary, {name: entry.checksum for name, entry in artifact.files.items()}
+    write_criteo(log, 100_000, 2025)
+    ingested(compose([*settings, "ingest.block_mib=1", f"data.path={log}"]), f"{folder}/warm")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ days. ``ratio``: the smallest of all AUCs by guess over those by hand. A log tha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 import tempfile
 import warnings
@@ -24,9 +22,8 @@ import polars as pl
 import yaml
 
 from benchmarks.code_logs import code_logs
-from benchmarks.harness import finish, options, words
+from benchmarks.harness import finish, nightjar, options, words
 from benchmarks.logs import flights, flights_settings
-from pipeline import cli
 from pipeline.config.compose import compose
 from pipeline.store import Store
 
@@ -218,7 +215,7 @@ def _pair(log: Log, seed: int) -> tuple[float, float]:
     """AUC by hand and by guess on the same held-out rows."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _do(["init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my"])
+        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my")
         path = log.write(folder, seed)
         shared = [f"data.path={path}", f"store={place}/store", f"seed={seed}", *log.shared, *(log.folded or FOLD)]
         return (
@@ -231,7 +228,7 @@ def _typed_alike(log: Log) -> float:
     """Share of the columns of ``log`` that the drafted schema types as a human does."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _do(["init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my"])
+        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my")
         schema = yaml.safe_load((folder / "my/data/guessed.yaml").read_text())
     guessed = {
         (settings or {}).get("column", name): kind
@@ -248,16 +245,8 @@ def _columns(folder: Path) -> list[str]:
 
 
 def _area(folder: Path, run: str, arguments: list[str]) -> float:
-    _do(["run", f"run={run}", *arguments])
+    nightjar("run", f"run={run}", *arguments)
     return float(Store(f"{folder}/store").read_json(f"runs/{run}/result.json")["eval"]["auc"])
-
-
-def _do(arguments: list[str]) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = cli.main(arguments)
-    if code:
-        raise SystemExit(f"nightjar {' '.join(arguments)} ended with {code}:\n{said.getvalue()}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def main() -> None:
         ratios = [run["learned"]["ne"] / min(run[m]["ne"] for m in MAPPINGS[:3]) for run in runs]
         found[log]["ratio"] = statistics.fmean(ratios)
     first = next(iter(found))
-    finish("mappings", found[first]["ratio"], log=first, figures=found)
+    finish("mappings", found[first]["ratio"], digits=5, log=first, figures=found)
 
 
 def logs_of(given: argparse.Namespace) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness import finish, options
+from benchmarks.harness import finish, options, show
 from pipeline.calibration.machine_figures import calibrate
 from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
@@ -38,14 +38,11 @@ def main() -> None:
         seed=2026,
     )
     hardware = {ranks: _calibrated(ranks) for ranks in (1, 2)[: given.models]}
-    print(
-        f"{'':78}{'step ms':>16}{'MiB':>14}\n{'model':78}{'pred.':>8}{'meas.':>8}{'pred.':>7}{'meas.':>7}", flush=True
-    )
     records = []
     for number in range(given.first, given.first + given.models):
         ranks = 1 + number % 2
         records.append(_compare(random_trial(number, given.seed), hardware[ranks], given.steps))
-        print(_line(records[-1]), flush=True)
+        show(f"model {number}", records[-1], ".1f")
     _report(records)
 
 
@@ -96,13 +93,6 @@ def _compare(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, An
 def _off(record: dict[str, Any], what: str) -> float:
     """How far the prediction is off, as a share of what was measured."""
     return abs(float(record[f"predicted_{what}"]) / float(record[f"measured_{what}"]) - 1)
-
-
-def _line(record: dict[str, Any]) -> str:
-    model = f"{record['ranks']}r {record['model']}"[:78]
-    times = f"{record['predicted_ms']:>8.1f}{record['measured_ms']:>8.1f}"
-    sizes = f"{record['predicted_bytes'] / 2**20:>7.0f}{record['measured_bytes'] / 2**20:>7.0f}"
-    return f"{model:<78}{times}{sizes}  {_off(record, 'ms'):>4.0%} {_off(record, 'bytes'):>4.0%}"
 
 
 def _report(records: list[dict[str, Any]]) -> None:

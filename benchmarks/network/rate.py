@@ -27,11 +27,7 @@ def exchange(mib: int, times: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "bytes": each * (world - 1) * times, "right": right}
 
 
-def main() -> None:
+if __name__ == "__main__":
     dist.init_process_group("gloo")
     serve(exchange)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
