@@ -94,7 +94,7 @@ def main() -> None:
         done = {world: _read(store, dataset, world, given.batch) for world in WORLDS}
         small = _write(store, "small", 600, 48, 1, 1)
         resumed = _resumed(SplitReader(store, small, "train"), given.pairs)
-        mixed = _mixed(done[1].order, given.group_rows)
+        mixed = float(np.mean([len(np.unique(batch // given.group_rows)) for batch in done[1].order]))
     one, many = done[1], done[64]
     rows = sum(len(batch) for batch in one.order)
     finish(
@@ -104,7 +104,9 @@ def main() -> None:
         cpu=one.cpu_seconds / many.cpu_seconds,
         decoded_over_rows=many.decoded / rows,
         fetched_over_size=many.fetched / size,
-        same_order=all(_same(each, one) for each in done.values()),
+        same_order=all(
+            all(np.array_equal(a, b) for a, b in zip(each.order, one.order, strict=True)) for each in done.values()
+        ),
         resumed=resumed,
         groups_mixed=mixed,
         rows=rows,
@@ -167,14 +169,6 @@ def _order(batch: int, rank: int = 0, world: int = 1) -> Order:
 
 def _numbers(batch: Any) -> np.ndarray:
     return batch.dense[batch.weights > 0, 0].numpy().astype(np.int64)
-
-
-def _same(one: Reading, other: Reading) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one.order, other.order, strict=True))
-
-
-def _mixed(order: list[np.ndarray], group_rows: int) -> float:
-    return float(np.mean([len(np.unique(batch // group_rows)) for batch in order]))
 
 
 def _resumed(split: SplitReader, pairs: int, batch: int = 512, epochs: int = 3) -> float:
