@@ -7,32 +7,27 @@ calibrates first. ``ratio``: the worst relative error of a step; ``memory``: the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.harness import NIGHTJAR, finish, options, python, result_of, show
 
 ADULT = Path(__file__).parents[2] / "shared" / "data" / "adult.data"
 EXPERIMENTS = {
     "demo": ["experiment=demo", "data.synthetic.rows=300000"],
     "adult": ["experiment=adult", f"data.path={ADULT}"],
 }
-STAGES = "stages=[ingest,plan,partition,train]"
 
 
 def main() -> None:
-    """Run every case and print the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
-    options.add_argument("--experiments", nargs="+", default=list(EXPERIMENTS), choices=list(EXPERIMENTS))
-    given = options.parse_args()
-    cases = {f"{name}_{count}": _run(name, count) for name in given.experiments for count in given.threads}
+    names = list(EXPERIMENTS)
+    several = {"nargs": "+"}
+    given = options(
+        __doc__, threads=([1, 2, 4], None, several), experiments=(names, None, {"choices": names, **several})
+    )
+    cases = {f"{name}_{count}": first_run(name, count) for name in given.experiments for count in given.threads}
     finish(
         "auto_hardware",
         max(case["step_error"] for case in cases.values()),
@@ -42,32 +37,18 @@ def main() -> None:
     )
 
 
-def _run(name: str, threads: int) -> dict[str, Any]:
+def first_run(name: str, threads: int) -> dict[str, float]:
     """One first run with so many threads, on so many cores of this machine."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.cli",
-            "run",
-            "hardware=auto",
-            *EXPERIMENTS[name],
-            STAGES,
-            "run=first",
-            f"store={folder}/store",
-            f"train.threads_per_rank={threads}",
-        ]
-        environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
-        subprocess.run(
-            command,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        settings = ["run=first", f"store={folder}/store", f"train.threads_per_rank={threads}"]
+        python(
+            *(*NIGHTJAR, "run", "hardware=auto", *EXPERIMENTS[name], "stages=[ingest,plan,partition,train]", *settings),
+            enter=lambda: os.sched_setaffinity(0, cores),
+            XDG_CACHE_HOME=f"{folder}/cache",
+            XDG_CONFIG_HOME=f"{folder}/config",
         )
-        trained = json.loads(Path(folder, "store/runs/first/result.json").read_text())["train"]
+        trained = result_of(f"{folder}/store", "first")["train"]
         (kept,) = Path(folder, "cache/nightjar/machines").glob("*.json")
         calibration = json.loads(kept.read_text())
     step, memory = trained["step"], trained["memory"]
@@ -80,7 +61,7 @@ def _run(name: str, threads: int) -> dict[str, Any]:
         "memory_error": abs(memory["predicted_bytes"] / memory["measured_bytes"] - 1),
         "calibration_s": calibration["seconds"],
     }
-    print(f"{name}, {threads} threads: {case}", flush=True)
+    show(f"{name}, {threads} threads", case, ".2f")
     return case
 
 

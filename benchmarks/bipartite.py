@@ -23,16 +23,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import finish
-from benchmarks.network.bed import Bed, stop_on_sigterm, unavailable
+from benchmarks.harness import finish, options, run, words
+from benchmarks.network.bed import Bed, require_bed
 from benchmarks.network.ranks import Ranks
-from benchmarks.runs import run
 
 RANK = "benchmarks.bipartite_ranks"
 HOSTS = 4
@@ -68,28 +66,25 @@ def seconds_of(parts: dict[str, float]) -> float:
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--mb-per-s", type=float, default=150.0, help="what a host sends at most")
-    options.add_argument("--rows", type=int, default=60_000, help="of the synthetic log")
-    options.add_argument("--weights", type=int, default=23_040_000, help="of the sparse linear layer")
-    options.add_argument("--dim", type=int, default=48, help="weights of an id")
-    options.add_argument("--wide", type=int, default=40, help="of them outputs of the sparse linear layer")
-    options.add_argument("--parts", type=int, default=8, help="tables, into which ids are dealt")
-    options.add_argument("--shards", type=int, default=4, help="blocks of columns into which each of them is cut")
-    options.add_argument("--exchange", default="fp16", choices=["fp32", "fp16", "bf16"], help="of pooled embeddings")
-    options.add_argument("--ids", type=int, default=96, help="of a sample")
-    options.add_argument("--batch", type=int, default=2048, help="samples of a worker or Hogwild thread in a step")
-    options.add_argument("--steps", type=int, default=10, help="of a round")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--cores", type=int, default=2, help="of a host, in the carried figures")
-    options.add_argument("--workers", type=int, default=32)
-    options.add_argument("--owners", type=int, nargs="+", default=[32, 16, 8], help="the first one is judged")
-    given = options.parse_args()
-    stop_on_sigterm()
-    reason = unavailable()
-    if reason is not None:
-        sys.exit(f"no network namespaces here: {reason}")
+    given = options(
+        __doc__,
+        mb_per_s=(150.0, "what a host sends at most"),
+        rows=(60_000, "of the synthetic log"),
+        weights=(23_040_000, "of the sparse linear layer"),
+        dim=(48, "weights of an id"),
+        wide=(40, "of them outputs of the sparse linear layer"),
+        parts=(8, "tables, into which ids are dealt"),
+        shards=(4, "blocks of columns into which each of them is cut"),
+        exchange=("fp16", "of pooled embeddings", {"choices": ["fp32", "fp16", "bf16"]}),
+        ids=(96, "of a sample"),
+        batch=(2048, "samples of a worker or Hogwild thread in a step"),
+        steps=(10, "of a round"),
+        rounds=5,
+        cores=(2, "of a host, in the carried figures"),
+        workers=32,
+        owners=([32, 16, 8], "the first one is judged", {"nargs": "+"}),
+    )
+    require_bed()
     began = time.monotonic()
     same = _same_model(given)
     shape = {
@@ -139,32 +134,17 @@ def main() -> None:
 def _same_model(given: argparse.Namespace) -> dict[str, Any]:
     """NE and bytes of both kinds of clusters, trained one after the other on the same ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = [
-            "data=synthetic",
-            f"data.synthetic.rows={given.rows}",
-            "data.synthetic.days=1",
-            "hardware=laptop",
-            "model=dlrm_small",
-            "train.global_batch=1024",
-            "train.precision=fp32",
-            "train.warmup_steps=10",
-            "train.threads_per_rank=1",
-            "train.guard.collapse=false",
-            f"store={folder}",
-            "partition=flat",
-            "plan.sharding_types=[table_wise]",
-        ]
+        settings = words(f"""data=synthetic data.synthetic.rows={given.rows} data.synthetic.days=1 hardware=laptop
+                model=dlrm_small train.global_batch=1024 train.precision=fp32 train.warmup_steps=10
+                train.threads_per_rank=1 train.guard.collapse=false store={folder} partition=flat
+                plan.sharding_types=[table_wise]""")
         dataset = run([*settings, "run=data", "stages=[ingest]"])["ingest"].path
         found = {}
         with Bed(HOSTS) as bed, Ranks(bed, 1, RANK) as ranks:
             bed.limit(1e6 * given.mb_per_s)
             for name, owners, exchange in (("flat", 0, "fp32"), ("bipartite", 2, "fp32"), ("half", 2, given.exchange)):
-                own = [
-                    f"hardware.hosts={HOSTS}",
-                    f"hardware.embedding_hosts={owners}",
-                    f"run={name}",
-                    f"partition.exchange={exchange}",
-                ]
+                own = [f"hardware.hosts={HOSTS}", f"hardware.embedding_hosts={owners}", f"run={name}"]
+                own.append(f"partition.exchange={exchange}")
                 before = bed.sent()
                 found[name] = ranks.ask(what="fit", overrides=[*settings, *own], dataset=dataset)[0]
                 wire = [after - start for after, start in zip(bed.sent(), before, strict=True)]

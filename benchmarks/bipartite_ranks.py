@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.checkpoint_model import DENSE, ZipfIds
-from benchmarks.network.ranks import serve
+from benchmarks.harness import serve, silent
+from benchmarks.models_and_rows import DENSE, ZipfIds
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.config.compose import compose
 from pipeline.models.settings import WideDeepConfig
@@ -211,16 +209,10 @@ def batches(schema: DatasetSchema, batch: int, pooling: int, seed: int) -> Itera
         yield Batch(dense, sparse, labels, torch.full((batch,), 1.0 / max(batch, 1)))
 
 
-def main() -> None:
-    """Answer the parent until it hangs up."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+if __name__ == "__main__":
+    silent()
     shape = Shape()
     work = {"fit": fit, "build": shape.build, "steps": shape.steps, "latency": latency}
     serve(lambda what, **asked: work[what](**asked))
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

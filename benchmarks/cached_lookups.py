@@ -7,7 +7,6 @@ ms of the median batch.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -17,84 +16,44 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options, seconds_of
+from benchmarks.models_and_rows import plan_with, table_plan
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.store import _Redirect
 from pipeline.embeddings.tables import TableSpec
-from pipeline.records import Plan, ShardPlan, TablePlan
 
 DIM = 16
 
 
-def plan_of(tables: int, rows: int, slots: int) -> Plan:
-    """Whole tables on SSD on one rank."""
-    shard = ShardPlan(rank=0, row=0, rows=rows, column=0, columns=DIM)
-    table = TablePlan(
-        rows=rows,
-        dim=DIM,
-        pooling=1.0,
-        tier="ssd",
-        sharding="table_wise",
-        kernel="fused",
-        shards=(shard,),
-        cost_ms=0.0,
-        reason="",
-        cache_rows=slots,
-    )
-    names = [f"t{number}" for number in range(tables)]
-    return Plan(
-        hardware="bench",
-        device="cpu",
-        world_size=1,
-        ranks_per_host=1,
-        global_batch=1,
-        tables=dict.fromkeys(names, table),
-    )
-
-
 def main() -> None:
     """Time the hook and print the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--tables", type=int, default=4)
-    options.add_argument("--batch", type=int, default=65_536)
-    options.add_argument("--pooling", type=int, default=1)
-    options.add_argument("--rows", type=int, default=4_000_000, help="of a table")
-    options.add_argument("--steps", type=int, default=8)
-    given = options.parse_args()
+    given = options(__doc__, tables=4, batch=65_536, pooling=1, rows=(4_000_000, "of a table"), steps=8)
     lookups = given.batch * given.pooling
-    plan = plan_of(given.tables, given.rows, min(given.rows, 4 * lookups))
-    random = np.random.default_rng(0)
+    table = table_plan(given.rows, DIM, tier="ssd", cache_rows=min(given.rows, 4 * lookups))
+    names = [f"t{number}" for number in range(given.tables)]
+    random, took = np.random.default_rng(0), []
     batches = [
-        {name: (given.rows * random.random(lookups) ** 6).astype(np.int64) for name in plan.tables}
+        {name: (given.rows * random.random(lookups) ** 6).astype(np.int64) for name in names}
         for _ in range(given.steps)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        store = SsdStore(plan, [folder], 0, cached=True)
-        for name in plan.tables:
+        store = SsdStore(plan_with(dict.fromkeys(names, table), batch=1), [folder], 0, cached=True)
+        for name in names:
             shard: Any = store.shard(name)
             shard.live_in([torch.zeros(shard.count, DIM), torch.zeros(shard.count)])
             store.begin(TableSpec(name, given.rows, DIM), 0)
-        took = [_timed(store, batch, given.pooling) for batch in batches]
+        for batch in batches:
+            store.prefetch(batch)
+            store.read(names[0], np.zeros(1, np.int64))  # returns behind what the worker thread does now
+            while not all(waiting[-1].ready.is_set() for waiting in store._waiting.values()):
+                time.sleep(0.01)
+            ids = torch.from_numpy(np.concatenate(list(batch.values())))
+            lists = {"indices": ids, "offsets": torch.arange(len(ids) // given.pooling + 1) * given.pooling}
+            hook = _Redirect(store, dict.fromkeys(batch, 1))
+            took.append(1e3 * seconds_of(lambda hook=hook, lists=lists: hook(SimpleNamespace(), (), lists)))
+            store.let_go(hook._held)
         store.close()
-    middle = statistics.median(took[2:])
-    finish("cached_lookups", middle, **vars(given), all_ms=[round(ms, 2) for ms in took])
-
-
-def _timed(store: SsdStore, batch: dict[str, np.ndarray], pooling: int) -> float:
-    """Ms of the hook for a batch whose rows are in slots."""
-    store.prefetch(batch)
-    store.read(next(iter(batch)), np.zeros(1, np.int64))  # returns behind what the worker thread does now
-    while not all(waiting[-1].ready.is_set() for waiting in store._waiting.values()):
-        time.sleep(0.01)
-    counts = [len(ids) // pooling for ids in batch.values()]
-    offsets = torch.arange(sum(counts) + 1) * pooling
-    ids = torch.from_numpy(np.concatenate(list(batch.values())))
-    hook = _Redirect(store, dict.fromkeys(batch, 1))
-    start = time.perf_counter()
-    hook(SimpleNamespace(), (), {"indices": ids, "offsets": offsets})
-    taken = 1e3 * (time.perf_counter() - start)
-    store.let_go(hook._held)
-    return taken
+    finish("cached_lookups", statistics.median(took[2:]), **vars(given), all_ms=[round(ms, 2) for ms in took])
 
 
 if __name__ == "__main__":

@@ -16,26 +16,21 @@ that is trained on a synthetic log of so many rows; half of its held-out rows fi
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 import time
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options, run_config, silent, words
 from pipeline.config.compose import compose
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.calibration_curves import applied, fit_curve, shifts_of
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import LABEL
 from pipeline.specs import CALIBRATORS
-from pipeline.specs.stage import StageIO
-from pipeline.stages.execution import run_stage
 from pipeline.stages.release_gate import LOGITS, chosen_rows
-from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 
@@ -75,16 +70,15 @@ class Errors:
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=40_000_000, help="planted rows that the curve is fitted on")
-    options.add_argument("--rate", type=float, default=0.002, help="share of clicks")
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--trained", type=int, default=0, help="rows of a log that a model is trained on too")
-    options.add_argument("--set", nargs="*", default=[], help="overrides of that training's configuration")
-    given = options.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    given = options(
+        __doc__,
+        rows=(40_000_000, "planted rows that the curve is fitted on"),
+        rate=(0.002, "share of clicks"),
+        seed=1,
+        trained=(0, "rows of a log that a model is trained on too"),
+        set=([], "overrides of that training's configuration"),
+    )
+    silent()
     began = time.monotonic()
     planted = _compared(_planted(given.rows, given.rate, given.seed), _planted(TEST_ROWS, given.rate, given.seed, 1))
     planted.show("planted")
@@ -130,28 +124,15 @@ def _held_out(given: argparse.Namespace) -> tuple[Rows, NDArray[np.bool_]]:
     with tempfile.TemporaryDirectory() as folder:
         config = compose(
             [
-                "data=synthetic",
-                "model=dlrm_small",
-                f"data.synthetic.rows={given.trained}",
-                "data.synthetic.days=1",
-                f"data.synthetic.base_rate={given.rate}",
-                "data.synthetic.ids_per_feature=500",
-                "data.split.by=hash",
-                "data.split.test_share=0.7",
-                "train.global_batch=4096",
-                "train.log_every_steps=1000",
-                "train.guard.collapse=false",
-                f"seed={given.seed}",
-                f"store={folder}/store",
-                "run=calibration",
+                *words(f"""data=synthetic model=dlrm_small data.synthetic.rows={given.trained} data.synthetic.days=1
+                data.synthetic.base_rate={given.rate} data.synthetic.ids_per_feature=500 data.split.by=hash
+                data.split.test_share=0.7 train.global_batch=4096 train.log_every_steps=1000
+                train.guard.collapse=false seed={given.seed} store={folder}/store run=calibration"""),
                 *given.set,
             ]
         )
-        store = Store(config.store)
-        made = {step.name: step for step in steps(config, store)}
-        for step in made.values():
-            run_stage(step, config, store, StageIO())
-        split = SplitReader(store, store.get(made["ingest"].path, "ingest"), "test")
+        store, made = Store(config.store), run_config(config)
+        split = SplitReader(store, made["ingest"], "test")
         with store.open(f"{made['evaluate'].path}/{LOGITS}") as source:
             logits = np.load(source, allow_pickle=False)
         truth = split.true_probability()

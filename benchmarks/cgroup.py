@@ -42,9 +42,8 @@ def shares(pids: Iterable[int], cpus: float, together: float | None = None) -> I
         if cpus < 1 and together is not None:
             every = stack.enter_context(cpu_quota(together, "shares", SHORT_PERIOD_US, divided=True))
         for pid in pids if cpus < 1 else ():
-            place = stack.enter_context(
-                cpu_quota(cpus, f"share-{pid}", SHORT_PERIOD_US, within=every.parent if every else None)
-            )
+            within = every.parent if every else None
+            place = stack.enter_context(cpu_quota(cpus, f"share-{pid}", SHORT_PERIOD_US, within=within))
             if place is None:
                 cpus = 1.0
                 break
@@ -53,23 +52,23 @@ def shares(pids: Iterable[int], cpus: float, together: float | None = None) -> I
 
 
 @contextmanager
-def awake() -> Iterator[None]:
-    """Keep every CPU busy with what has no priority at all.
+def awake(needed: bool = True) -> Iterator[None]:
+    """Keep every CPU busy with what has no priority at all, if that is ``needed``.
 
     One that a quota stops half of the time sleeps, and wakes up slow and cold: the same work took up to 1.8 times the
     CPU seconds, which few processes would pay for and many, who leave no CPU idle, would not.
     """
-    own, spinning = sorted(os.sched_getaffinity(0)), list[subprocess.Popen[bytes]]()
+    spinning = list[subprocess.Popen[bytes]]()
     try:
-        for cpu in own:
+        for cpu in sorted(os.sched_getaffinity(0)) if needed else ():
             spinning.append(subprocess.Popen([sys.executable, "-c", _SPIN]))
             os.sched_setscheduler(spinning[-1].pid, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(spinning[-1].pid, [cpu])
         yield
     finally:
-        for each in spinning:
-            each.kill()
-            each.wait()
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 def _move(pid: int, place: Path) -> None:
@@ -105,14 +104,9 @@ def cpu_quota(
         try:
             yield folder / _PROCESSES
         finally:
-            _remove(folder, root)
+            while left := (folder / _PROCESSES).read_text().split():
+                for pid in left:
+                    _move(int(pid), root / _PROCESSES)
+            folder.rmdir()
         return
     yield None
-
-
-def _remove(folder: Path, root: Path) -> None:
-    """Remove a cgroup whose processes, those that they started too, go to ``root``."""
-    while left := (folder / _PROCESSES).read_text().split():
-        for pid in left:
-            _move(int(pid), root / _PROCESSES)
-    folder.rmdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from benchmarks.harness import words
 from pipeline.config.compose import compose
 
 
@@ -24,10 +25,8 @@ class CodeLog:
         """Overrides that write the human-typed schema."""
         typed = [f"+data.{kind}.{column}={{}}" for column, kind in self.kinds.items()]
         return [
-            "data=parquet",
-            "data.label.column=clicked",
-            "data.sparse_defaults.min_count=5",
-            "data.sparse_defaults.rows=5000",
+            *words("""data=parquet data.label.column=clicked data.sparse_defaults.min_count=5
+                data.sparse_defaults.rows=5000"""),
             *typed,
         ]
 

@@ -6,13 +6,12 @@ the two; ``steps``: after how many steps compiling has paid for itself (null: ne
 
 from __future__ import annotations
 
-import argparse
 import logging
 import warnings
 
 import torch
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from pipeline.models.build import build_model
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import MODELS, ModelInputs
@@ -25,13 +24,14 @@ DENSE, VECTORS = 13, 26
 
 def main() -> None:
     """Try every model and print the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--models", nargs="*", choices=MODELS.names(), default=list(MODELS.names()))
-    options.add_argument("--batch", type=int, default=4096)
-    options.add_argument("--dim", type=int, default=16)
-    options.add_argument("--precision", default="auto", choices=("auto", "bf16", "fp32"))
-    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        models=(list(MODELS.names()), None, {"choices": MODELS.names()}),
+        batch=4096,
+        dim=16,
+        precision=("auto", None, {"choices": ("auto", "bf16", "fp32")}),
+        device=("cpu", None, {"choices": ("cpu", "cuda")}),
+    )
     warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     device = torch.device(given.device)

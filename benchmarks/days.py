@@ -7,46 +7,40 @@ medians.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import tempfile
-import time
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import polars as pl
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, in_turns, options, processes, seconds_of, show, words
+from benchmarks.ingest import ingested
 from pipeline.config.compose import compose
-from pipeline.ingest.stage import ingest
-from pipeline.store import Store
 
 DAY_SECONDS = 86_400
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=100_000)
-    options.add_argument("--days", type=int, default=4_000)
-    options.add_argument("--users", type=int, default=1_000)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--test-days", type=int, default=1, help="days at the end that are test days")
-    options.add_argument("--leak", default="off", help="data.checks.leak; its cost is that of ids, not of days")
-    given = options.parse_args()
-    seconds: dict[int, list[float]] = {2: [], given.days: []}
-    with tempfile.TemporaryDirectory() as folder:
-        for days in seconds:
-            write_log(Path(folder, f"{days}.parquet"), given.rows, days, given.users)
-        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-            for number in range(given.rounds):
-                for days, found in seconds.items():
-                    tested = f"data.split.test_days={min(given.test_days, days - 1)}"
-                    places = f"{folder}/{days}.parquet", f"{folder}/store-{days}-{number}"
-                    found.append(pool.apply(timed, (*places, tested, f"data.checks.leak={given.leak}")))
-                    print(f"round {number + 1}, {days:,} days: {found[-1]:.2f} s", flush=True)
-    many, few = median(seconds[given.days]), median(seconds[2])
+    given = options(
+        __doc__,
+        rows=100_000,
+        days=4_000,
+        users=1_000,
+        rounds=3,
+        test_days=(1, "days at the end that are test days"),
+        leak=("off", "data.checks.leak; its cost is that of ids, not of days"),
+    )
+    with tempfile.TemporaryDirectory() as folder, processes(1, runs_each=1) as pool:
+
+        def timed(days: int) -> float:
+            split = [f"data.split.test_days={min(given.test_days, days - 1)}", f"data.checks.leak={given.leak}"]
+            return pool.submit(ingest, f"{folder}/{days}.parquet", split).result()
+
+        for days in (2, given.days):
+            write_log(f"{folder}/{days}.parquet", given.rows, days, given.users)
+        seconds = in_turns({str(days): lambda days=days: timed(days) for days in (2, given.days)}, given.rounds)
+    many, few = median(seconds[str(given.days)]), median(seconds["2"])
+    show("seconds", {f"{days} days": median(taken) for days, taken in seconds.items()}, ".2f")
     finish(
         "days",
         many / few,
@@ -62,44 +56,25 @@ def main() -> None:
     )
 
 
-def write_log(path: Path, rows: int, days: int, users: int) -> None:
+def write_log(path: str, rows: int, days: int, users: int) -> None:
     """Write clicks of ``users`` on 5,000 items, in no order of time."""
     rng = np.random.default_rng(0)
     item, kind = rng.zipf(1.3, rows) % 5_000, rng.integers(0, 20, rows)
-    frame = pl.DataFrame(
-        {
-            "label": rng.binomial(1, 0.2 + 0.4 * (item % 2)),
-            "x": rng.normal(size=rows),
-            "item": item,
-            "kind": kind,
-            "user": rng.integers(0, users, rows),
-            "time": 1_600_000_000 + rng.integers(0, days * DAY_SECONDS, rows),
-        }
-    )
-    frame.write_parquet(path)
+    columns = {"label": rng.binomial(1, 0.2 + 0.4 * (item % 2)), "x": rng.normal(size=rows), "item": item, "kind": kind}
+    columns["user"] = rng.integers(0, users, rows)
+    columns["time"] = 1_600_000_000 + rng.integers(0, days * DAY_SECONDS, rows)
+    pl.DataFrame(columns).write_parquet(path)
 
 
-def timed(log: str, store: str, *more: str) -> float:
+def ingest(log: str, split: list[str]) -> float:
     """Return the seconds that the ingestion of ``log`` takes."""
-    config = compose(
-        [
-            "data=parquet",
-            f"data.path={log}",
-            "data.name=days",
-            "data.timestamp=time",
-            "data.split.by=day",
-            "+data.dense.x={}",
-            "+data.sparse={item: {}, kind: {}, user: {}}",
-            "+data.sequences.seen={features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}",
-            "data.sequences.seen.history.days=null",
-            "stages=[ingest]",
-            *more,
-        ]
-    )
-    began = time.perf_counter()
-    with Store(store).draft("datasets/days/k", kind="ingest", key="k", config={}, inputs={}) as draft:
-        draft.commit(ingest(config.data, config.ingest, config.seed, draft))
-    return time.perf_counter() - began
+    history = "{features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}"
+    columns = ["+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}", f"+data.sequences.seen={history}"]
+    world = words("data=parquet data.name=days data.timestamp=time data.split.by=day stages=[ingest]")
+    no_limit = "data.sequences.seen.history.days=null"
+    config = compose([*world, f"data.path={log}", *columns, no_limit, *split])
+    with tempfile.TemporaryDirectory() as store:
+        return seconds_of(lambda: ingested(config, store))
 
 
 if __name__ == "__main__":

@@ -8,41 +8,32 @@ night's model on the same rows: the held-out share of ``--judged`` rows of the d
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import warnings
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from benchmarks.common import finish
-from benchmarks.nights import FIRST, NIGHT_AFTER, judged_dataset, run, scores, serving
+from benchmarks.harness import finish, options, show, silent
+from benchmarks.nights import DRIFT, FIRST, NIGHT_AFTER, first_model, held_by_gate, judged_dataset, scores, serving
 from pipeline.schedule.nightly import read_record
 from pipeline.store import Store
 
 MODEL = "synthetic"  # publish.model's default: the name of the data
-WORLD = (
-    "data=synthetic",
-    "data.synthetic.drift=0.06",
-    "data.synthetic.new_ids=0.02",
-    "data.synthetic.popularity_drift=0.02",
-)
 
 
 def main() -> None:
-    """Run the nights and print a table and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--nights", type=int, default=10)
-    options.add_argument("--rows", type=int, default=60_000, help="of a day, a fifth of them held out")
-    options.add_argument("--judged", type=int, default=300_000, help="drawn of each day, a fifth of them scored")
-    options.add_argument("--seed", type=int, default=2026, help="of the world and the model")
-    options.add_argument("settings", nargs="*", help="overrides, to see what a default is worth")
-    given = options.parse_args()
-    warnings.simplefilter("ignore")
-    world = [*WORLD, f"data.synthetic.rows={given.rows}", f"seed={given.seed}", *given.settings]
+    given = options(
+        __doc__,
+        words="settings",
+        nights=10,
+        rows=(60_000, "of a day, a fifth of them held out"),
+        judged=(300_000, "drawn of each day, a fifth of them scored"),
+        seed=(2026, "of the world and the model"),
+    )
+    silent()
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
-        nights = [_night(store, world, number, given.judged) for number in range(given.nights)]
+        world = [f"store={folder}", *DRIFT, f"data.synthetic.rows={given.rows}", f"seed={given.seed}", *given.settings]
+        nights = [run_night(store, world, number, given.judged) for number in range(given.nights)]
     late = nights[NIGHT_AFTER:]
     finish(
         "defaults",
@@ -56,19 +47,16 @@ def main() -> None:
     )
 
 
-def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict[str, Any]:
+def run_night(store: Store, world: list[str], number: int, judged: int) -> dict[str, Any]:
     """One night: its share of the gain, what the gate said, and NE beside the first night's model."""
     day = FIRST + timedelta(days=number)
-    shared = [f"store={store.url}", *world]
-    held = run(["nightly", f"date={day}", *shared])
+    held = held_by_gate("nightly", f"date={day}", *world)
     record = read_record(store, MODEL, day)
     assert record is not None
     result = store.read_json(f"runs/{record.run}/result.json")
-    figures = result["eval"]
-    first = store.get(store.read_json(f"runs/{MODEL}-{FIRST}/result.json")["model"]["uri"], "publish")
-    now = serving(store, MODEL)
-    dataset = judged_dataset(store, day, shared, judged, f"{MODEL}-{day}")
-    found = scores(store, dataset, {"nightly": now, "scratch": first, "frozen": first})
+    figures, first = result["eval"], first_model(store, MODEL)
+    dataset = judged_dataset(store, day, world, judged, f"{MODEL}-{day}")
+    found = scores(store, dataset, {"nightly": serving(store, MODEL), "scratch": first, "frozen": first})
     night = {
         "gain": (1 - figures["ne"]) / (1 - figures["bayes_ne"]),
         "calibration": figures["calibration"],
@@ -77,13 +65,9 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
         "frozen": found["frozen"],
         "seconds": sum(stage["seconds"] for stage in result["stages"].values()),
     }
-    print(
-        f"{day}  {night['gain']:.1%} of the reachable gain, calibration {night['calibration']:.3f}; "
-        f"NE {found['nightly']:.5f}, frozen {found['frozen']:.5f} ({found['frozen'] / found['nightly'] - 1:+.2%} "
-        f"± {found['error']:.2%}), "
-        f"{night['seconds']:.0f} s{'  HELD: ' + '; '.join(record.reasons or ()) if held else ''}",
-        flush=True,
-    )
+    show(str(day), night | {"error": found["error"]})
+    if held:
+        print(f"HELD: {'; '.join(record.reasons or ())}", flush=True)
     return night
 
 

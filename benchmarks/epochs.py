@@ -8,15 +8,12 @@ validation rows too. By hand the best number of epochs is chosen by the test row
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.common import finish
-from benchmarks.runs import processes, run
+from benchmarks.harness import SET, finish, means, options, processes, run, show, words
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.core.cpus import available_cpus
 from pipeline.ingest.ground_truth import SPARSE, feature_sizes
@@ -24,101 +21,69 @@ from pipeline.ingest.ground_truth import SPARSE, feature_sizes
 COLUMNS, IDS = 10, 5_000
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Test NE of a training, the steps it took, and what it says about its validation rows."""
-
-    ne: float
-    steps: int
-    seconds: float
-    validation: dict[str, float] | None
-
-
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=60_000)
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--epochs", type=int, default=10)
-    options.add_argument("--jobs", type=int, default=available_cpus(), help="processes at a time")
-    options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
-    given = options.parse_args()
+    jobs = (available_cpus(), "processes at a time")
+    given = options(__doc__, rows=60_000, seeds=3, epochs=10, jobs=jobs, set=SET)
     began = time.monotonic()
-    seeds = [run_seed(given.rows, 1 + seed, given.epochs, given.jobs, tuple(given.set)) for seed in range(given.seeds)]
+    seeds = [run_seed(given.rows, 1 + seed, given.epochs, given.jobs, given.set) for seed in range(given.seeds)]
+    mean = means(seeds)
     finish(
         "epochs",
-        float(np.mean([seed["ratio"] for seed in seeds])),
+        mean["ratio"],
         seconds=time.monotonic() - began,
-        ratio_all_rows=float(np.mean([seed["ratio_all_rows"] for seed in seeds])),
+        ratio_all_rows=mean["ratio_all_rows"],
         worst=max(seed["ratio"] for seed in seeds),
         seeds=seeds,
     )
 
 
-def run_seed(rows: int, seed: int, epochs: int, jobs: int, more: tuple[str, ...]) -> dict[str, float]:
+def run_seed(rows: int, seed: int, epochs: int, jobs: int, more: list[str]) -> dict[str, float]:
     """The figures of one synthetic log."""
-    every = range(1, epochs + 1)
-    runs = {f"all-{n}": [f"train.epochs={n}"] for n in every}
-    only_last = f"train.validate.every_steps={10**9}"
-    runs |= {f"same-{n}": [f"train.epochs={n}", "data.split.validation_share=0.1", only_last] for n in every}
-    runs["stops"] = [f"train.epochs={epochs}", "data.split.validation_share=0.1"]
+    validated, only_last = "data.split.validation_share=0.1", f"train.validate.every_steps={10**9}"
+    runs = {"stops": [f"train.epochs={epochs}", validated]}
+    for number in range(1, epochs + 1):
+        runs[f"all-{number}"] = [f"train.epochs={number}"]
+        runs[f"same-{number}"] = [f"train.epochs={number}", validated, only_last]
     with tempfile.TemporaryDirectory() as folder, processes(jobs) as pool:
-        settings = [[*base(rows, seed), f"store={folder}/{name}", *own, *more] for name, own in runs.items()]
-        results = dict(zip(runs, pool.map(train, settings, list(runs)), strict=True))
-    best = {kind: min(results[f"{kind}-{n}"].ne for n in every) for kind in ("all", "same")}
+        world = [*base(rows, seed), f"seed={seed}", "train.guard.collapse=false", "train.threads_per_rank=1"]
+        settings = [[*world, f"store={folder}/{name}", f"run={name}", *own, *more] for name, own in runs.items()]
+        results = dict(zip(runs, pool.map(train, settings), strict=True))
+    best = {kind: min(results[f"{kind}-{number}"]["ne"] for number in range(1, epochs + 1)) for kind in ("all", "same")}
     stops = results["stops"]
-    looked = stops.validation or {}
-    by_hand = " ".join(f"{results[f'same-{n}'].ne:.4f}" for n in every)
-    print(
-        f"seed {seed}: by hand, epochs 1 to {epochs}: {by_hand}; stops after step {stops.steps:,}, "
-        f"epoch {looked.get('best_epoch', 0):.2f} published: {stops.ne:.4f}, {stops.ne / best['same']:.4f} of the "
-        f"best, {stops.ne / best['all']:.4f} of that with all rows",
-        flush=True,
-    )
-    return {
-        "ratio": stops.ne / best["same"],
-        "ratio_all_rows": stops.ne / best["all"],
-        "ne": stops.ne,
+    figures = {
+        "ratio": stops["ne"] / best["same"],
+        "ratio_all_rows": stops["ne"] / best["all"],
+        "ne": stops["ne"],
         "best_by_hand": best["same"],
-        "last_epoch": results[f"same-{epochs}"].ne,
-        "steps": float(stops.steps),
-        "best_epoch": looked.get("best_epoch", 0.0),
-        "seconds_of_looks": looked.get("seconds", 0.0),
-        "seconds": stops.seconds,
+        "last_epoch": results[f"same-{epochs}"]["ne"],
+        "steps": float(stops["steps"]),
+        "best_epoch": stops["validation"].get("best_epoch", 0.0),
+        "seconds_of_looks": stops["validation"].get("seconds", 0.0),
+        "seconds": stops["seconds"],
     }
+    show(f"seed {seed}, by hand", {str(n): results[f"same-{n}"]["ne"] for n in range(1, epochs + 1)}, ".4f")
+    show(f"seed {seed}", figures, ".4f")
+    return figures
 
 
 def base(rows: int, seed: int) -> list[str]:
     """The log, and a model that can learn it by heart."""
-    log = SyntheticConfig(rows=rows, ids_per_feature=IDS)
-    chosen = set(np.argsort(feature_sizes(log))[np.linspace(0, SPARSE - 1, COLUMNS).astype(int)].tolist())
-    others = [f"~data.sparse.C{number + 1}" for number in range(SPARSE) if number not in chosen]
-    return [
-        "data=synthetic",
-        f"data.synthetic.rows={rows}",
-        "data.synthetic.days=1",
-        f"data.synthetic.ids_per_feature={IDS}",
-        "data.synthetic.zipf=0.8",
-        "data.synthetic.dense_effect=0",
-        *others,
-        *(f"~data.dense.I{number}" for number in range(1, 14)),
-        f"seed={seed}",
-        "data.synthetic.first_order_effect=2",
-        "model=dlrm",
-        "model.embedding_dim=32",
-        "model.bottom_mlp=[64,32]",
-        "model.top_mlp=[256,128]",
-        "train.global_batch=512",
-        "train.guard.collapse=false",
-        "train.threads_per_rank=1",
-    ]
+    sizes = feature_sizes(SyntheticConfig(rows=rows, ids_per_feature=IDS))
+    chosen = set(np.argsort(sizes)[np.linspace(0, SPARSE - 1, COLUMNS).astype(int)].tolist())
+    removed = [f"~data.sparse.C{number + 1}" for number in range(SPARSE) if number not in chosen]
+    removed += [f"~data.dense.I{number}" for number in range(1, 14)]
+    log = f"""data=synthetic data.synthetic.rows={rows} data.synthetic.days=1 data.synthetic.ids_per_feature={IDS}
+        data.synthetic.zipf=0.8 data.synthetic.dense_effect=0 data.synthetic.first_order_effect=2"""
+    model = "model=dlrm model.embedding_dim=32 model.bottom_mlp=[64,32] model.top_mlp=[256,128] train.global_batch=512"
+    return [*words(log), *removed, *words(model)]
 
 
-def train(settings: list[str], name: str) -> Trained:
-    """One run up to its evaluation; in a process of one rank."""
-    made = run([*settings, f"run={name}"])
+def train(settings: list[str]) -> dict:
+    """Test NE of a run, the steps and seconds of its training, and what it says about its validation rows."""
+    made = run(settings)
     figures = made["train"].summary["train"]
-    return Trained(made["evaluate"].summary["ne"], figures["steps"], figures["seconds"], figures.get("validation"))
+    held_out = {"ne": made["evaluate"].summary["ne"], "validation": figures.get("validation") or {}}
+    return {**held_out, "steps": figures["steps"], "seconds": figures["seconds"]}
 
 
 if __name__ == "__main__":

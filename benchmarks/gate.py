@@ -8,13 +8,11 @@ of its replicates are timed and the others counted alike. ``ratio``: its seconds
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, measure
 from pipeline.evaluation.bootstrap import Resampled, block_sums, ratio, resample
@@ -25,62 +23,49 @@ SLICES = 10
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=300_000)
-    rows = options.parse_args().rows
-    scored, settings = made_up(rows), GateConfig()
-    began = time.perf_counter()
-    record = measure(scored, settings)
-    ours = time.perf_counter() - began
-    plain, change = plainly(scored)
-    low, high = record.change.ne[1:]
-    interval = change.interval(settings.confidence)
-    seconds = plain * settings.replicates
-    finish(
-        "gate",
-        seconds / ours,
-        rows=rows,
-        replicates=settings.replicates,
-        slices=len(record.slices or ()),
-        seconds=ours,
-        plain_seconds=seconds,
-        width=(high - low) / (interval.high - interval.low),
-        figures_seconds=time_figures(),
-    )
-
-
-def time_figures() -> float:
-    """Processor seconds of ``evaluate`` on MANY_ROWS rows."""
-    rng = np.random.default_rng(3)
-    logits = rng.standard_normal(MANY_ROWS, dtype=np.float32)
-    labels = (rng.random(MANY_ROWS, dtype=np.float32) < 0.25).astype(np.float32)
-    began = time.process_time()
-    evaluate(labels, logits)
-    return time.process_time() - began
-
-
-def made_up(rows: int) -> ScoredRows:
-    """Two models that see the truth through noise, the candidate a little better."""
+    rows = options(__doc__, rows=300_000).rows
+    # Two models that see the truth through noise, the candidate a little better.
     rng = np.random.default_rng(0)
     truth = rng.normal(-1.2, 1.3, rows)
     labels = (rng.random(rows) < 1 / (1 + np.exp(-truth))).astype(np.float32)
     candidate, incumbent = ((truth + rng.normal(0, spread, rows)).astype(np.float32) for spread in (0.3, 0.32))
     slices = {"s": SliceColumn(codes=rng.integers(0, SLICES, rows))}
-    return ScoredRows(labels=labels, candidate=candidate, incumbent=incumbent, slices=slices)
+    scored = ScoredRows(labels=labels, candidate=candidate, incumbent=incumbent, slices=slices)
+    settings = GateConfig()
+    began = time.perf_counter()
+    record = measure(scored, settings)
+    seconds = time.perf_counter() - began
+    a_replicate, change = draw_rows(labels, candidate, incumbent)
+    low, high = record.change.ne[1:]
+    interval = change.interval(settings.confidence)
+    plain_seconds = a_replicate * settings.replicates
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal(MANY_ROWS, dtype=np.float32)
+    many_labels = (rng.random(MANY_ROWS, dtype=np.float32) < 0.25).astype(np.float32)
+    spent = time.process_time()
+    evaluate(many_labels, logits)
+    finish(
+        "gate",
+        plain_seconds / seconds,
+        rows=rows,
+        replicates=settings.replicates,
+        slices=len(record.slices or ()),
+        seconds=seconds,
+        plain_seconds=plain_seconds,
+        width=(high - low) / (interval.high - interval.low),
+        figures_seconds=time.process_time() - spent,
+    )
 
 
-def plainly(scored: ScoredRows) -> tuple[float, Resampled]:
+def draw_rows(labels: np.ndarray, *models: np.ndarray) -> tuple[float, Resampled]:
     """Seconds of one replicate that draws rows, and the change of NE over a few of them."""
-    rng, clicked = np.random.default_rng(1), scored.labels == 1
-    assert scored.incumbent is not None
-    rows = np.arange(len(clicked), dtype=np.int64)
-    sums = [block_sums(clicked, logits, rows, len(rows)) for logits in (scored.candidate, scored.incumbent)]
-    parts: list[tuple[NDArray[np.float64], ...]] = []
+    rng, clicked, rows = np.random.default_rng(1), labels == 1, np.arange(len(labels), dtype=np.int64)
+    sums = [block_sums(clicked, logits, rows, len(rows)) for logits in models]
+    parts = []
     began = time.perf_counter()
     for _ in range(PLAIN_REPLICATES):
         weights = rng.poisson(1.0, (1, len(rows))).astype(np.float64)
-        parts.append(tuple(resample(each, weights)["ne"].replicates for each in sums))
+        parts.append([resample(each, weights)["ne"].replicates for each in sums])
     seconds = (time.perf_counter() - began) / PLAIN_REPLICATES
     ours, theirs = (Resampled(1.0, np.concatenate(drawn)) for drawn in zip(*parts, strict=True))
     return seconds, ratio(ours, theirs)

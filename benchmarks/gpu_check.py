@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.common import finish
+from benchmarks.harness import finish
 
 # What the torch of the machine goes with; pipeline/core/package_versions.py has the versions that CI runs.
 TRIPLES = {"2.11": "1.6.0", "2.12": "1.7.0", "2.13": "1.8.0"}

@@ -14,10 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,60 +28,87 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from benchmarks.common import finish
+from benchmarks.harness import child, finish, median_ratio, options, peak_bytes
 from benchmarks.ingest_rivals import per_column_numpy, per_column_unique, plain_polars
-from pipeline.config import DataConfig, DenseFeature, SparseFeature, SyntheticConfig
+from pipeline.config import Config, DataConfig, DenseFeature, SparseFeature, SyntheticConfig
 from pipeline.config.compose import compose
 from pipeline.ingest.engines import LocalEngine
 from pipeline.store import Store
-
-Work = Callable[[str, int, int], int]  # (folder, min count, most rows of a table) -> rows
 
 RIVALS = {"plain_polars": plain_polars, "per_column_numpy": per_column_numpy, "per_column_unique": per_column_unique}
 CONTENDERS = ("nightjar", *RIVALS)
 MIN_COUNT, MOST_ROWS = 2, 100_000
 IDS = 200_000  # of the largest feature
 THREADS = (1, 2, 4)
-DATASET = "datasets/bench/k"
 _GROUP = 8192  # rows of a row group
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line; with a contender's name: that one alone, as a child does."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=2_000_000)
-    options.add_argument("--times", type=int, default=4, help="rows of the second log, in multiples of the first's")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--columns", type=int, help="measure memory with so many columns of numbers instead")
-    options.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
-    options.add_argument("--threads", type=int, help=argparse.SUPPRESS)
-    options.add_argument("--log", help=argparse.SUPPRESS)
-    given = options.parse_args()
+    hidden = argparse.SUPPRESS  # options of the child that is one contender
+    given = options(
+        __doc__,
+        rows=2_000_000,
+        times=(4, "rows of the second log, in multiples of the first's"),
+        rounds=3,
+        columns=(None, "measure memory with so many columns of numbers instead", {"type": int}),
+        one=(None, hidden, {"choices": CONTENDERS}),
+        threads=(None, hidden, {"type": int}),
+        log=(None, hidden),
+    )
     if given.one:
-        _child(given.one, given.log, given.columns, given.threads)
-        return
-    if given.columns:
-        _wide(given.columns, max(given.rows // given.columns, 1), given.times)
+        _one(given.one, given.log, given.columns, given.threads)
         return
     with tempfile.TemporaryDirectory() as folder:
-        small, large, part = (f"{folder}/{name}.tsv" for name in ("small", "large", "part"))
-        print(f"generating {given.rows:,} and {given.rows * given.times:,} rows ...", flush=True)
-        _generate(small, given.rows)
-        _generate(large, given.rows * given.times)
-        _generate(part, max(given.rows // 10, 1))
-        figures = _rounds(small, part, given.rounds)
-        big = _run("nightjar", large)
-    _report(figures, big, given.times)
+        if given.columns:
+            _wide(folder, given.columns, max(given.rows // given.columns, 1), given.times)
+        else:
+            _criteo(folder, given.rows, given.times, given.rounds)
 
 
-def _wide(columns: int, rows: int, times: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        csv, long, parquet = (f"{folder}/{name}" for name in ("wide.csv", "long.csv", "wide.parquet"))
-        _write_numbers(csv, rows, columns)
-        _write_numbers(long, rows * times, columns)
-        _write_numbers(parquet, rows, columns)
-        runs = {log: {count: _run("nightjar", log, columns, count) for count in THREADS} for log in (csv, parquet)}
-        small, large = _run("nightjar", csv, columns), _run("nightjar", long, columns)
+def _criteo(folder: str, rows: int, times: int, rounds: int) -> None:
+    small, large, part = (f"{folder}/{name}.tsv" for name in ("small", "large", "part"))
+    print(f"generating {rows:,} and {rows * times:,} rows ...", flush=True)
+    for path, count in ((small, rows), (large, rows * times), (part, max(rows // 10, 1))):
+        write_criteo(path, count)
+    figures: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+    for number in range(rounds):  # the plain script and ours in turn, NumPy on its part of the log, twice at most
+        for name in CONTENDERS if number < 2 else CONTENDERS[:2]:
+            figures[name].append(_run(name, small if name in CONTENDERS[:2] else part))
+    big = _run("nightjar", large)
+    ours, plain = figures["nightjar"], figures["plain_polars"]
+    numpy, unique = (max(one["rows_per_s"] for one in figures[name]) for name in CONTENDERS[2:])
+
+    def column(runs: list[dict[str, Any]], name: str) -> list[float]:
+        return [one[name] for one in runs]
+
+    rows_per_s, peak = statistics.median(column(ours, "rows_per_s")), max(one["peak"] for one in ours)
+    finish(
+        "ingest",
+        median_ratio(column(plain, "seconds"), column(ours, "seconds")),
+        rows=int(ours[0]["rows"]),
+        rows_per_s=rows_per_s,
+        ratio_cpu=median_ratio(column(plain, "cpu_seconds"), column(ours, "cpu_seconds")),
+        plain_polars_rows_per_s=statistics.median(column(plain, "rows_per_s")),
+        numpy_rows_per_s=numpy,
+        ratio_numpy=rows_per_s / numpy,
+        unique_rows_per_s=unique,
+        ratio_unique=rows_per_s / unique,
+        peak_bytes=peak,
+        plain_polars_peak_bytes=max(one["peak"] for one in plain),
+        times=times,
+        time_growth=big["seconds"] / statistics.median(column(ours, "seconds")) / times,
+        peak_growth=big["peak"] / peak,
+        peak_bytes_large=big["peak"],
+    )
+
+
+def _wide(folder: str, columns: int, rows: int, times: int) -> None:
+    csv, long, parquet = (f"{folder}/{name}" for name in ("wide.csv", "long.csv", "wide.parquet"))
+    for path, count in ((csv, rows), (long, rows * times), (parquet, rows)):
+        _write_numbers(path, count, columns)
+    runs = {log: {count: _run("nightjar", log, columns, count) for count in THREADS} for log in (csv, parquet)}
+    small, large = _run("nightjar", csv, columns), _run("nightjar", long, columns)
+    by_threads = {Path(log).suffix[1:]: {n: run["peak"] for n, run in by.items()} for log, by in runs.items()}
     finish(
         "ingest_columns",
         large["peak"] / small["peak"],
@@ -94,11 +118,16 @@ def _wide(columns: int, rows: int, times: int) -> None:
         peak_bytes=small["peak"],
         peak_bytes_large=large["peak"],
         values_per_s=large["rows_per_s"] * columns,
-        peak_bytes_by_threads={
-            Path(log).suffix[1:]: {count: run["peak"] for count, run in by.items()} for log, by in runs.items()
-        },
+        peak_bytes_by_threads=by_threads,
         same=all(len({run["checksum"] for run in by.values()}) == 1 for by in runs.values()),
     )
+
+
+def write_criteo(path: str, rows: int, seed: int = 2026) -> None:
+    """A log as that of Criteo."""
+    from pipeline.ingest.synthetic import write_tsv
+
+    write_tsv(SyntheticConfig(rows=rows, ids_per_feature=IDS), seed, path)
 
 
 def _write_numbers(path: str, rows: int, columns: int) -> None:
@@ -110,9 +139,8 @@ def _write_numbers(path: str, rows: int, columns: int) -> None:
             draw = np.random.default_rng(start)
             count = min(_GROUP, rows - start)
             numbers = {f"x{at}": draw.normal(size=count).astype(np.float32) for at in range(columns)}
-            frame = pl.DataFrame(
-                {"label": draw.integers(0, 2, count), "user": draw.integers(0, 9999, count), **numbers}
-            )
+            label_and_id = {"label": draw.integers(0, 2, count), "user": draw.integers(0, 9999, count)}
+            frame = pl.DataFrame({**label_and_id, **numbers})
             if path.endswith(".csv"):
                 frame.write_csv(log, include_header=not start, float_precision=5)
                 continue
@@ -121,118 +149,57 @@ def _write_numbers(path: str, rows: int, columns: int) -> None:
             writer.write_table(table, row_group_size=_GROUP)
 
 
-def _generate(path: str, rows: int) -> None:
-    from pipeline.ingest.synthetic import write_tsv
-
-    synthetic = SyntheticConfig(rows=rows, ids_per_feature=IDS)
-    write_tsv(synthetic, 2026, path)
-
-
-def _rounds(small: str, part: str, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Every contender's figures: the plain script and ours in turn, NumPy on its part of the log, twice at most."""
-    figures: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
-    for number in range(rounds):
-        for name in CONTENDERS if number < 2 else CONTENDERS[:2]:
-            figures[name].append(_run(name, small if name in CONTENDERS[:2] else part))
-    return figures
-
-
 def _run(name: str, log: str, columns: int | None = None, threads: int | None = None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.ingest", "--one", name, "--log", log]
-    command += ["--columns", str(columns)] if columns else []
-    command += ["--threads", str(threads)] if threads else []
-    own = {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)} if threads else {}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | own)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    one: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    of = f" of {Path(log).suffix[1:]}, {threads} threads" if threads else ""
+    more = ["--columns", str(columns)] if columns else []
+    more += ["--threads", str(threads)] if threads else []
+    limits = {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)} if threads else {}
+    one = child("benchmarks.ingest", "--one", name, "--log", log, *more, **limits)
+    what = f" of {Path(log).suffix[1:]}, {threads} threads" if threads else ""
     print(
-        f"{name}: {one['rows']:,} rows{of}, {one['rows_per_s']:,.0f} rows/s, {one['cpu_seconds']:.1f} s of processor "
+        f"{name}: {one['rows']:,} rows{what}, {one['rows_per_s']:,.0f} rows/s, {one['cpu_seconds']:.1f} s of processor "
         f"time, peak {one['peak'] / 2**20:,.0f} MiB",
         flush=True,
     )
     return one
 
 
-def _child(name: str, log: str, columns: int | None, threads: int | None) -> None:
-    work = _nightjar(log, columns, threads) if name == "nightjar" else partial(RIVALS[name], log)
+def _one(name: str, log: str, columns: int | None, threads: int | None) -> None:
+    """Ingest by one contender and print its figures; imports and the configuration are not timed."""
+    work: Callable[[str], tuple[dict[str, Any], dict[str, str]]]
+    if name == "nightjar":
+        from pipeline.ingest import stage
+
+        if threads:
+            stage.engine_of = lambda _: LocalEngine(threads)
+        table = [f"data.sparse_defaults.min_count={MIN_COUNT}", f"data.sparse_defaults.rows={MOST_ROWS}"]
+        config = compose(["data=criteo", f"data.path={log}", *table])
+        if columns:
+            numbers, sparse = {f"x{at}": DenseFeature() for at in range(columns)}, {"user": SparseFeature()}
+            kind = Path(log).suffix[1:]
+            config = replace(config, data=DataConfig(name="wide", format=kind, path=log, dense=numbers, sparse=sparse))
+        work = partial(ingested, config)
+    else:
+
+        def work(folder: str) -> tuple[dict[str, Any], dict[str, str]]:
+            return {"rows": RIVALS[name](log, folder, MIN_COUNT, MOST_ROWS)}, {}
+
     with tempfile.TemporaryDirectory() as folder:
         began, spent = time.perf_counter(), time.process_time()
-        rows = work(folder, MIN_COUNT, MOST_ROWS)
+        summary, files = work(folder)
         seconds, spent = time.perf_counter() - began, time.process_time() - spent
-        manifest = Path(folder, DATASET, "manifest.json")
-        files = json.loads(manifest.read_text())["files"] if manifest.exists() else {}
-    checksum = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    print(
-        json.dumps(
-            {
-                "rows": rows,
-                "seconds": seconds,
-                "rows_per_s": rows / seconds,
-                "cpu_seconds": spent,
-                "peak": peak_bytes(),
-                "checksum": checksum,
-            }
-        )
-    )
+    rows = int(summary["rows"])
+    rates = {"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds, "cpu_seconds": spent, "peak": peak_bytes()}
+    print(json.dumps({**rates, "checksum": hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()}))
 
 
-def _nightjar(log: str, columns: int | None, threads: int | None) -> Work:
-    """Ingestion of ``log`` as the command runs it, ready to start: imports and the configuration are not timed."""
-    from pipeline.ingest import stage
+def ingested(config: Config, store: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ingest as the command does into ``store``; the summary, and the checksums of the files by name."""
+    from pipeline.ingest.stage import ingest
 
-    if threads:
-        stage.engine_of = lambda _: LocalEngine(threads)
-
-    def work(out: str, min_count: int, most_rows: int) -> int:
-        with Store(out).draft(DATASET, kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = stage.ingest(config.data, config.ingest, config.seed, draft)
-            draft.commit(summary)
-        return int(summary["rows"])
-
-    defaults = f"data.sparse_defaults.min_count={MIN_COUNT}", f"data.sparse_defaults.rows={MOST_ROWS}"
-    config = compose(["data=criteo", f"data.path={log}", *defaults])
-    if columns:
-        numbers = {f"x{at}": DenseFeature() for at in range(columns)}
-        sparse = {"user": SparseFeature()}
-        config = replace(
-            config, data=DataConfig(name="wide", format=Path(log).suffix[1:], path=log, dense=numbers, sparse=sparse)
-        )
-    return work
-
-
-def peak_bytes() -> int:
-    """Bytes: the largest resident set of this process since it was started."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
-def _report(figures: dict[str, list[dict[str, Any]]], big: dict[str, Any], times: int) -> None:
-    ours, plain = figures["nightjar"], figures["plain_polars"]
-    numpy, unique = (max(one["rows_per_s"] for one in figures[name]) for name in CONTENDERS[2:])
-    ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(ours, plain, strict=True))
-    ratio_cpu = statistics.median(b["cpu_seconds"] / a["cpu_seconds"] for a, b in zip(ours, plain, strict=True))
-    rows_per_s = statistics.median(one["rows_per_s"] for one in ours)
-    peak = max(one["peak"] for one in ours)
-    finish(
-        "ingest",
-        ratio,
-        rows=int(ours[0]["rows"]),
-        rows_per_s=rows_per_s,
-        ratio_cpu=ratio_cpu,
-        plain_polars_rows_per_s=statistics.median(one["rows_per_s"] for one in plain),
-        numpy_rows_per_s=numpy,
-        ratio_numpy=rows_per_s / numpy,
-        unique_rows_per_s=unique,
-        ratio_unique=rows_per_s / unique,
-        peak_bytes=peak,
-        plain_polars_peak_bytes=max(one["peak"] for one in plain),
-        times=times,
-        time_growth=big["seconds"] / statistics.median(one["seconds"] for one in ours) / times,
-        peak_growth=big["peak"] / peak,
-        peak_bytes_large=big["peak"],
-    )
+    with Store(store).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
+        summary = ingest(config.data, config.ingest, config.seed, draft)
+        artifact = draft.commit(summary)
+    return summary, {name: entry.checksum for name, entry in artifact.files.items()}
 
 
 if __name__ == "__main__":

@@ -32,12 +32,10 @@ from typing import Any
 import psutil
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.common import finish
-from benchmarks.ingest import IDS, peak_bytes
-from pipeline.config import Config, SyntheticConfig
+from benchmarks.harness import finish, options, peak_bytes
+from benchmarks.ingest import ingested, write_criteo
 from pipeline.config.compose import compose
 from pipeline.core.cpus import available_cpus
-from pipeline.store import Store
 
 WORKERS = (1, 2, 4)
 MILLION = 1_000_000
@@ -46,18 +44,19 @@ LOCAL = 0  # workers of a run without Ray
 
 def main() -> None:
     """Run the benchmark and print its JSON line; with ``--one``: a single ingestion, as a child does."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=2 * MILLION)
-    options.add_argument("--times", type=int, default=8, help="rows of the second log, in multiples of the first's")
-    options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--one", type=int, help="one ingestion of --log by so many workers (0: local)")
-    options.add_argument("--cpus", type=float, default=1.0, help="that all of it has together, by a quota")
-    options.add_argument("--share", type=float, default=1.0, help="that each of its processes has")
-    options.add_argument("--write", type=int, help=argparse.SUPPRESS)
-    options.add_argument("--log", help="folder of logs, for --one; file, for --write")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        rows=2 * MILLION,
+        times=(8, "rows of the second log, in multiples of the first's"),
+        rounds=2,
+        one=(None, "one ingestion of --log by so many workers (0: local)", {"type": int}),
+        cpus=(1.0, "that all of it has together, by a quota"),
+        share=(1.0, "that each of its processes has"),
+        write=(None, argparse.SUPPRESS, {"type": int}),
+        log=(None, "folder of logs, for --one; file, for --write"),
+    )
     if given.write is not None:
-        _write(given.log, given.write, given.rows)
+        write_criteo(given.log, given.rows, 2026 + given.write)
     elif given.one is not None:
         _child(given.one, given.log, given.cpus, given.share)
     else:
@@ -123,12 +122,6 @@ def _generate(folder: str, rows: int, files: int) -> None:
         list(pool.map(one, range(files)))
 
 
-def _write(path: str, number: int, rows: int) -> None:
-    from pipeline.ingest.synthetic import write_tsv
-
-    write_tsv(SyntheticConfig(rows=rows, ids_per_feature=IDS), 2026 + number, path)
-
-
 def _independent(log: str, most: int) -> float:
     """Rows per second of ``most`` processes at once, a core and a thread each, over ``most`` times those of one."""
     alone = _run(LOCAL, log, 1)["rows_per_s"]
@@ -171,7 +164,7 @@ def _child(workers: int, log: str, cpus: float, share: float) -> None:
         config = compose([*settings, f"data.path={log}"])
         with shares(_processes(), share, together=cpus) as share:
             began, own, others = time.perf_counter(), time.process_time(), _children_seconds()
-            summary, files = _ingest(config, f"{folder}/store")
+            summary, files = ingested(config, f"{folder}/store")
             seconds, own = time.perf_counter() - began, time.process_time() - own
             others = (ended[-1] if ended else _children_seconds()) - others
     rows = int(summary["rows"])
@@ -238,17 +231,8 @@ def _started(workers: int) -> tuple[list[int], list[float]]:
 def _warm_up(settings: list[str], folder: str) -> None:
     """Ingest a little, so that every process has imported what it needs."""
     log = f"{folder}/warm.tsv"
-    _write(log, -1, 100_000)
-    _ingest(compose([*settings, "ingest.block_mib=1", f"data.path={log}"]), f"{folder}/warm")
-
-
-def _ingest(config: Config, store: str) -> tuple[dict[str, Any], dict[str, str]]:
-    from pipeline.ingest.stage import ingest
-
-    with Store(store).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-        summary = ingest(config.data, config.ingest, config.seed, draft)
-        artifact = draft.commit(summary)
-    return summary, {name: entry.checksum for name, entry in artifact.files.items()}
+    write_criteo(log, 100_000, 2025)
+    ingested(compose([*settings, "ingest.block_mib=1", f"data.path={log}"]), f"{folder}/warm")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ days. ``ratio``: the smallest of all AUCs by guess over those by hand. A log tha
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import hashlib
-import io
 import json
 import tempfile
 import warnings
@@ -24,22 +21,16 @@ import numpy as np
 import polars as pl
 import yaml
 
-from benchmarks import flights
 from benchmarks.code_logs import code_logs
-from benchmarks.common import finish
-from pipeline import cli
+from benchmarks.harness import finish, nightjar, options, words
+from benchmarks.logs import flights, flights_settings
 from pipeline.config.compose import compose
 from pipeline.store import Store
 
 SHARED = Path(__file__).parents[2] / "shared/data"
 TRAIN, TEST = 1, 2  # days: a split by day holds out the last one
-MODEL = [
-    "model.embedding_dim=8",
-    "model.bottom_mlp=[64]",
-    "model.top_mlp=[64,32]",
-    "train.precision=fp32",
-    "hardware=laptop",
-]
+MODEL = words("""model.embedding_dim=8 model.bottom_mlp=[64] model.top_mlp=[64,32] train.precision=fp32
+                hardware=laptop""")
 ADULT = [*MODEL, "train.global_batch=256", "train.epochs=4", "train.warmup_steps=50"]
 LAST_DAYS = 36  # of the flights' year, held out
 FOLD = ["data.day_column=fold", "data.split.by=day"]
@@ -62,11 +53,12 @@ class Log:
 
 def main() -> None:
     """Train on every log by both schemas and print a table and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, default=3, help="each with rows of its own held out")
-    options.add_argument("--rows", type=int, default=40_000, help="of the generated log")
-    options.add_argument("--logs", nargs="*", help="names of those that are taken (default: all)")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        seeds=(3, "each with rows of its own held out"),
+        rows=(40_000, "of the generated log"),
+        logs=([], "names of those that are taken (default: all)"),
+    )
     warnings.simplefilter("ignore")
     areas: dict[str, dict[str, float]] = {}
     typed: dict[str, float] = {}
@@ -109,8 +101,8 @@ def _logs(rows: int) -> list[Log]:
         named = [f"data.columns=[{','.join(columns)}]"]
         settings = [*MODEL, "train.global_batch=128", "train.warmup_steps=10", *named]
         logs.append(Log("criteo", _lines(sample, "\t", None), ["data=criteo"], settings))
-    if (source := flights.flights()) is not None:
-        settings = flights.overrides(source)
+    if (source := flights()) is not None:
+        settings = flights_settings(source)
         split = ["data.day_column=date", "data.split.by=day", f"data.split.test_days={LAST_DAYS}"]
         of_data = [each for each in settings if "data" in each.split("=")[0] and "data.name" not in each]
         rest = [each for each in settings if each not in of_data and "data.name" not in each]
@@ -223,7 +215,7 @@ def _pair(log: Log, seed: int) -> tuple[float, float]:
     """AUC by hand and by guess on the same held-out rows."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _do(["init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my"])
+        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my")
         path = log.write(folder, seed)
         shared = [f"data.path={path}", f"store={place}/store", f"seed={seed}", *log.shared, *(log.folded or FOLD)]
         return (
@@ -236,7 +228,7 @@ def _typed_alike(log: Log) -> float:
     """Share of the columns of ``log`` that the drafted schema types as a human does."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _do(["init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my"])
+        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my")
         schema = yaml.safe_load((folder / "my/data/guessed.yaml").read_text())
     guessed = {
         (settings or {}).get("column", name): kind
@@ -253,16 +245,8 @@ def _columns(folder: Path) -> list[str]:
 
 
 def _area(folder: Path, run: str, arguments: list[str]) -> float:
-    _do(["run", f"run={run}", *arguments])
+    nightjar("run", f"run={run}", *arguments)
     return float(Store(f"{folder}/store").read_json(f"runs/{run}/result.json")["eval"]["auc"])
-
-
-def _do(arguments: list[str]) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = cli.main(arguments)
-    if code:
-        raise SystemExit(f"nightjar {' '.join(arguments)} ended with {code}:\n{said.getvalue()}")
 
 
 if __name__ == "__main__":

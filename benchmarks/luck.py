@@ -13,18 +13,17 @@ JSON object, which FILE has after every run. The exit code is 1 where a run fail
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.busy import busy_loops
 from tests.figures import differing, read_figures
 
 ROOT = Path(__file__).parents[1]
@@ -58,25 +57,13 @@ def clone(folder: Path) -> Path:
     return place
 
 
-@contextlib.contextmanager
-def loops(count: int) -> Iterator[None]:
-    """Within: ``count`` processes compute without ever waiting."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-
-
 def run_suite(place: Path, run: Run, logs: Path) -> None:
     """Run ``make test`` of ``place`` in random order; fill in how it ended, and write its output and figures."""
     log, options = logs / f"run-{run.number}.log", f"-v --random-order --random-order-seed={run.seed}"
     if run.figures:
         options += f" -p tests.figures --figures={figures_of(run, logs)}"
     began = time.monotonic()
-    with loops(LOOPS if run.beside else 0), log.open("w") as sink:
+    with busy_loops(LOOPS if run.beside else 0), log.open("w") as sink:
         command = ["make", "-s", "test", f"OPTIONS={options}"]
         run.code = subprocess.run(command, cwd=place, stdout=sink, stderr=subprocess.STDOUT).returncode
     run.seconds = round(time.monotonic() - began, 1)

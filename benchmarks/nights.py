@@ -8,17 +8,13 @@ day, many more than its log has (on the log's own, the standard error of nightly
 the bar). By the hash split nobody trained on a row equal to one of them. Seconds are those of the stages ingest to
 train, all of them in this process, without the first night's. ``ratio``: the largest NE of nightly over scratch, of all
 nights of all ``--seeds``, each of which draws another world; the bars: at most 1.003, with at most a quarter of the
-seconds, and below frozen on every night after the third.
+seconds, and below frozen on every night after the third. Lists of figures are by night, those of the first seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import io
-import logging
 import tempfile
-import warnings
 from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -26,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import finish
-from pipeline import cli
+from benchmarks.harness import finish, nightjar, options, show, silent, words
 from pipeline.core.errors import GateHeldError
 from pipeline.evaluation import evaluate
 from pipeline.publishing.promotion import incumbent
@@ -44,135 +39,103 @@ FIRST = date(2026, 1, 1)
 TRAINING = ("ingest", "plan", "partition", "train")
 MODELS = ("nightly", "scratch", "frozen")
 NIGHT_AFTER = 3  # the first nights, in which a frozen model may still do
-SETTINGS = (
-    "data=synthetic",
-    "data.synthetic.drift=0.06",
-    "data.synthetic.new_ids=0.02",
-    "data.synthetic.popularity_drift=0.02",
-    "model.embedding_dim=8",
-    "model.bottom_mlp=[32]",
-    "model.top_mlp=[64,32]",
-    "train.global_batch=512",
-    "train.precision=fp32",
-    "train.lr=0.001",
-    "train.warmup_steps=1",
-    "train.schedule=constant",
-    "train.threads_per_rank=1",
-    "train.log_every_steps=1000",
-    "gate.replicates=50",
-    "gate.max_psi=null",
-    "gate.max_calibration_error=0.2",
-    # The bench compares trainings: a night that is held because its 60,000 held-out rows are too few would make it one
-    # of the gate.
-    "gate.max_ne_increase=0.01",
-    "gate.best_of_last=1",
-    "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
-)
+DRIFT = words("""data=synthetic data.synthetic.drift=0.06 data.synthetic.new_ids=0.02
+    data.synthetic.popularity_drift=0.02""")
+SETTINGS = words("""model.embedding_dim=8 model.bottom_mlp=[32] model.top_mlp=[64,32] train.global_batch=512
+    train.precision=fp32 train.lr=0.001 train.warmup_steps=1 train.schedule=constant train.threads_per_rank=1
+    train.log_every_steps=1000 gate.replicates=50 gate.max_psi=null gate.max_calibration_error=0.2
+    gate.best_of_last=1 launch.inline=[ingest,plan,partition,train,evaluate,publish]""")
+# The bench compares trainings: a night that is held because its 60,000 held-out rows are too few would make it one
+# of the gate.
+SETTINGS.append("gate.max_ne_increase=0.01")
 
 
 def main() -> None:
-    """Run the nights and print a table and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--nights", type=int, default=10)
-    options.add_argument("--rows", type=int, default=300_000, help="of a day, a fifth of them held out")
-    options.add_argument("--judged", type=int, default=500_000, help="drawn of each day, a fifth of them scored")
-    options.add_argument("--ids", type=int, default=1_000, help="of the largest feature")
-    options.add_argument("--seeds", type=_numbers, default=[2026], help="of worlds and models, such as 1,2,3")
-    options.add_argument("--plot", type=Path, help="write the first seed's three curves there, as a page with an SVG")
-    options.add_argument("settings", nargs="*", help="overrides of both trainings")
-    given = options.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    world = [f"data.synthetic.rows={given.rows}", f"data.synthetic.ids_per_feature={given.ids}", *given.settings]
-    worlds: list[list[dict[str, float]]] = []
-    for seed in given.seeds:
-        print(f"seed {seed}")
+    given = options(
+        __doc__,
+        words="settings",
+        nights=10,
+        rows=(300_000, "of a day, a fifth of them held out"),
+        judged=(500_000, "drawn of each day, a fifth of them scored"),
+        ids=(1_000, "of the largest feature"),
+        seeds=("2026", "of worlds and models, such as 1,2,3"),
+        plot=(None, "write the first seed's three curves there, as a page with an SVG", {"type": Path}),
+    )
+    silent()
+    log = [f"data.synthetic.rows={given.rows}", f"data.synthetic.ids_per_feature={given.ids}", *given.settings]
+    worlds: dict[str, list[dict[str, float]]] = {}
+    for seed in given.seeds.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            store, settings = Store(folder), [f"seed={seed}", *world]
-            worlds.append([_night(store, settings, number, given.judged) for number in range(given.nights)])
+            world = [f"store={folder}", *DRIFT, *SETTINGS, f"seed={seed}", *log]
+            worlds[seed] = [run_night(Store(folder), world, number, given.judged) for number in range(given.nights)]
+    first = next(iter(worlds.values()))
     if given.plot:
-        given.plot.write_text(curves(worlds[0]))
-    _report(given.seeds, worlds)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
-def _report(seeds: Sequence[int], worlds: Sequence[Sequence[dict[str, float]]]) -> None:
-    """The JSON line. Lists of figures are by night, those of the first seed."""
-    every = [night for nights in worlds for night in nights[1:]]
-    late = [night for nights in worlds for night in nights[NIGHT_AFTER:]]
-    ends = [nights[-1] for nights in worlds]
-    seconds = {name: sum(night[f"{name}_seconds"] for night in every) for name in MODELS[:2]}
+        given.plot.write_text(curves(first))
+    every = [night for nights in worlds.values() for night in nights[1:]]
+    late = [night for nights in worlds.values() for night in nights[NIGHT_AFTER:]]
+    ends = [nights[-1] for nights in worlds.values()]
+    nightly, scratch = (sum(night[f"{name}_seconds"] for night in every) for name in MODELS[:2])
+    by_seed = {
+        seed: max(night["nightly"] / night["scratch"] for night in nights[1:]) for seed, nights in worlds.items()
+    }
     finish(
         "nights",
-        max(night["nightly"] / night["scratch"] for night in every),
-        by_seed={
-            str(seed): round(max(night["nightly"] / night["scratch"] for night in nights[1:]), 5)
-            for seed, nights in zip(seeds, worlds, strict=True)
-        },
-        seconds_share=seconds["nightly"] / seconds["scratch"],
+        max(by_seed.values()),
+        by_seed={seed: round(ratio, 5) for seed, ratio in by_seed.items()},
+        seconds_share=nightly / scratch,
         seconds_share_last=max(night["nightly_seconds"] / night["scratch_seconds"] for night in ends),
         frozen_beaten=sum(night["nightly"] < night["frozen"] for night in late),
         of=len(late),
-        held=sum(night["held"] for nights in worlds for night in nights),
+        held=sum(night["held"] for nights in worlds.values() for night in nights),
         standard_error=max(night["error"] for night in every),
         frozen_last=min(night["frozen"] / night["nightly"] for night in ends),
-        **{name: [round(night[name], 5) for night in worlds[0]] for name in MODELS},
-        nightly_seconds=seconds["nightly"],
-        scratch_seconds=seconds["scratch"],
+        **{name: [round(night[name], 5) for night in first] for name in MODELS},
+        nightly_seconds=nightly,
+        scratch_seconds=scratch,
     )
 
 
-def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict[str, float]:
+def run_night(store: Store, world: Sequence[str], number: int, judged: int) -> dict[str, float]:
     """One night of all three; NE and seconds of each."""
     day = FIRST + timedelta(days=number)
-    shared = [f"store={store.url}", *SETTINGS, *world]
-    held = run(["nightly", f"date={day}", "publish.model=nightly", *shared])
+    held = held_by_gate("nightly", f"date={day}", "publish.model=nightly", *world)
     if number:  # the first night is a training from scratch itself
         every = "stages=[ingest,plan,partition,train,evaluate,publish]"
         names = ["publish.model=scratch", f"run=scratch-{day}", "gate.force=to be scored"]
-        run(["run", f"data.day={FIRST}..{day}", every, *names, *shared])
-    dataset = judged_dataset(store, day, shared, judged, f"nightly-{day}")
-    first = store.get(store.read_json(f"runs/nightly-{FIRST}/result.json")["model"]["uri"], "publish")
+        held_by_gate("run", f"data.day={FIRST}..{day}", every, *names, *world)
+    dataset, first = judged_dataset(store, day, world, judged, f"nightly-{day}"), first_model(store, "nightly")
     scratch = serving(store, "scratch") if number else first
     found = scores(store, dataset, {"nightly": serving(store, "nightly"), "scratch": scratch, "frozen": first})
     for name, model in (("nightly", "nightly"), ("scratch", "scratch" if number else "nightly")):
         stages = store.read_json(f"runs/{model}-{day}/result.json")["stages"]
         found[f"{name}_seconds"] = sum(stages[stage]["seconds"] for stage in TRAINING)
     found["held"] = float(held)
-    share = found["nightly_seconds"] / found["scratch_seconds"]
-    print(
-        f"{day}  NE nightly {found['nightly']:.5f}  scratch {found['scratch']:.5f} "
-        f"({found['nightly'] / found['scratch'] - 1:+.3%} ± {found['error']:.3%})  frozen {found['frozen']:.5f} "
-        f"({found['frozen'] / found['nightly'] - 1:+.3%})  {found['nightly_seconds']:.1f} s of "
-        f"{found['scratch_seconds']:.1f} s ({share:.0%}){'  HELD' if held else ''}",
-        flush=True,
-    )
+    show(str(day), found)
     return found
 
 
-def judged_dataset(store: Store, day: date, shared: Sequence[str], rows: int, run_name: str) -> Artifact:
+def first_model(store: Store, model: str) -> Artifact:
+    """The version that the first night published."""
+    return store.get(store.read_json(f"runs/{model}-{FIRST}/result.json")["model"]["uri"], "publish")
+
+
+def judged_dataset(store: Store, day: date, world: Sequence[str], rows: int, run_name: str) -> Artifact:
     """The dataset whose held-out rows are scored: ``rows`` of ``day``, ids and inputs as in the run ``run_name``."""
     night = store.read_json(f"runs/{run_name}/result.json")["stages"]["ingest"]["artifact"]
     name = f"judged-{day}"
     more = [f"data.synthetic.rows={rows}", f"data.mapping_from={night}", "data.name=judged", f"run={name}"]
-    run(["ingest", f"data.day={day}", *shared, *more])
+    nightjar("ingest", f"data.day={day}", *world, *more)
     return store.get(store.read_json(f"runs/{name}/result.json")["stages"]["ingest"]["artifact"], "ingest")
 
 
-def run(arguments: list[str]) -> bool:
-    """Do the command, silently; whether the gate held its model. What it said where it fails."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = cli.main(arguments)
-    if code not in (0, GateHeldError.exit_code):
-        raise SystemExit(f"nightjar {' '.join(arguments[:2])} ended with {code}:\n{said.getvalue()}")
-    return code == GateHeldError.exit_code
+def held_by_gate(*arguments: str) -> bool:
+    """Do the command, silently; whether the gate held its model."""
+    held = GateHeldError.exit_code
+    return nightjar(*arguments, allowed=(0, held)) == held
 
 
 def serving(store: Store, model: str) -> Artifact:
+    """The version of ``model`` that serves."""
     found = incumbent(store, model)
     assert found is not None
     return found
@@ -190,8 +153,8 @@ def scores(store: Store, dataset: Artifact, versions: dict[str, Artifact]) -> di
     labels = np.asarray(split.column(LABEL)).astype(np.float64)
     logits = {name: np.concatenate(found.logits[name]).astype(np.float64) for name in versions}
     losses = {name: np.logaddexp(0, values) - labels * values for name, values in logits.items()}
-    apart = losses["nightly"] - losses["scratch"]
-    error = float(apart.std() * np.sqrt(len(apart)) / losses["scratch"].sum())
+    difference = losses["nightly"] - losses["scratch"]
+    error = float(difference.std() * np.sqrt(len(difference)) / losses["scratch"].sum())
     return {name: float(evaluate(labels, logits[name])["ne"]) for name in versions} | {"error": error}
 
 

@@ -10,10 +10,10 @@ Both must end in the same bits.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from benchmarks.clicks import config_of
-from benchmarks.common import finish
+from benchmarks.harness import finish, options, show
+from benchmarks.models_and_rows import config_of
 from pipeline.core.units import MIB
 from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.huge_pages import use_large_pages
@@ -35,41 +35,50 @@ from pipeline.training.distributed import connect
 
 TABLES, BATCH, WIDTH = 26, 4096, 16
 TURNS, WARM = 42, 2
+DISTRIBUTIONS = {"zipf": 1.05, "uniform": 0.0}
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="of each table")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    connect(config_of(args.threads).hardware, args.threads)  # memory is allocated as in a training
+    given = options(__doc__, rows=(100_000, "of each table"), threads=1)
+    connect(config_of(threads=given.threads).hardware, given.threads)  # memory is allocated as in a training
     figures: dict[str, Any] = {}
-    for ids, exponent in (("zipf", 1.05), ("uniform", 0.0)):
-        figures |= {f"{name}_{ids}": value for name, value in compare(args.rows, exponent).items()}
-        print(f"{ids:<9}" + "  ".join(f"{k} {v:.3f}" for k, v in figures.items() if k.endswith(ids)), flush=True)
-    finish("pages", min(figures["ratio_zipf"], figures["ratio_uniform"]), threads=args.threads, **figures)
+    for ids, exponent in DISTRIBUTIONS.items():
+        found = compare(given.rows, exponent)
+        show(ids, found, ".3f")
+        figures |= {f"{name}_{ids}": value for name, value in found.items()}
+    finish("pages", min(figures[f"ratio_{ids}"] for ids in DISTRIBUTIONS), threads=given.threads, **figures)
 
 
-def compare(rows: int, exponent: float) -> dict[str, Any]:
+def compare(rows: int, exponent: float) -> dict[str, float]:
     """Medians of the passes in ms and of their ratios; ``moved_mib``: how much memory was moved."""
-    small, large = _tables(rows), _tables(rows)
-    moved = use_large_pages(_shards(large))
-    drawn, times = _ids(rows, exponent), {"small": [[0.0, 0.0]], "large": [[0.0, 0.0]]}
+    modules = {"small": tables_of(rows), "large": tables_of(rows)}
+    weights, states = modules["large"].split_embedding_weights(), modules["large"].split_optimizer_states()
+    shards = [
+        LocalShard(f"t{i}", 0, len(each), 0, WIDTH, True, each, {"sum": states[i][0]}) for i, each in enumerate(weights)
+    ]
+    moved, drawn = use_large_pages(shards), draws(rows, exponent)
+    offsets, gradient = torch.arange(TABLES * BATCH + 1), torch.full((BATCH, TABLES * WIDTH), 1e-4)
+    times: dict[str, list[list[float]]] = {name: [] for name in modules}
     for turn in range(TURNS):
-        ids, pair = drawn(), [("small", small), ("large", large)]
-        for name, module in pair if turn % 2 else pair[::-1]:
-            times[name].append(_pass(module, ids))
-    _check_equal(small, large)
-    measured = {name: np.array(each[1 + WARM :]) for name, each in times.items()}
-    figures = {"ratio": float(np.median(measured["small"].sum(1) / measured["large"].sum(1))), "moved_mib": moved / MIB}
-    for name, each in measured.items():
+        ids = next(drawn)
+        for name in ("small", "large") if turn % 2 else ("large", "small"):
+            began = time.perf_counter()
+            pooled = modules[name](ids, offsets)
+            between = time.perf_counter()
+            pooled.backward(gradient)
+            times[name].append([between - began, time.perf_counter() - between])
+    pairs = zip(*(module.split_embedding_weights() for module in modules.values()), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs), "tables in large pages ended in other bits"
+    small, large = (np.array(each[WARM:]) for each in times.values())
+    figures = {"ratio": float(np.median(small.sum(1) / large.sum(1))), "moved_mib": moved / MIB}
+    for name, each in (("small", small), ("large", large)):
         for part, label in ((0, "forward"), (1, "backward")):
             figures[f"{name}_{label}_ms"] = 1000 * statistics.median(each[:, part])
     return figures
 
 
-def _tables(rows: int) -> Any:
+def tables_of(rows: int) -> Any:
+    """FBGEMM's kernel, whose passes the compiled library takes over."""
     torch.manual_seed(1)
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES,
@@ -83,45 +92,18 @@ def _tables(rows: int) -> Any:
         states[0].zero_()
     kernels = library()
     assert kernels is not None, "the compiled library is not installed"
-    tables = [_Table(f"t{i}") for i in range(TABLES)]
+    tables: list[Any] = [SimpleNamespace(name=f"t{i}", feature_names=[f"t{i}"]) for i in range(TABLES)]
     spec = TABLE_OPTIMIZERS.get("rowwise_adagrad")
     module.forward = CompiledTables(Kernel(module, tables, fused=True), spec, kernels)
     return module
 
 
-class _Table:
-    """What ``CompiledTables`` reads of a table of a kernel."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.feature_names = name, [name]
-
-
-def _shards(module: Any) -> list[LocalShard]:
-    weights, states = module.split_embedding_weights(), module.split_optimizer_states()
-    return [
-        LocalShard(f"t{i}", 0, len(each), 0, WIDTH, True, each, {"sum": states[i][0]}) for i, each in enumerate(weights)
-    ]
-
-
-def _ids(rows: int, exponent: float) -> Callable[[], torch.Tensor]:
-    """Draws ids for a batch: frequent ones have low rows, as ingestion numbers them."""
+def draws(rows: int, exponent: float) -> Iterator[torch.Tensor]:
+    """Ids of batches: frequent ones have low rows, as ingestion numbers them."""
     weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
     edges, generator = np.cumsum(weights / weights.sum()), np.random.default_rng(0)
-    return lambda: torch.from_numpy(np.minimum(np.searchsorted(edges, generator.random(TABLES * BATCH)), rows - 1))
-
-
-def _pass(module: Any, ids: torch.Tensor) -> list[float]:
-    offsets, gradient = torch.arange(TABLES * BATCH + 1), torch.full((BATCH, TABLES * WIDTH), 1e-4)
-    began = time.perf_counter()
-    pooled = module(ids, offsets)
-    between = time.perf_counter()
-    pooled.backward(gradient)
-    return [between - began, time.perf_counter() - between]
-
-
-def _check_equal(one: Any, other: Any) -> None:
-    pairs = zip(one.split_embedding_weights(), other.split_embedding_weights(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs), "tables in large pages ended in other bits"
+    while True:
+        yield torch.from_numpy(np.minimum(np.searchsorted(edges, generator.random(TABLES * BATCH)), rows - 1))
 
 
 if __name__ == "__main__":

@@ -13,23 +13,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, words
 from pipeline.config.compose import compose
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 
 # The benchmark's model: https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm
 # Here the 13 dense features go into the crosses as they are; there an MLP makes a vector of them first.
-MODEL = [
-    "data=dlrmv2",
-    "stages=[ingest,plan]",
-    "model=dcnv2",
-    "model.embedding_dim=128",
-    "model.cross=low_rank",
-    "model.cross_rank=512",
-    "model.cross_layers=3",
-    "model.top_mlp=[1024,1024,512,256]",
-]
+MODEL = words("""data=dlrmv2 stages=[ingest,plan] model=dcnv2 model.embedding_dim=128 model.cross=low_rank
+                model.cross_rank=512 model.cross_layers=3 model.top_mlp=[1024,1024,512,256]""")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ model in which it gains less. ``stock_median`` and ``own_median`` are by model; 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -26,7 +25,8 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
+from benchmarks.models_and_rows import plan_with, table_plan
 from benchmarks.stock import Stock, slowest_rank
 from pipeline.config import Config, TableFigures
 from pipeline.config.compose import compose
@@ -36,7 +36,7 @@ from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.problem import build_problem
 from pipeline.planning.step_prediction import predict
-from pipeline.records import Plan, ShardPlan, TablePlan
+from pipeline.records import Plan, ShardPlan
 
 CASES = 200
 CACHED = 0.2  # TorchRec's share of a table's rows in a cache
@@ -46,12 +46,13 @@ Case = dict[str, Any]
 
 def main() -> None:
     """Run all cases, print each and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--cases", type=int, default=CASES)
-    options.add_argument("--first", type=int, default=0, help="number of the first case, which is also its seed")
-    options.add_argument("--alone", action="store_true", help="run them in this process and print their figures")
-    options.add_argument("--processes", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        cases=CASES,
+        first=(0, "number of the first case, which is also its seed"),
+        alone=(False, "run them in this process and print their figures"),
+        processes=min(2, len(os.sched_getaffinity(0))),
+    )
     numbers = range(given.first, given.first + given.cases)
     if given.alone:
         warnings.simplefilter("ignore")
@@ -169,41 +170,26 @@ def random_config(number: int) -> Config:
 
 def _as_plan(options: list[ShardingOption], inputs: PlanInputs) -> Plan:
     """TorchRec's plan as a record, with the cache that its model assumes."""
-    hardware = inputs.hardware
-    tables = {}
+    hardware, tables = inputs.hardware, {}
     for option in options:
         rows, dim = option.tensor.shape
         tier = TIER_OF_KERNEL.get(option.compute_kernel, "hbm" if hardware.device == "cuda" else "ddr")
-        shards = tuple(
-            ShardPlan(
-                rank=int(shard.rank or 0),
-                row=shard.offset[0],
-                rows=shard.size[0],
-                column=shard.offset[1],
-                columns=shard.size[1],
-            )
-            for shard in option.shards
-        )
-        tables[option.name] = TablePlan(
-            rows=rows,
-            dim=dim,
+        shards = []
+        for shard in option.shards:
+            (row, column), (count, width) = shard.offset, shard.size
+            shards.append(ShardPlan(rank=int(shard.rank or 0), row=row, rows=count, column=column, columns=width))
+        tables[option.name] = table_plan(
+            rows,
+            dim,
+            *shards,
             pooling=inputs.profile.sparse[option.name].pooling,
             tier=tier,
             sharding=option.sharding_type,
             kernel=option.compute_kernel,
-            shards=shards,
-            cost_ms=0.0,
-            reason="",
             cache_rows=max(1, round(CACHED * rows)) if tier == "hbm_cached" else 0,
         )
-    return Plan(
-        hardware=hardware.name,
-        device=hardware.device,
-        world_size=hardware.world_size,
-        ranks_per_host=hardware.ranks_per_host,
-        global_batch=inputs.batch,
-        tables=tables,
-    )
+    plan = plan_with(tables, hardware.world_size, hardware.ranks_per_host, inputs.batch)
+    return replace(plan, hardware=hardware.name, device=hardware.device)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ peak resident set of the fullest rank above what it held after its imports, agai
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options, show
 from pipeline.calibration.machine_figures import calibrate
 from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
@@ -31,22 +30,19 @@ WIDTHS = (32, 64, 128, 256, 512)
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--models", type=int, default=10, help="half of them on one rank, half on two")
-    options.add_argument("--first", type=int, default=0, help="number of the first model")
-    options.add_argument("--steps", type=int, default=40, help="training steps of a model")
-    options.add_argument("--seed", type=int, default=2026)
-    given = options.parse_args()
-    hardware = {ranks: _calibrated(ranks) for ranks in (1, 2)[: given.models]}
-    print(
-        f"{'':78}{'step ms':>16}{'MiB':>14}\n{'model':78}{'pred.':>8}{'meas.':>8}{'pred.':>7}{'meas.':>7}", flush=True
+    given = options(
+        __doc__,
+        models=(10, "half of them on one rank, half on two"),
+        first=(0, "number of the first model"),
+        steps=(40, "training steps of a model"),
+        seed=2026,
     )
+    hardware = {ranks: _calibrated(ranks) for ranks in (1, 2)[: given.models]}
     records = []
     for number in range(given.first, given.first + given.models):
         ranks = 1 + number % 2
         records.append(_compare(random_trial(number, given.seed), hardware[ranks], given.steps))
-        print(_line(records[-1]), flush=True)
+        show(f"model {number}", records[-1], ".1f")
     _report(records)
 
 
@@ -97,13 +93,6 @@ def _compare(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, An
 def _off(record: dict[str, Any], what: str) -> float:
     """How far the prediction is off, as a share of what was measured."""
     return abs(float(record[f"predicted_{what}"]) / float(record[f"measured_{what}"]) - 1)
-
-
-def _line(record: dict[str, Any]) -> str:
-    model = f"{record['ranks']}r {record['model']}"[:78]
-    times = f"{record['predicted_ms']:>8.1f}{record['measured_ms']:>8.1f}"
-    sizes = f"{record['predicted_bytes'] / 2**20:>7.0f}{record['measured_bytes'] / 2**20:>7.0f}"
-    return f"{model:<78}{times}{sizes}  {_off(record, 'ms'):>4.0%} {_off(record, 'bytes'):>4.0%}"
 
 
 def _report(records: list[dict[str, Any]]) -> None:

@@ -7,29 +7,28 @@ there are, by a cgroup's quota: so 4 ranks are to one as on a machine of 4 CPUs 
 ``awake``. They are timed from when all are ready: the start of those of predict is told apart (``start_s``, CPU seconds
 of a rank). ``predict``, ``evaluate``: seconds of one rank over those of 4; ``ratio``: the smaller one; ``predict_2``,
 ``evaluate_2``: of 2. ``predict_cpu``, ``evaluate_cpu``: by CPU seconds of the busiest process, as ``publish`` and
-``publish_2``, which count what its ranks share; ``publish_alone_s``: what rank 0 does then. ``same``: the scores,
-figures and versions of all are the same to the last digit.
+``publish_2``, which count what its ranks share; ``publish_alone_s``: what rank 0 does then (bootstrap, verdict, pages).
+``same``: the scores, figures and versions of all are the same to the last digit.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import hashlib
+import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.common import finish
-from benchmarks.evaluate_ranks import evaluated
-from benchmarks.publish_ranks import published
+from benchmarks.harness import NIGHTJAR, finish, options, python, run_config, silent, words
+from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.ingest.engines import in_order
 from pipeline.ingest.synthetic import write_tsv
@@ -37,78 +36,52 @@ from pipeline.publishing import promotion, versions
 from pipeline.serving.prediction import blocks_of, score_lines
 from pipeline.serving.scorer import Scorer, one_thread
 from pipeline.serving.scoring_processes import Ranks
+from pipeline.stages.steps import steps
 from pipeline.store import Store
 
 MODEL, CACHE, RANKS = "ranks", 1 << 30, (1, 2, 4)
-STAGES = "ingest,plan,partition,train,evaluate,publish"
+STAGES = "stages=[ingest,plan,partition,train,evaluate,publish]"
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=600_000, help="rows that are scored")
-    options.add_argument("--evaluated", type=int, default=2_400_000, help="rows, of which three quarters are evaluated")
-    options.add_argument("--published", type=int, default=600_000, help="rows, of which half are scored for the gate")
-    options.add_argument("--ids", type=int, default=50_000, help="of a feature of the published model")
-    options.add_argument("--block-mib", type=int, default=4, help="ingest.block_mib")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        rows=(600_000, "rows that are scored"),
+        evaluated=(2_400_000, "rows, of which three quarters are evaluated"),
+        published=(600_000, "rows, of which half are scored for the gate"),
+        ids=(50_000, "of a feature of the published model"),
+        block_mib=(4, "ingest.block_mib"),
+    )
+    share = equal_share(max(RANKS))
     with tempfile.TemporaryDirectory() as folder:
         store, log = Store(f"{folder}/store"), f"{folder}/log.tsv"
-        _publish(store, given.block_mib)
+        model = ["data.synthetic.rows=100000", f"ingest.block_mib={given.block_mib}", f"publish.model={MODEL}"]
+        model += ["gate.max_calibration_error=1", STAGES]
+        python(*NIGHTJAR, "run", "experiment=demo", "run=r", f"store={store.url}", *model)
         world = compose(["experiment=demo", f"data.synthetic.rows={given.rows}"])
         write_tsv(world.data.synthetic, world.seed, log)
-        with awake() if equal_share(max(RANKS)) < 1 else nullcontext():
-            predicted = _shown("predict", {ranks: _scored(store, log, ranks) for ranks in RANKS})
-            on_ranks = _shown("evaluate", evaluated(folder, given.evaluated, RANKS))
-        written = _shown("publish", published(folder, given.published, given.ids, RANKS))
-    found = {"predict": predicted, "evaluate": on_ranks, "publish": written}
+        with awake(share < 1):
+            found = {"predict": {ranks: scored(store, log, ranks, share) for ranks in RANKS}}
+            found["evaluate"] = evaluated(folder, given.evaluated, share)
+        found["publish"] = published(folder, given.published, given.ids)
     figures: dict[str, Any] = {}
     for what, by_ranks in found.items():
         for ranks, each in by_ranks.items():
-            figures |= _against_one(what, ranks, each, by_ranks[1])
+            name = what if ranks == max(RANKS) else f"{what}_{ranks}"
+            busiest = by_ranks[1]["busiest"] / each["busiest"]
+            figures[f"{what}_busiest_of_{ranks}_s"] = each["busiest"]
+            if "wall" in each:
+                figures[f"{what}_on_{ranks}_s"] = each["wall"]
+                figures |= {name: by_ranks[1]["wall"] / each["wall"], f"{name}_cpu": busiest}
+            else:
+                figures[name] = busiest
     same = all(len({each["digest"] for each in by_ranks.values()}) == 1 for by_ranks in found.values())
     figures |= {"start_s": found["predict"][4]["start"], "publish_alone_s": found["publish"][4]["alone"]}
     share = found["predict"][4]["share"]
     finish("ranks", min(figures["predict"], figures["evaluate"]), same=same, rows=given.rows, share=share, **figures)
 
 
-def _shown(what: str, by_ranks: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """``by_ranks``, printed."""
-    for ranks, each in by_ranks.items():
-        took = f"{each['wall']:.2f} s, " if "wall" in each else ""
-        print(f"{what} on {ranks} ranks: {took}busiest {each['busiest']:.2f} CPU s of {each['all']:.2f}", flush=True)
-    return by_ranks
-
-
-def _against_one(what: str, ranks: int, each: dict[str, Any], one: dict[str, Any]) -> dict[str, float]:
-    """Seconds on ``ranks`` ranks, and those of one rank over them; by the busiest process, and by time if it counts."""
-    name = what if ranks == max(RANKS) else f"{what}_{ranks}"
-    busiest, figures = one["busiest"] / each["busiest"], {f"{what}_busiest_of_{ranks}_s": each["busiest"]}
-    if "wall" not in each:
-        return {**figures, name: busiest}
-    return {**figures, f"{what}_on_{ranks}_s": each["wall"], name: one["wall"] / each["wall"], f"{name}_cpu": busiest}
-
-
-def _publish(store: Store, block_mib: int) -> None:
-    """A version of the demo's model."""
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.cli",
-        "run",
-        "experiment=demo",
-        "run=r",
-        f"store={store.url}",
-        "data.synthetic.rows=100000",
-        f"ingest.block_mib={block_mib}",
-        f"publish.model={MODEL}",
-        "gate.max_calibration_error=1",
-        f"stages=[{STAGES}]",
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
-def _scored(store: Store, log: str, ranks: int) -> dict[str, Any]:
+def scored(store: Store, log: str, ranks: int, share: float) -> dict[str, Any]:
     """Score ``log`` on so many ranks: CPU seconds and a digest of the scores."""
     place = versions.version_path(MODEL, str(promotion.read_current(store, MODEL).version))
     folder, how = Path(store.full(place)), {"path": log, "memory": CACHE, "labelled": True, "ranks": ranks}
@@ -120,30 +93,136 @@ def _scored(store: Store, log: str, ranks: int) -> dict[str, Any]:
             while side.up < ranks:
                 time.sleep(0.05)
             before = _cpu()
-            with shares(before, equal_share(max(RANKS))) as share:
+            with shares(before, share) as share:
                 began = time.perf_counter()
-                for scored in in_order(lambda each: side.score(each[0]), blocks, ranks):
-                    digest.update(score_lines(scored, scorer.description).write_csv().encode())
+                for block in in_order(lambda each: side.score(each[0]), blocks, ranks):
+                    digest.update(score_lines(block, scorer.description).write_csv().encode())
                 wall = time.perf_counter() - began
             after = _cpu()
     spent = [after[process] - before[process] for process in after]
-    start = [seconds for process, seconds in before.items() if process != psutil.Process().pid]
-    return {
-        "busiest": max(spent),
-        "all": sum(spent),
-        "digest": digest.hexdigest(),
-        "start": max(start, default=0.0),
-        "wall": wall,
-        "share": share,
-    }
+    start = max((seconds for process, seconds in before.items() if process != os.getpid()), default=0.0)
+    print(f"predict on {ranks} ranks: {wall:.2f} s, busiest {max(spent):.2f} CPU s of {sum(spent):.2f}", flush=True)
+    figures = {"busiest": max(spent), "start": start, "wall": wall, "share": share}
+    return {**figures, "digest": digest.hexdigest()}
 
 
 def _cpu() -> dict[int, float]:
     """CPU seconds of this process and of those that it started, by process, without those that keep CPUs awake."""
-    own = psutil.Process()
-    every = [own, *own.children(recursive=True)]
+    me = psutil.Process()
+    every = [me, *me.children(recursive=True)]
     times = {each.pid: each.cpu_times() for each in every if os.sched_getscheduler(each.pid) != os.SCHED_IDLE}
     return {pid: each.user + each.system for pid, each in times.items()}
+
+
+def _on_ranks(what: str, world: int, place: Path, rank: Callable[..., None], *more: Any) -> dict[str, Any]:
+    """Run ``rank`` on ``world`` processes, each of which writes its figures; those of all, the busiest and rank 0."""
+    place.mkdir()
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=rank, args=(number, world, place, *more)) for number in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    found = [json.loads((place / f"{number}.json").read_text()) for number in range(world)]
+    spent = [each["seconds"] for each in found]
+    print(f"{what} on {world} ranks: busiest {max(spent):.2f} CPU s of {sum(spent):.2f}", flush=True)
+    wall = {"wall": max(each["wall"] for each in found)} if "wall" in found[0] else {}
+    return {**found[0], **wall, "busiest": max(spent)}
+
+
+def evaluated(folder: str, rows: int, share: float) -> dict[int, dict[str, Any]]:
+    """Stage evaluate by number of ranks: ``wall`` seconds, CPU ``busiest``, and a ``digest`` of logits and figures.
+
+    A model of the demo is trained, and three quarters of ``rows`` are held out. A rank has one thread and an equal
+    share of the CPUs. It is timed from when all have imported what they need, up to the figures, as in the stage.
+    """
+    world = words(f"""experiment=demo run=e store={folder}/evaluated data.synthetic.rows={rows}
+        data.split.test_share=0.75 train.max_steps=20 train.threads_per_rank=1 train.guard.collapse=false""")
+    configs = {ranks: compose([*world, f"hardware.ranks_per_host={ranks}"]) for ranks in RANKS}
+    checkpoint = run_config(configs[1], last="train")["train"].summary["final"]
+    found = {}
+    for ranks, config in configs.items():
+        run_config(config, last="partition")
+        place = Path(folder) / f"evaluate{ranks}"
+        found[ranks] = _on_ranks("evaluate", ranks, place, _evaluate_rank, config, checkpoint, share)
+    return found
+
+
+def _evaluate_rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, share: float) -> None:
+    import torch.distributed as dist
+
+    from pipeline.evaluation import evaluate, reliability
+    from pipeline.stages.stage_inputs import read_towers
+    from pipeline.training.config_settings import select_prediction_settings
+    from pipeline.training.predict import predict
+
+    silent()
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=world)
+    store = Store(config.store)
+    inputs = run_config(config, last="partition")
+    plan, towers = read_towers(config, store, inputs, [])
+    dist.barrier()
+    with shares([os.getpid()], share):
+        began, spent, digest = time.perf_counter(), time.process_time(), ""
+        found = predict(select_prediction_settings(config), store, inputs["ingest"], plan, checkpoint, towers)
+        if found is not None:
+            figures = evaluate(found.labels, found.logits, found.true_probability)
+            curve = reliability(found.labels, found.logits)
+            text = json.dumps([figures, curve.to_json()], sort_keys=True).encode()
+            digest = hashlib.sha256(found.logits.tobytes() + text).hexdigest()
+        took = {"seconds": time.process_time() - spent, "wall": time.perf_counter() - began}
+    (place / f"{rank}.json").write_text(json.dumps({**took, "digest": digest}))
+
+
+def published(folder: str, rows: int, ids: int) -> dict[int, dict[str, Any]]:
+    """Stage publish by number of ranks: seconds of the ``busiest`` and ``alone``, ``digest`` of files and record.
+
+    A model of the demo is trained with ``ids`` a feature, and half of ``rows`` are held out. What all ranks share is
+    counted: tables, and the held-out rows and features scored for the gate. What rank 0 then does is told apart.
+    """
+    world = words(f"""experiment=demo run=p store={folder}/published data.synthetic.rows={rows}
+        data.synthetic.ids_per_feature={ids} data.split.test_share=0.5 train.max_steps=20 train.threads_per_rank=1
+        train.guard.collapse=false gate.max_rows={rows}""")
+    config = compose([*world, "gate.force=to be measured", STAGES])
+    run_config(dataclasses.replace(config, stages=config.stages[:-1]))
+    return {
+        ranks: _on_ranks("publish", ranks, Path(folder) / f"publish{ranks}", _publish_rank, config) for ranks in RANKS
+    }
+
+
+def _publish_rank(rank: int, world: int, place: Path, config: Config) -> None:
+    import torch.distributed as dist
+    import torch.export._trace  # noqa: F401 (what reading a program imports)
+
+    from pipeline.stages import release, release_gate
+    from pipeline.stages.release_ranks import join_ranks
+
+    silent()
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}  # as torchrun says it
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=world)
+    store = Store(config.store)
+    *earlier, last = steps(config, store)
+    inputs = {step.name: store.get(step.path, step.name) for step in earlier}
+    config.hardware = dataclasses.replace(config.hardware, ranks_per_host=world)
+    config.publish = dataclasses.replace(config.publish, model=f"ranks{world}")
+    join_ranks(config)
+    shared, importance = [0.0], release_gate._measure_importance
+
+    def noted(*given: Any) -> dict[str, Any]:  # the last thing that ranks share
+        worth = importance(*given)
+        shared[0] = time.process_time()
+        return worth
+
+    release_gate._measure_importance = noted
+    dist.barrier()
+    began = time.process_time()
+    version, digest = release.version_of(config, store, last, inputs), ""
+    if version is not None:
+        gate = store.read_json(f"{version.path}/gate.json") | {"model": ""}
+        files = {name: entry.checksum for name, entry in version.files.items() if name.startswith("tables/")}
+        digest = hashlib.sha256(json.dumps([files, gate], sort_keys=True).encode()).hexdigest()
+    record = {"seconds": shared[0] - began, "alone": time.process_time() - shared[0], "digest": digest}
+    (place / f"{rank}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

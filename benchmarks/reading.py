@@ -10,7 +10,6 @@ global batch has rows of.
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 import time
@@ -21,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.store import Artifact, Store
 from pipeline.training.batches import BatchReader
@@ -80,13 +79,13 @@ class Reading:
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--groups", type=int, default=700, help="row groups of the dataset")
-    options.add_argument("--group-rows", type=int, default=8192)
-    options.add_argument("--batch", type=int, default=65_536, help="rows of a global batch")
-    options.add_argument("--pairs", type=int, default=1000, help="random (position, ranks) that are resumed")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        groups=(700, "row groups of the dataset"),
+        group_rows=8192,
+        batch=(65_536, "rows of a global batch"),
+        pairs=(1000, "random (position, ranks) that are resumed"),
+    )
     with tempfile.TemporaryDirectory() as folder:
         store = Metered(folder)
         dataset = _write(store, "data", given.groups, given.group_rows, DENSE, IDS)
@@ -95,7 +94,7 @@ def main() -> None:
         done = {world: _read(store, dataset, world, given.batch) for world in WORLDS}
         small = _write(store, "small", 600, 48, 1, 1)
         resumed = _resumed(SplitReader(store, small, "train"), given.pairs)
-        mixed = _mixed(done[1].order, given.group_rows)
+        mixed = float(np.mean([len(np.unique(batch // given.group_rows)) for batch in done[1].order]))
     one, many = done[1], done[64]
     rows = sum(len(batch) for batch in one.order)
     finish(
@@ -105,7 +104,9 @@ def main() -> None:
         cpu=one.cpu_seconds / many.cpu_seconds,
         decoded_over_rows=many.decoded / rows,
         fetched_over_size=many.fetched / size,
-        same_order=all(_same(each, one) for each in done.values()),
+        same_order=all(
+            all(np.array_equal(a, b) for a, b in zip(each.order, one.order, strict=True)) for each in done.values()
+        ),
         resumed=resumed,
         groups_mixed=mixed,
         rows=rows,
@@ -168,14 +169,6 @@ def _order(batch: int, rank: int = 0, world: int = 1) -> Order:
 
 def _numbers(batch: Any) -> np.ndarray:
     return batch.dense[batch.weights > 0, 0].numpy().astype(np.int64)
-
-
-def _same(one: Reading, other: Reading) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one.order, other.order, strict=True))
-
-
-def _mixed(order: list[np.ndarray], group_rows: int) -> float:
-    return float(np.mean([len(np.unique(batch // group_rows)) for batch in order]))
 
 
 def _resumed(split: SplitReader, pairs: int, batch: int = 512, epochs: int = 3) -> float:

@@ -13,14 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
-import socket
 import statistics
 import tempfile
 import time
-import warnings
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +23,8 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.clicks import config_of, generate, plan_of
-from benchmarks.common import finish
-from pipeline.config import HardwareConfig
-from pipeline.records import DatasetSchema, Plan
+from benchmarks.harness import be_rank, finish, free_port, in_turns, median_ratio, options, silent
+from benchmarks.models_and_rows import BATCH, TABLES, config_of, generate, plan_with, table_plan
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
 from pipeline.training.config_settings import select_model_settings
@@ -44,63 +37,8 @@ WARM_UP = 12  # steps before the clock starts
 GROUP = 8192  # rows of a row group: enough of them for a lane a rank
 
 
-def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--steps", type=int, default=60, help="timed steps of a round")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--precision", default="auto", help="train.precision")
-    options.add_argument("--exchange", default="fp32", help="partition.exchange")
-    given = options.parse_args()
-    runs = [_Run(world, 1, equal_share(most)) for most in (2, 4) for world in (1, most)]
-    runs = list(dict.fromkeys([*runs, _Run(1, 4, equal_share(4))]))
-    speeds: dict[_Run, list[float]] = {run: [] for run in runs}
-    phases: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        generate(Store(folder), (given.steps + WARM_UP + 8) * 8192, 0, GROUP)
-        for number in range(given.rounds):
-            for run in runs:
-                rate, phases[str(run)] = _measured(given, folder, run)
-                speeds[run].append(rate)
-            rates = "  ".join(f"{run}: {speeds[run][-1]:,.0f}/s" for run in runs)
-            print(f"round {number + 1}: {rates}", flush=True)
-    over_one = {(run.world, run.copies): _over(speeds[replace(run, world=1, copies=1)], speeds[run]) for run in runs}
-    finish(
-        "scaling",
-        over_one[4, 1],
-        ratio_2=over_one[2, 1],
-        ceiling=over_one[1, 4],
-        share=over_one[4, 1] / over_one[1, 4],
-        phases_ms=phases,
-        precision=given.precision,
-        cpus_a_rank={2: equal_share(2), 4: equal_share(4)},
-        samples_per_s={str(run): statistics.median(each) for run, each in speeds.items()},
-    )
-
-
-def _over(first: list[float], second: list[float]) -> float:
-    return statistics.median(b / a for a, b in zip(first, second, strict=True))
-
-
-def _measured(given: argparse.Namespace, folder: str, run: _Run) -> tuple[float, dict[str, float]]:
-    """Samples/s of all trainings of ``run``, and the phases of the first one's step."""
-    context = mp.get_context("spawn")
-    ports, ranks = [_free_port() for _ in range(run.copies)], run.world * run.copies
-    task = _Task(run.world, run.copies, folder, given.steps, given.precision, given.exchange, ports)
-    ready, together = context.Barrier(ranks + 1), context.Barrier(ranks)
-    running = mp.spawn(_rank, args=(task, ready, together), nprocs=ranks, join=False)
-    while ready.n_waiting < ranks:
-        running.join(0.05)  # raises the error of a rank that ended
-    with awake() if run.cpus < 1 else nullcontext(), shares(running.pids(), run.cpus):
-        ready.wait()
-        while not running.join():
-            pass
-    figures = json.loads((Path(folder) / "figures.json").read_text())
-    return figures["samples_per_s"], figures["phases"]
-
-
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """``copies`` trainings at once on ``world`` ranks each, of which each process has so many ``cpus``."""
 
     world: int
@@ -111,79 +49,87 @@ class _Run:
         return f"{self.world * self.copies}{' apart' if self.copies > 1 else ''} at {self.cpus:g}"
 
 
-@dataclass(frozen=True)
-class _Task:
-    """``copies`` trainings on ``world`` ranks each, which divide the global batch."""
+def main() -> None:
+    given = options(
+        __doc__,
+        steps=(60, "timed steps of a round"),
+        rounds=3,
+        precision=("auto", "train.precision"),
+        exchange=("fp32", "partition.exchange"),
+    )
+    runs = [Run(world, 1, equal_share(most)) for most in (2, 4) for world in (1, most)]
+    runs = list(dict.fromkeys([*runs, Run(1, 4, equal_share(4))]))
+    with tempfile.TemporaryDirectory() as folder:
+        generate(Store(folder), (given.steps + WARM_UP + 8) * BATCH, 0, GROUP)
+        found = in_turns({str(run): lambda run=run: measure(given, folder, run) for run in runs}, given.rounds)
+    speeds = {name: [each["samples_per_s"] for each in rounds] for name, rounds in found.items()}
+    over_one = {}
+    for run in runs:
+        over_one[run.world, run.copies] = median_ratio(speeds[str(run)], speeds[str(replace(run, world=1, copies=1))])
+    finish(
+        "scaling",
+        over_one[4, 1],
+        ratio_2=over_one[2, 1],
+        ceiling=over_one[1, 4],
+        share=over_one[4, 1] / over_one[1, 4],
+        phases_ms={name: rounds[-1]["phases"] for name, rounds in found.items()},
+        precision=given.precision,
+        cpus_a_rank={2: equal_share(2), 4: equal_share(4)},
+        samples_per_s={name: statistics.median(rounds) for name, rounds in speeds.items()},
+    )
 
-    world: int
-    copies: int
-    folder: str
-    steps: int
-    precision: str
-    exchange: str
-    ports: list[int]
+
+def measure(given: argparse.Namespace, folder: str, run: Run) -> dict[str, Any]:
+    """Samples/s of all trainings of ``run``, and the phases of the first one's step."""
+    context, ranks = mp.get_context("spawn"), run.world * run.copies
+    ports = [free_port() for _ in range(run.copies)]
+    ready, together = context.Barrier(ranks + 1), context.Barrier(ranks)
+    running = mp.spawn(_rank, args=(run, folder, given, ports, ready, together), nprocs=ranks, join=False)
+    while ready.n_waiting < ranks:
+        running.join(0.05)  # raises the error of a rank that ended
+    with awake(run.cpus < 1), shares(running.pids(), run.cpus):
+        ready.wait()
+        while not running.join():
+            pass
+    figures: dict[str, Any] = json.loads(Path(folder, "figures.json").read_text())
+    print(f"{run}: {figures['samples_per_s']:,.0f} samples/s", flush=True)
+    return figures
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _rank(number: int, task: _Task, ready: Any, together: Any) -> None:
+def _rank(
+    number: int, run: Run, folder: str, given: argparse.Namespace, ports: list[int], ready: Any, together: Any
+) -> None:
     """Train as a rank of a training; the first one writes ``figures.json``. All start and stop the clock together."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    copy, rank = divmod(number, task.world)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(task.world),
-        "MASTER_ADDR": "127.0.0.1",
-        "LOCAL_WORLD_SIZE": str(task.world),
-        "MASTER_PORT": str(task.ports[copy]),
-    }
-    config = config_of(threads=1)
-    batch = config.train.batch // task.copies
-    config = replace(
-        config,
-        hardware=HardwareConfig(name="bench", ranks_per_host=task.world),
-        train=replace(config.train, precision=task.precision, global_batch=batch),
-        partition=replace(config.partition, exchange=task.exchange),
-    )
+    silent()
+    copy, rank = divmod(number, run.world)
+    be_rank(rank, run.world, ports[copy])
+    config = config_of(batch=BATCH // run.copies, ranks=run.world, threads=1, precision=given.precision)
+    config = replace(config, partition=replace(config.partition, exchange=given.exchange))
     device = connect(config.hardware, config.train.threads_per_rank)
-    store: Store = Store(task.folder)
+    store: Store = Store(folder)
     split = SplitReader(store, store.get("data", "ingest"), "train")
-    trainer = StepExecutor(select_model_settings(config), split.schema, _plan(split.schema, task.world), device)
-    order = Order(
-        key="scaling", seed=1, global_batch=batch, lanes=config.train.dealt_lanes, rank=rank, world_size=task.world
-    )
+    # The tables whole, neighbours on the same rank.
+    tables = {
+        column.name: table_plan(column.rows, config.model.embedding_dim, rank=i * run.world // TABLES)
+        for i, column in enumerate(split.schema.sparse)
+    }
+    trainer = StepExecutor(select_model_settings(config), split.schema, plan_with(tables, run.world), device)
+    batch, lanes = config.train.batch, config.train.dealt_lanes
+    order = Order(key="scaling", seed=1, global_batch=batch, lanes=lanes, rank=rank, world_size=run.world)
     ready.wait()
     with BatchReader(split, order) as reader:
         for _ in range(WARM_UP):
             trainer.step(reader)
         together.wait()
         began = time.perf_counter()
-        for _ in range(task.steps):
+        for _ in range(given.steps):
             trainer.step(reader)
         together.wait()
         seconds = time.perf_counter() - began
     if number == 0:
-        figures: dict[str, Any] = {"samples_per_s": task.steps * batch * task.copies / seconds}
-        figures["phases"] = {name: round(ms, 2) for name, ms in trainer.clock.figures().items()}
-        (Path(task.folder) / "figures.json").write_text(json.dumps(figures))
-
-
-def _plan(schema: DatasetSchema, world: int) -> Plan:
-    """The tables whole, neighbours on the same rank."""
-    plan = plan_of(schema)
-    names = list(plan.tables)
-    ranks = {name: i * world // len(names) for i, name in enumerate(names)}
-    tables = {
-        name: replace(table, shards=(replace(table.shards[0], rank=ranks[name]),))
-        for name, table in plan.tables.items()
-    }
-    return replace(plan, tables=tables, world_size=world, ranks_per_host=world)
+        phases = {name: round(ms, 2) for name, ms in trainer.clock.figures().items()}
+        figures = {"samples_per_s": given.steps * batch * run.copies / seconds, "phases": phases}
+        Path(folder, "figures.json").write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -13,61 +13,42 @@ with twice the samples.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, in_turns, options, show
 from benchmarks.padded_blocks import padded
 from pipeline.models.layers import Jagged
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 
-BLOCKS = ("din", "sasrec", "bst", "hstu", "bst/2", "hstu/2")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """``events`` [n, D] of samples of ``lengths`` [B], and ``targets`` [B, D]."""
-
-    events: Tensor
-    lengths: Tensor
-    targets: Tensor
-
-    @property
-    def rows(self) -> Tensor:
-        """The sample of each event."""
-        return torch.repeat_interleave(torch.arange(len(self.lengths)), self.lengths)
-
-
+BLOCKS = ["din", "sasrec", "bst", "hstu", "bst/2", "hstu/2"]
+OPTIONS = {
+    "blocks": (BLOCKS, "a number behind / is of layers", {"nargs": "+"}),
+    "samples": (512, "rows of a batch"),
+    "mean": 20,
+    "longest": 200,
+    "dim": 32,
+    "rounds": 15,
+    "threads": 1,
+}
+Batch = tuple[Tensor, Tensor, Tensor]  # events [n, D] of samples of lengths [B], and targets [B, D]
 Vectors = Callable[[Tensor, Tensor], Tensor]
 
 
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--blocks", nargs="+", default=list(BLOCKS), help="a number behind / is of layers")
-    options.add_argument("--samples", type=int, default=512)
-    options.add_argument("--mean", type=int, default=20)
-    options.add_argument("--longest", type=int, default=200)
-    options.add_argument("--dim", type=int, default=32)
-    options.add_argument("--rounds", type=int, default=15)
-    options.add_argument("--threads", type=int, default=1)
-    given = options.parse_args()
+    given = options(__doc__, **OPTIONS)
     torch.set_num_threads(given.threads)
     began, lengths = time.monotonic(), uneven_lengths(given.samples, given.mean, given.longest)
     drawn = {"uneven": lengths, "even": torch.full_like(lengths, given.mean), "twice": lengths.repeat(2)}
     batches = {name: draw(each, given.dim) for name, each in drawn.items()}
-    seconds, kept = dict[str, dict[str, float]](), dict[str, dict[str, int]]()
+    seconds, kept = {}, {}
     for name in given.blocks:
-        seconds[name], kept[name] = measured(name, batches, given.dim, given.longest, given.rounds)
-        print(
-            f"{name:<8}" + "".join(f"{way:>9} {1e3 * each:8.2f} ms" for way, each in seconds[name].items()), flush=True
-        )
+        seconds[name], kept[name] = measure(name, batches, given.dim, given.longest, given.rounds)
+        show(f"{name}, seconds", seconds[name])
     finish(
         "sequences_speed",
         min(each["padded"] / each["uneven"] for each in seconds.values()),
@@ -102,35 +83,41 @@ def draw(lengths: Tensor, dim: int) -> Batch:
     """A batch of samples of these ``lengths``."""
     generator = torch.Generator().manual_seed(6)
     events = torch.randn(int(lengths.sum()), dim, generator=generator)
-    return Batch(events, lengths, torch.randn(len(lengths), dim, generator=generator))
+    return events, lengths, torch.randn(len(lengths), dim, generator=generator)
 
 
-def measured(
+def measure(
     name: str, batches: Mapping[str, Batch], dim: int, longest: int, rounds: int
 ) -> tuple[dict[str, float], dict[str, int]]:
     """CPU seconds of the fastest step, and bytes kept for the backward pass, by way."""
     torch.manual_seed(7)
-    spec = SEQUENCE_BLOCKS.get(name.partition("/")[0])
-    if "/" in name:
-        spec = replace(spec, layers=int(name.partition("/")[2]))  # type: ignore[type-var]
+    block, _, layers = name.partition("/")
+    spec = SEQUENCE_BLOCKS.get(block)
+    if layers:
+        spec = replace(spec, layers=int(layers))  # type: ignore[type-var]
     module = spec.build(BlockInputs(dim=dim, max_length=longest + 1))
 
-    def ours(batch: Batch, events: Tensor, targets: Tensor) -> Tensor:
-        places = Jagged.of(batch.rows, len(batch.lengths))
-        vectors: Tensor = module(events, places, targets if spec.targeted else None)
+    def jagged(lengths: Tensor) -> Vectors:
+        rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # the sample of each event
+
+        def vectors(events: Tensor, targets: Tensor) -> Tensor:
+            found: Tensor = module(events, Jagged.of(rows, len(lengths)), targets if spec.targeted else None)
+            return found
+
         return vectors
 
-    ways = {way: (partial(ours, batch), batch) for way, batch in batches.items()}
+    ways = {way: (jagged(batch[1]), batch) for way, batch in batches.items()}
     uneven = batches["uneven"]
-    ways["padded"] = (lambda events, targets: padded(module, events, uneven.lengths, targets), uneven)
+    ways["padded"] = (lambda events, targets: padded(module, events, uneven[1], targets), uneven)
     torch.testing.assert_close(step(module, *ways["uneven"]), step(module, *ways["padded"]), rtol=1e-3, atol=1e-4)
-    taken: dict[str, list[float]] = {way: [] for way in ("uneven", "even", "padded")}
-    for _ in range(rounds):
-        for way, times in taken.items():
-            step(module, *ways[way])  # takes the memory that the way before gave back
-            start = time.process_time()
-            step(module, *ways[way])
-            times.append(time.process_time() - start)
+
+    def timed(way: str) -> float:
+        step(module, *ways[way])  # takes the memory that the way before gave back
+        start = time.process_time()
+        step(module, *ways[way])
+        return time.process_time() - start
+
+    taken = in_turns({way: lambda way=way: timed(way) for way in ("uneven", "even", "padded")}, rounds)
     fastest = {way: min(times) for way, times in taken.items()}
     return fastest, {way: kept_bytes(module, vectors, batch) for way, (vectors, batch) in ways.items()}
 
@@ -138,7 +125,7 @@ def measured(
 def step(module: nn.Module, vectors: Vectors, batch: Batch) -> Tensor:
     """Forward and backward pass; the gradient of the events."""
     module.zero_grad()
-    events, targets = batch.events.clone().requires_grad_(), batch.targets.clone().requires_grad_()
+    events, targets = batch[0].clone().requires_grad_(), batch[2].clone().requires_grad_()
     vectors(events, targets).square().mean().backward()
     assert events.grad is not None
     return events.grad
@@ -146,7 +133,7 @@ def step(module: nn.Module, vectors: Vectors, batch: Batch) -> Tensor:
 
 def kept_bytes(module: nn.Module, vectors: Vectors, batch: Batch) -> int:
     """Bytes of all tensors that autograd keeps between the passes, each once; of parameters none."""
-    own = {each.untyped_storage().data_ptr() for each in module.parameters()}
+    parameters = {each.untyped_storage().data_ptr() for each in module.parameters()}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -154,8 +141,8 @@ def kept_bytes(module: nn.Module, vectors: Vectors, batch: Batch) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        vectors(batch.events.clone().requires_grad_(), batch.targets)
-    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in own)
+        vectors(batch[0].clone().requires_grad_(), batch[2])
+    return sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in parameters)
 
 
 if __name__ == "__main__":

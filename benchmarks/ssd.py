@@ -28,18 +28,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import finish
-from benchmarks.ssd_memory import STATE_BYTES, Tables, cache_rows
+import numpy as np
+
+from benchmarks.harness import Worker, finish, options, show, words
 from pipeline.embeddings.ssd.aio import DEPTH, Aio, DiskQueue, Uring
 from pipeline.launch.memory_cgroup import MemoryCgroup
+from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
 GIB = 2**30
 PROBE_ROWS, PROBE_STEPS = 512, 12
+STATE_BYTES = 4  # a row
+AHEAD = 4  # batches read ahead, as ``train.prefetch_batches``
+FIGURES = words("samples_per_s ratio of_bound peak_bytes rounds ssd_hit_rate ssd_write_amplification cold")
+SHOWN = words("""samples_per_s in_memory ratio of_bound cold ssd_faults ssd_read_bytes ssd_written_bytes cleaned
+    ssd_write_amplification ssd_hit_rate""")
 
 
 class Phase(NamedTuple):
@@ -59,101 +66,114 @@ PHASES = (Phase(1.2, True), Phase(1.05, True), Phase(1.2, False), Phase(1.2, Tru
 COLDEST = min(phase.zipf for phase in PHASES)
 
 
+@dataclass(frozen=True)
+class Tables:
+    """``count`` equal tables of ``rows`` rows of ``dim`` values; ``batch`` ids of each are looked up in a step."""
+
+    count: int
+    rows: int
+    dim: int
+    batch: int
+
+    @property
+    def row_bytes(self) -> int:
+        """A row and its optimizer state."""
+        return 4 * self.dim + STATE_BYTES
+
+
+def cold_rows(tables: Tables, exponent: float, kept: int) -> float:
+    """Distinct rows beyond the first ``kept`` that a batch is expected to look up in one table, of Zipf ids."""
+    weights = np.arange(1, tables.rows + 1, dtype=np.float64) ** -exponent
+    chance = weights[kept:] / weights.sum()
+    return float(-np.expm1(tables.batch * np.log1p(-chance)).sum())
+
+
+def cache_rows(tables: Tables, limit: int, process: int, exponent: float, share: float) -> int:
+    """Rows of a table for ``share`` of what ``limit`` bytes leave beside the process, places and rows on their way."""
+    free = limit - process - ROW_BYTES * tables.rows * tables.count
+    kept = 0
+    for _ in range(8):  # more rows kept, fewer on their way
+        moving = (AHEAD + BATCHES_MOVING) * cold_rows(tables, exponent, kept) * (4 * tables.dim + 4 + NUMBER_BYTES)
+        kept = min(tables.rows, int(share * max(0.0, free / tables.count - moving) / tables.row_bytes))
+    return kept
+
+
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--gib", type=float, default=12.0, help="tables: weights and Adagrad sums")
-    options.add_argument("--times", type=int, nargs="*", default=[8, 4, 2], help="tables by memory limit")
-    options.add_argument("--tables", type=int, default=26)
-    options.add_argument("--dim", type=int, default=64)
-    options.add_argument("--batch", type=int, default=4096)
-    options.add_argument("--pinned", type=float, default=0.9, help="share of the memory for rows that hot ones get")
-    options.add_argument("--steps", type=int, default=20, help="under the clock, a phase")
-    options.add_argument("--rounds", type=int, default=3, help="times a phase is measured at most, in turn with memory")
-    options.add_argument("--minutes", type=float, default=12.0, help="after which no further round begins")
-    options.add_argument("--warm", type=float, default=8.0, help="seconds of training before the clock runs, a phase")
-    options.add_argument("--aged", type=float, default=2.0, help="turns of the log before the last phase")
-    options.add_argument("--aged-seconds", type=float, default=400.0, help="time for these turns at most")
-    options.add_argument("--drift", type=float, default=0.5, help="rows a step by which ids move there")
-    options.add_argument("--spare", type=float, default=0.2, help="as hardware.ssd_spare")
-    options.add_argument("--only-steady", action="store_true", help="the last phase alone, of the first limit")
-    options.add_argument("--steps-only", type=int, help="train so many steps on SSD within the first limit, no more")
-    options.add_argument("--folder", help="where the tables lie; a temporary folder unless given")
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        gib=(12.0, "tables: weights and Adagrad sums"),
+        times=([8, 4, 2], "tables by memory limit"),
+        tables=26,
+        dim=64,
+        batch=4096,
+        pinned=(0.9, "share of the memory for rows that hot ones get"),
+        steps=(20, "under the clock, a phase"),
+        rounds=(3, "times a phase is measured at most, in turn with memory"),
+        minutes=(12.0, "after which no further round begins"),
+        warm=(8.0, "seconds of training before the clock runs, a phase"),
+        aged=(2.0, "turns of the log before the last phase"),
+        aged_seconds=(400.0, "time for these turns at most"),
+        drift=(0.5, "rows a step by which ids move there"),
+        spare=(0.2, "as hardware.ssd_spare"),
+        only_steady=(False, "the last phase alone, of the first limit"),
+        steps_only=(None, "train so many steps on SSD within the first limit, no more", {"type": int}),
+        folder=(None, "where the tables lie; a temporary folder unless given"),
+    )
     rows = int(given.gib * GIB / (4 * given.dim + STATE_BYTES) / given.tables)
     tables = Tables(given.tables, rows, given.dim, given.batch)
     # A bench that is told to stop removes its cgroup and ends its children too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        bench = _Bench(given, tables, folder, _process_bytes(tables, folder))
+        # What the process takes at most beside its tables, on this machine: the same model trains on tiny ones.
+        tiny = Tables(tables.count, PROBE_ROWS, tables.dim, tables.batch)
+        with closing(Child(tiny, folder, kept=PROBE_ROWS, lazy=True)) as child:
+            asked = {"steps": PROBE_STEPS, "warm_seconds": 0.0, "zipf": 1.2, "prefetch": True, "seed": 1}
+            process = int(child.ask(**asked, max_seconds=60.0)["process_bytes"])
+        print(f"process: {process / GIB:.2f} GiB beside its tables", flush=True)
+        bench = Bench(given, tables, folder, process)
         if given.steps_only:
             bench.train_only()
         else:
             bench.compare()
 
 
-class _Child:
-    """A training process and the cgroup around it. ``limit`` in bytes (0: none); ``limited``: whether it holds."""
+class Child(Worker):
+    """A training process and the cgroup around it. ``limit`` in bytes (0: none)."""
 
     def __init__(
         self, tables: Tables, folder: str | None, kept: int = 0, limit: int = 0, lazy: bool = False, spare: float = 0.2
     ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ssd_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.group = self._limit(limit) if limit else None
+        super().__init__([sys.executable, "-m", "benchmarks.ssd_child"])
+        self.group: MemoryCgroup | None = None
+        if limit:
+            try:
+                self.group = MemoryCgroup(f"nightjar-bench-{os.getpid()}-{self.process.pid}", limit)
+                self.group.add(self.process.pid)
+            except OSError as error:
+                print(f"no memory cgroup can be made ({error}): memory is measured by PSS, not limited", flush=True)
         self.ask(**asdict(tables), folder=folder, cache_rows=kept, lazy=lazy, spare=spare)
-
-    def _limit(self, limit: int) -> MemoryCgroup | None:
-        try:
-            group = MemoryCgroup(f"nightjar-bench-{os.getpid()}-{self._process.pid}", limit)
-        except OSError as error:
-            print(f"no memory cgroup can be made ({error}): memory is measured by PSS, not limited", flush=True)
-            return None
-        group.add(self._process.pid)
-        return group
 
     def ask(self, **what: Any) -> dict[str, Any]:
         """The child's answer; it stops the benchmark where the child dies."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        line = ""
-        with suppress(BrokenPipeError):  # it died since the last answer
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        if not line:
+        self.send(**what)
+        answer = self.answer()
+        if answer is None:
             killed = ", by its memory limit" if self.group is not None and self.group.killed() else ""
-            sys.exit(f"the training process ended with {self._process.wait()}{killed}")
-        answer: dict[str, Any] = json.loads(line)
+            sys.exit(f"the training process ended with {self.process.wait()}{killed}")
         return answer
 
-    def close(self) -> None:
+    def peak(self, row: dict[str, Any]) -> int:
+        """Bytes at the peak by the cgroup, or by the PSS of ``row``."""
+        return self.group.peak() if self.group else row["pss_bytes"]
+
+    def close(self, seconds: float = 60) -> None:
         """End the child and remove its cgroup."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        super().close(seconds)
         if self.group is not None:
             self.group.remove()
 
 
-def _process_bytes(tables: Tables, folder: str) -> int:
-    """What the process takes at most beside its tables, on this machine: the same model trains on tiny ones."""
-    child = _Child(Tables(tables.count, PROBE_ROWS, tables.dim, tables.batch), folder, kept=PROBE_ROWS, lazy=True)
-    try:
-        asked = {"steps": PROBE_STEPS, "warm_seconds": 0.0, "zipf": 1.2, "prefetch": True, "seed": 1}
-        taken = int(child.ask(**asked, max_seconds=60.0)["process_bytes"])
-    finally:
-        child.close()
-    print(f"process: {taken / GIB:.2f} GiB beside its tables", flush=True)
-    return taken
-
-
-class _Bench:
+class Bench:
     """The measurements, in turn on SSD and in memory. ``process``: bytes of a process beside its tables."""
 
     def __init__(self, given: argparse.Namespace, tables: Tables, folder: str, process: int) -> None:
@@ -162,34 +182,36 @@ class _Bench:
         self.phases = len(given.times) * 2 + 2  # not yet measured
         self.aged: dict[str, Any] = {}
 
-    def _limited(self, times: int, lazy: bool = False) -> tuple[_Child, int]:
+    def _limited(self, times: int, lazy: bool = False) -> tuple[Child, int]:
         """A child on SSD under a limit of the tables / ``times``, and the limit."""
         limit = int(self.given.gib * GIB / times)
         kept = cache_rows(self.tables, limit, self.process, COLDEST, self.given.pinned)
-        return _Child(self.tables, self.folder, kept, limit, lazy, self.given.spare), limit
+        return Child(self.tables, self.folder, kept, limit, lazy, self.given.spare), limit
 
     def compare(self) -> None:
         """All limits, then the table of all and the JSON line."""
         iops, why = fio_reads(Path(self.folder))
-        told = f"{iops:,.0f} reads of 4 KiB a second at depth {DEPTH} by fio" if iops else why
-        print(f"disk: {told}", flush=True)
-        rows, limited = [], True
-        with ExitStack() as stack:
-            memory = _Child(self.tables, None)
-            stack.callback(memory.close)
+        shown = f"{iops:,.0f} reads of 4 KiB a second at depth {DEPTH} by fio" if iops else why
+        print(f"disk: {shown}", flush=True)
+        rows: dict[str, dict[str, Any]] = {}
+        limited, most = True, max(self.given.times)
+        with closing(Child(self.tables, None)) as memory:
             for times in self.given.times:
-                found, held = self._at(memory, times, iops)
-                rows += found
-                limited &= held
-        _print(rows)
-        by_name = {f"{row['times']}x_{row['phase'].name}": row for row in rows}
-        most = max(self.given.times)
-        steady = by_name[f"{most}x_{PHASES[-1].name}"]
-        main_row = by_name.get(f"{most}x_{PHASES[0].name}", steady)
-        flat = {f"{name}_{key}": row[key] for name, row in by_name.items() for key in _KEPT if row[key] is not None}
+                child, _ = self._limited(times)
+                with closing(child):
+                    for number, phase in enumerate(PHASES if times == most else PHASES[:2]):
+                        if phase.steady or not self.given.only_steady:
+                            rows[f"{times}x_{phase.name}"] = self._phase(memory, child, phase, number, iops)
+                            show(
+                                f"{times}x {phase.name}", {name: rows[f"{times}x_{phase.name}"][name] for name in SHOWN}
+                            )
+                    limited &= child.group is not None
+        steady = rows[f"{most}x_{PHASES[-1].name}"]
+        first = rows.get(f"{most}x_{PHASES[0].name}", steady)
+        flat = {f"{name}_{key}": row[key] for name, row in rows.items() for key in FIGURES if row[key] is not None}
         finish(
             "ssd",
-            main_row["ratio"],
+            first["ratio"],
             steady_ratio=steady["ratio"],
             limited=limited,
             fio_iops=iops,
@@ -203,50 +225,33 @@ class _Bench:
             **flat,
         )
 
-    def _at(self, memory: _Child, times: int, iops: float | None) -> tuple[list[dict[str, Any]], bool]:
-        """Both exponents; where memory is shortest also prefetch off, and the log in its steady state."""
-        child, _ = self._limited(times)
-        rows = []
-        try:
-            for number, phase in self._phases(times):
-                if phase.steady:
-                    asked = {
-                        "zipf": phase.zipf,
-                        "drift": self.given.drift,
-                        "shift": 0.0,
-                        "seconds": self.given.aged_seconds,
-                    }
-                    self.aged = child.ask(age=self.given.aged, seed=99, **asked)
-                    print(f"aged: {_aged(self.aged)}", flush=True)
-                row = self._measure(memory, child, phase, number) | {"times": times, "phase": phase}
-                plain = row["in_memory"]
-                cold = row["cold_share"] * self.given.batch * self.given.tables if row["cold_share"] else None
-                bound = min(plain, iops / cold * self.given.batch) if cold and iops else None
-                row |= {"cold": cold, "of_bound": row["samples_per_s"] / bound if bound else None}
-                row["peak_bytes"] = child.group.peak() if child.group else row["pss_bytes"]
-                rows.append(row)
-                _print([row], head=len(rows) == 1 and times == self.given.times[0])
-        finally:
-            child.close()
-        return rows, child.group is not None
+    def _phase(self, memory: Child, child: Child, phase: Phase, number: int, iops: float | None) -> dict[str, Any]:
+        """The figures of a phase, its log aged before if it is steady."""
+        given = self.given
+        if phase.steady:
+            asked = {"zipf": phase.zipf, "drift": given.drift, "shift": 0.0, "seconds": given.aged_seconds}
+            self.aged = child.ask(age=given.aged, seed=99, **asked)
+            show("aged", self.aged, ".2f")
+        row = self._measure(memory, child, phase, number)
+        cold = row["cold_share"] * given.batch * given.tables if row["cold_share"] else None
+        bound = min(row["in_memory"], iops / cold * given.batch) if cold and iops else None
+        of_bound = row["samples_per_s"] / bound if bound else None
+        return row | {"cold": cold, "of_bound": of_bound, "peak_bytes": child.peak(row)}
 
-    def _phases(self, times: int) -> list[tuple[int, Phase]]:
-        here = PHASES if times == max(self.given.times) else PHASES[:2]
-        return [each for each in enumerate(here) if each[1].steady or not self.given.only_steady]
-
-    def _measure(self, memory: _Child, child: _Child, phase: Phase, number: int) -> dict[str, Any]:
+    def _measure(self, memory: Child, child: Child, phase: Phase, number: int) -> dict[str, Any]:
         """The round with the median ratio: as many as there is time for, one at least."""
         asked = {"steps": self.given.steps, "zipf": phase.zipf, "prefetch": phase.prefetch, "max_seconds": 12.0}
-        rounds: list[dict[str, Any]] = []
         left = max(0.0, 60 * self.given.minutes - (time.perf_counter() - self.began))
-        left /= 1 if phase.steady else self.phases
-        most = sys.maxsize if phase.steady else self.given.rounds
+        most = self.given.rounds
         if phase.steady:
             asked |= {"drift": self.given.drift, "shift": self.aged["shift"]}
+            most = sys.maxsize
+        else:
+            left /= self.phases
+        rounds: list[dict[str, Any]] = []
         begun, last = time.perf_counter(), 0.0
         while not rounds or (len(rounds) < most and time.perf_counter() - begun + last < left):
-            again = len(rounds)
-            start = time.perf_counter()
+            again, start = len(rounds), time.perf_counter()
             # Other ids every time: rows that left memory together lie together, and were read in long runs.
             asked["seed"] = 1 + number + len(PHASES) * again
             plain = memory.ask(warm_seconds=1.0 if again else 2.0, **asked)["samples_per_s"]
@@ -260,28 +265,14 @@ class _Bench:
 
     def train_only(self) -> None:
         """Steps on SSD alone: lazy rows, Zipf 1.2, the first limit."""
-        child, limit = self._limited(self.given.times[0], lazy=True)
-        try:
-            asked = {"steps": self.given.steps_only, "zipf": 1.2, "prefetch": True, "seed": 1, "max_seconds": 600.0}
-            row = child.ask(warm_seconds=0.0, **asked)
-            peak = child.group.peak() if child.group else row["pss_bytes"]
-        finally:
-            child.close()
         steps = self.given.steps_only
+        child, limit = self._limited(self.given.times[0], lazy=True)
+        with closing(child):
+            asked = {"steps": steps, "zipf": 1.2, "prefetch": True, "seed": 1, "max_seconds": 600.0}
+            row = child.ask(warm_seconds=0.0, **asked)
+            peak = child.peak(row)
         print(f"{self.given.gib:g} GiB of tables, {steps} steps: peak {peak / GIB:.2f} of {limit / GIB:g} GiB")
         finish("ssd_steps", peak / limit, limited=child.group is not None, peak_bytes=peak, limit_bytes=limit, **row)
-
-
-_KEPT = (
-    "samples_per_s",
-    "ratio",
-    "of_bound",
-    "peak_bytes",
-    "rounds",
-    "ssd_hit_rate",
-    "ssd_write_amplification",
-    "cold",
-)
 
 
 def fio_reads(folder: Path, seconds: int = 5) -> tuple[float | None, str]:
@@ -300,34 +291,6 @@ def fio_reads(folder: Path, seconds: int = 5) -> tuple[float | None, str]:
     if done.returncode:
         return None, f"fio failed: {done.stderr.strip()[-200:]}"
     return float(json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["iops"]), ""
-
-
-def _aged(answer: dict[str, Any]) -> str:
-    written = answer["write_amplification"]
-    if not written:
-        return "no row left memory"
-    turned = f"every log turned over {answer['turns']:.2f} times in {answer['seconds']:.0f} s"
-    return f"{turned}, {answer['emptied']:,} segments emptied, {written:.2f} bytes written a byte of the second half"
-
-
-def _print(rows: list[dict[str, Any]], head: bool = True) -> None:
-    if head:
-        print(
-            "tables  zipf  ahead  log     samples/s  in memory  ratio  of bound  cold/step  faults  read/step  written"
-            "  cleaned  amplified  hit"
-        )
-    for row in rows:
-        cold, bound = (f"{row[key]:.{digits}f}" if row[key] else "-" for key, digits in (("cold", 0), ("of_bound", 2)))
-        amplified = f"{row['ssd_write_amplification']:.2f}" if row["ssd_write_amplification"] else "-"
-        phase, read, written = row["phase"], row["ssd_read_bytes"], row["ssd_written_bytes"]
-        print(
-            f"{row['times']:>5}x  {phase.zipf:>4}  {'yes' if phase.prefetch else 'no':>5}"
-            f"  {'steady' if phase.steady else 'fresh':<6}  {row['samples_per_s']:>9,.0f}"
-            f"  {row['in_memory']:>9,.0f}  {row['ratio']:>5.2f}  {bound:>8}  {cold:>9}  {row['ssd_faults']:>6.0f}"
-            f"  {read / 1e6:>6.1f} MB  {written / 1e6:>4.0f} MB  {row['cleaned']:>7.1f}  {amplified:>9}"
-            f"  {row['ssd_hit_rate']:.3f}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

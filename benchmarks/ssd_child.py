@@ -5,83 +5,70 @@ It reads one JSON object a line and answers with one; its parent puts it under a
 
 from __future__ import annotations
 
-import json
-import logging
+import itertools
 import queue
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
-from benchmarks.ssd_memory import AHEAD
+from benchmarks.harness import serve, silent
+from benchmarks.models_and_rows import ZipfIds, batches, config_of, plan_of, schema_of
+from benchmarks.ssd import AHEAD
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
-from pipeline.records import DatasetSchema
 from pipeline.training.batches import Batch
 from pipeline.training.config_settings import select_model_settings
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed
 from pipeline.training.step import StepExecutor
 
-# Rows written at a time.
-ROWS = 1 << 15
-# Ids drawn at a time to age a log.
-DRAWN = 1 << 16
+ROWS = 1 << 15  # written at a time
+DRAWN = 1 << 16  # ids at a time to age a log
 
 
 def main() -> None:
-    """Answer the parent until it hangs up."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    model: _Model | None = None
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if model is None:
-            base, meter = pss_bytes(), MemoryMeter(torch.device("cpu"))
-            model = _Model(**asked)
+    silent()
+    child = _Child()
+    serve(child.answer)
+    if child.model is not None:
+        child.model.close()
+
+
+class _Child:
+    def __init__(self) -> None:
+        self.model: _Model | None = None
+
+    def answer(self, **asked: Any) -> dict[str, Any]:
+        """The first question builds the model, every other one ages its log or trains it."""
+        if self.model is None:
+            self.base, self.meter = pss_bytes(), MemoryMeter(torch.device("cpu"))
+            self.model = _Model(**asked)
             answer = {"pss_bytes": pss_bytes()}
-        elif "age" in asked:
-            answer = model.age(**asked)
         else:
-            answer = model.run(**asked)
-        answer["process_bytes"] = base + meter.peak()
+            answer = self.model.age(**asked) if "age" in asked else self.model.run(**asked)
+        answer["process_bytes"] = self.base + self.meter.peak()
         give_back_freed()  # what building and aging left behind is not training's
-        print(json.dumps(answer), flush=True)
-    if model is not None:
-        model.close()
+        return answer
 
 
 class DriftingIds(ZipfIds):
     """Zipf ids of which rows never seen before become the most popular ones: rank r is row r - shift, modulo the rows.
 
-    ``drift``: rows a batch.
+    ``drift``: rows a batch, of ``tables`` tables, whose ids are drawn at once.
     """
 
-    def __init__(self, rows: int, exponent: float, batch: int, drift: float, shift: float) -> None:
+    def __init__(self, rows: int, exponent: float, batch: int, drift: float, shift: float, tables: int = 1) -> None:
         super().__init__(rows, exponent)
-        self._each, self.shift = drift / batch, shift
-
-    def draw(self, rng: np.random.Generator, count: int, tables: int = 1) -> np.ndarray:
-        """int32 [count] of ``tables`` tables."""
-        self.shift += self._each * count / tables
-        return (super().draw(rng, count) - np.int32(self.shift)) % np.int32(self._rows)
-
-
-class _Draws:
-    """``ids`` for all tables of a batch at once."""
-
-    def __init__(self, ids: DriftingIds, tables: int) -> None:
-        self._ids, self._tables = ids, tables
+        self._each, self.shift, self._tables = drift / batch, shift, tables
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """int32 [count]."""
-        return self._ids.draw(rng, count, self._tables)
+        self.shift += self._each * count / self._tables
+        return (super().draw(rng, count) - np.int32(self.shift)) % np.int32(self._rows)
 
 
 class _Reader:
@@ -131,19 +118,17 @@ class _Model:
         lazy: bool,
         spare: float,
     ) -> None:
-        self.batch, self._kept = batch, cache_rows
-        self.schema: DatasetSchema = schema_of(count, rows)
-        config = config_of(dim, batch)
+        self.batch, self.rows, self._kept = batch, rows, cache_rows
+        schema, config = schema_of(count, rows), config_of(dim, batch)
+        self.schema, self.names = schema, [column.name for column in schema.sparse]
         device = connect(config.hardware, config.train.threads_per_rank)
-        plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
+        plan = plan_of(schema, config, tier="ssd" if folder else "ddr", cache_rows=cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0, spare=spare) if folder else None
-        self.trainer = StepExecutor(select_model_settings(config), self.schema, plan, device, ssd=self.ssd)
-        if self.ssd is not None and not lazy:
-            self._write_rows()
-
-    def _write_rows(self) -> None:
-        """Every row lies in its file, which goes past the page cache, and none has its initial value still to come."""
-        for shard in self.trainer.rows.local_shards():
+        self.trainer = StepExecutor(select_model_settings(config), schema, plan, device, ssd=self.ssd)
+        self.shards = self.trainer.rows.local_shards()
+        self.logs = [self.ssd.shard(name).log for name in self.ssd.tables] if self.ssd is not None else []
+        # Every row lies in its file, which goes past the page cache, and none has its initial value still to come.
+        for shard in self.shards if self.ssd is not None and not lazy else ():
             weight = initial_rows(0, self.trainer.rows.tables[shard.table], 0, min(ROWS, shard.rows))
             for start in range(0, shard.rows, ROWS):
                 places = slice(start, min(start + ROWS, shard.rows))
@@ -156,34 +141,27 @@ class _Model:
         The figures are of the second half, or of the whole where time was over before.
         """
         assert self.ssd is not None
-        began, shards = time.perf_counter(), self.trainer.rows.local_shards()
-        rng, rows = np.random.default_rng(seed), shards[0].rows
+        began, rng, rows = time.perf_counter(), np.random.default_rng(seed), self.rows
         ids = DriftingIds(rows, zipf, self.batch, drift, shift)
-        weight = initial_rows(0, self.trainer.rows.tables[shards[0].table], 0, min(DRAWN, rows))
-        logs = [self.ssd.shard(shard.table).log for shard in shards]
-        first, turns, half = sum(log.added for log in logs), 0.0, False
+        weight = initial_rows(0, self.trainer.rows.tables[self.shards[0].table], 0, min(DRAWN, rows))
+        first, turns, half = sum(log.added for log in self.logs), 0.0, False
         while self._kept < rows and turns < age and time.perf_counter() - began < seconds:
             places = np.unique(ids.draw(rng, DRAWN))
-            for shard in shards:
+            for shard in self.shards:
                 kept = self.ssd.shard(shard.table)
                 popular = (places + int(ids.shift)) % rows < kept.recent  # these stay in memory, as the pinned ones do
                 cold = places[~popular & (places >= kept.pinned)].astype(np.int64)
                 shard.put(torch.from_numpy(cold), weight[: len(cold)], {"adagrad_sum": torch.zeros(len(cold))})
-            turns = (sum(log.added for log in logs) - first) / (rows * len(logs))
+            turns = (sum(log.added for log in self.logs) - first) / (rows * len(self.logs))
             if not half and turns >= age / 2:
                 half, _ = True, self.ssd.figures.take()
-        figures = named(self.ssd.figures.take(), 1)
         return {
             "turns": turns,
-            "emptied": sum(log.emptied for log in logs),
+            "emptied": sum(log.emptied for log in self.logs),
             "seconds": time.perf_counter() - began,
-            "write_amplification": figures["ssd_write_amplification"],
+            "write_amplification": named(self.ssd.figures.take(), 1)["ssd_write_amplification"],
             "shift": ids.shift,
         }
-
-    def _emptied(self) -> int:
-        ssd = self.ssd
-        return 0 if ssd is None else sum(ssd.shard(name).log.emptied for name in ssd.tables)
 
     def run(
         self,
@@ -197,21 +175,19 @@ class _Model:
         shift: float = 0.0,
     ) -> dict[str, Any]:
         """Train ``warm_seconds``, then ``steps`` by the clock (at most ``max_seconds``), ids of exponent ``zipf``."""
-        names = [column.name for column in self.schema.sparse]
-        ids = DriftingIds(self.schema.sparse[0].rows, zipf, self.batch, drift, shift)
-        source = batches(self.schema, self.batch, seed, _Draws(ids, len(names)))
-        reader = _Reader(source, names, self.ssd if prefetch else None)
-        warmed, until = 0, time.perf_counter() + warm_seconds
+        ids = DriftingIds(self.rows, zipf, self.batch, drift, shift, len(self.names))
+        reader = _Reader(batches(self.schema, self.batch, seed, ids), self.names, self.ssd if prefetch else None)
+        warmed, taken, until = 0, 0, time.perf_counter() + warm_seconds
         while time.perf_counter() < until:
             self.trainer.step(reader)
             warmed += 1
         if self.ssd is not None:
             self.ssd.figures.take()
-        began, spent, emptied = time.perf_counter(), time.process_time(), self._emptied()
-        taken = 0
-        while taken < steps and (taken < 4 or time.perf_counter() < began + max_seconds):
+        began, spent, emptied = time.perf_counter(), time.process_time(), sum(log.emptied for log in self.logs)
+        for taken in itertools.count():
+            if taken >= steps or (taken >= 4 and time.perf_counter() >= began + max_seconds):
+                break
             self.trainer.step(reader)
-            taken += 1
         seconds = time.perf_counter() - began
         answer: dict[str, Any] = {
             "samples_per_s": taken * self.batch / seconds,
@@ -225,7 +201,8 @@ class _Model:
             sums = self.ssd.figures.take()
             answer |= named(sums, taken)
             answer["cold_share"] = 1 - sums[3] / sums[2] if sums[2] else None
-            answer |= {"pss_bytes": pss_bytes(), "cleaned": (self._emptied() - emptied) / taken}
+            cleaned = (sum(log.emptied for log in self.logs) - emptied) / taken
+            answer |= {"pss_bytes": pss_bytes(), "cleaned": cleaned}
         reader.close()
         return answer
 

@@ -6,7 +6,6 @@ and released. The log turns over twice before bytes are counted, and twice under
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from threading import Event
 import numpy as np
 import torch
 
-from benchmarks.common import finish
+from benchmarks.harness import finish, options
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec
@@ -53,12 +52,8 @@ def written_a_byte(
 
 def main() -> None:
     """Print a line for each spare share and exponent, and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rows", type=int, default=100_000)
-    options.add_argument("--dim", type=int, default=64)
-    options.add_argument("--spares", type=float, nargs="*", default=[0.1, 0.2, 0.25, 0.3])
-    options.add_argument("--zipf", type=float, nargs="*", default=[1.2, 1.05, 0.0])
-    given, began = options.parse_args(), time.perf_counter()
+    given = options(__doc__, rows=100_000, dim=64, spares=[0.1, 0.2, 0.25, 0.3], zipf=[1.2, 1.05, 0.0])
+    began = time.perf_counter()
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for spare in given.spares:

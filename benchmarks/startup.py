@@ -9,18 +9,11 @@ whose bar is half a second.
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 
-from benchmarks.common import finish
+from benchmarks.harness import ADULT, finish, options, python, result_of, seconds_of
 from pipeline.core.cpus import available_cpus
-from pipeline.store import Store
 
 NOW = "from pipeline.cli import main"
 BEFORE = f"from pipeline.launch.local import LocalStages; LocalStages.is_forked = lambda *_: False; {NOW}"
@@ -29,21 +22,21 @@ BARS = {"adult": 12.0, "demo_evaluate": 4.0, "night": 15.0}
 
 def main() -> None:
     """Run every part both ways and print a table and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--adult", type=Path, default=Path("../shared/data/adult.data"), help="left out if missing")
-    options.add_argument("--cpus", type=int, default=2)
-    options.add_argument("--parts", nargs="*", choices=[*BARS], default=[*BARS])
-    given = options.parse_args()
+    given = options(
+        __doc__,
+        adult=(ADULT, "left out if missing"),
+        cpus=2,
+        parts=(list(BARS), None, {"choices": list(BARS)}),
+    )
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-given.cpus :])
-    parts: dict[str, Callable[[str, str], float]] = {
-        "adult": lambda program, folder: _adult(program, folder, given.adult),
-        "demo_evaluate": _demo,
-        "night": _night,
+    commands = {
+        "adult": ["run", "experiment=adult", f"data.path={given.adult}", "run=adult"],
+        "demo_evaluate": ["run", "experiment=demo", "run=demo"],
+        "night": ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=60000"],
     }
     left_out = [] if given.adult.exists() else ["adult"]
     names = [name for name in given.parts if name not in left_out]
-    before = {name: _measured(parts[name], BEFORE) for name in names}
-    now = {name: _measured(parts[name], NOW) for name in names}
+    before, now = ({name: _seconds(program, name, commands[name]) for name in names} for program in (BEFORE, NOW))
     for name in names:
         print(f"{name:<14} {before[name]:6.1f} s before, {now[name]:6.1f} s now (bar {BARS[name]:g} s)", flush=True)
     quotients = {name: round(before[name] / now[name], 3) for name in names}
@@ -60,33 +53,17 @@ def main() -> None:
     )
 
 
-def _measured(part: Callable[[str, str], float], program: str) -> float:
+def _seconds(program: str, name: str, command: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return round(part(program, folder), 2)
-
-
-def _adult(program: str, folder: str, log: Path) -> float:
-    return _nightjar(program, "run", "experiment=adult", f"data.path={log}", "run=adult", f"store={folder}")
-
-
-def _demo(program: str, folder: str) -> float:
-    _nightjar(program, "run", "experiment=demo", "run=demo", f"store={folder}")
-    return float(Store(folder).read_json("runs/demo/result.json")["stages"]["evaluate"]["seconds"])
-
-
-def _night(program: str, folder: str) -> float:
-    day = "date=2026-01-01"
-    return _nightjar(program, "nightly", day, "data=synthetic", "data.synthetic.rows=60000", f"store={folder}")
+        seconds = _nightjar(program, *command, f"store={folder}")
+        if name == "demo_evaluate":
+            seconds = float(result_of(folder, "demo")["stages"]["evaluate"]["seconds"])
+    return round(seconds, 2)
 
 
 def _nightjar(program: str, *arguments: str) -> float:
     """Seconds of a ``nightjar`` command, its start included."""
-    began = time.perf_counter()
-    command = [sys.executable, "-c", f"import sys; {program}; sys.exit(main())", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"nightjar {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return time.perf_counter() - began
+    return seconds_of(lambda: python("-c", f"import sys; {program}; sys.exit(main())", *arguments))
 
 
 if __name__ == "__main__":

@@ -9,76 +9,117 @@ what copying costs there. ``cpu_ms``: processor time of a step, all ranks togeth
 ``ratio``: step of the faster flat variant / step of ``dmt``, at the limit where it is lower: the ``module`` whose
 quality ``benchmarks.towers_quality`` measures, at the same ratio of bytes (``times``). ``dmt_2x``, ``dmt_4x`` and
 ``dmt_8x``: projections alone. ``inter_bytes``: bytes of embeddings, gradients and ids between hosts for one sample, as
-counted; ``wire_bytes``: what the interfaces counted, headers and dense gradients included. Then
-``benchmarks.towers_model``, fitted to the faster flat one at the first limit, is held against every other step and
-extrapolated to 64 ranks.
+counted; ``wire_bytes``: what the interfaces counted, headers and dense gradients included.
+
+Then a model of the step, whose share of the bandwidth is fitted to the faster flat one at the first limit, is held
+against every other step and extrapolated to 64 ranks:
+
+    step = compute + bytes a host sends to other hosts in a step / (its bandwidth x share of it that is used)
+
+``compute`` is the step measured without a limit. Assumed when extrapolated: every rank keeps its batch (weak scaling)
+and its compute; tables and features are even over the hosts; no link but a host's own egress is a bottleneck (a core
+network that does not block, no incast); nothing is hidden behind compute; latency is free, which favours the flat
+model: its collectives have W - 1 partners, towers' one a site; links within a host cost what they cost on the ranks
+measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.common import finish
-from benchmarks.network.bed import Bed, stop_on_sigterm, unavailable
+from benchmarks.harness import finish, options, show
+from benchmarks.network.bed import Bed, require_bed
 from benchmarks.network.ranks import Ranks
-from benchmarks.towers_model import (
-    MODULE,
-    TIMES,
-    Exchange,
-    StepModel,
-    dense_host_bytes,
-    fitted,
-    host_bytes,
-    narrowed,
-    predictions,
-)
+from pipeline.records import TowerModuleSpec
 
+# One module, whose speed is measured here and whose quality ``towers_quality`` measures: as many times fewer bytes
+# between hosts than flat, ids included, than ``TIMES`` says. Chosen on other seeds than the bench runs.
+MODULE, TIMES = TowerModuleSpec(name="low_rank", cross_layers=1, rank=64), 3.4
+ID_BYTES = LENGTH_BYTES = 4  # int32
 FLAT = ("flat_table_wise", "flat_row_wise")
 SHAPES = ((4, 16), (8, 8), (16, 4))  # 64 ranks
 VALUE_BYTES = {"fp32": 8, "fp16": 4, "bf16": 4, "int8": 3}  # there, and its gradient back
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What one variant moves for a sample. ``values``: of all pooled embeddings, ``sent``: of what leaves the towers.
+
+    ``kind``: table_wise | row_wise | towers; ``value_bytes``: of one value there and its gradient back together;
+    ``dense_bytes``: of the gradients that all ranks share.
+    """
+
+    kind: str
+    features: int
+    values: int
+    sent: int
+    value_bytes: int
+    dense_bytes: float = 0.0
+
+    def host_bytes(self, batch: int, hosts: int, ranks: int) -> float:
+        """Bytes of embeddings, gradients and ids that one of ``hosts`` sends to others in a step; ``batch``: of a rank.
+
+        Towers keep to one host each.
+        """
+        samples, away = batch * ranks, (hosts - 1) / hosts
+        if self.kind == "row_wise":
+            # Every rank has partial sums of every sample, and needs every gradient; lengths go to every rank, ids to
+            # one.
+            copied = self.values * self.value_bytes + self.features * LENGTH_BYTES
+            return samples * ((hosts - 1) * ranks * copied + away * self.features * ID_BYTES)
+        values = self.values if self.kind == "table_wise" else self.sent
+        return samples * away * (self.features * (ID_BYTES + LENGTH_BYTES) + values * self.value_bytes)
+
+    def all_bytes(self, batch: int, hosts: int, ranks: int) -> float:
+        """With those of dense gradients that a host sends to the next one, reduced around a ring of all ranks."""
+        world = hosts * ranks
+        dense = 2 * (world - 1) / world * self.dense_bytes if hosts > 1 else 0.0
+        return self.host_bytes(batch, hosts, ranks) + dense
+
+
+def narrowed(features: int, width: int, towers: int, times: float, value_bytes: int) -> tuple[int, float]:
+    """Width of the towers' vectors with which a flat model of ``width`` sends ``times`` as many bytes, and how many.
+
+    One vector a feature; table-wise tables, one rank a host.
+    """
+
+    def sent(kind: str, dim: int) -> float:
+        counts = {"features": features, "values": features * width, "sent": features * dim}
+        return Exchange(kind=kind, value_bytes=value_bytes, **counts).host_bytes(1, towers, 1)
+
+    flat = sent("table_wise", width)
+    dim = max((d for d in range(1, width + 1) if times * sent("towers", d) <= flat), default=1)
+    return dim, flat / sent("towers", dim)
+
+
 def main() -> None:
-    """Run the benchmark and print its JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--hosts", type=int, default=2)
-    options.add_argument("--ranks", type=int, default=2, help="a host")
-    options.add_argument("--mb-per-s", type=float, nargs="+", default=[150.0, 125.0], help="limits (125: 1 Gbit/s)")
-    options.add_argument("--tables", type=int, default=32)
-    options.add_argument("--rows", type=int, default=10_000, help="of a table")
-    options.add_argument("--dim", type=int, default=128)
-    options.add_argument("--batch", type=int, default=1536, help="of a rank")
-    options.add_argument("--mlp", type=int, nargs="+", default=[64], help="hidden widths, below and above")
-    options.add_argument("--exchange", choices=tuple(VALUE_BYTES), default="fp32")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--steps", type=int, default=3, help="of a variant, a round")
-    options.add_argument("--times", type=float, default=TIMES, help="bytes of flat by those of `dmt`, ids included")
-    options.add_argument("--rank", type=int, default=MODULE.rank, help="of the module of `dmt`")
-    options.add_argument("--only", nargs="*", help="variants; all unless given")
-    given = options.parse_args()
-    stop_on_sigterm()
-    reason = unavailable()
-    if reason is not None:
-        sys.exit(f"no network namespaces here: {reason}")
+    given = options(
+        __doc__,
+        hosts=2,
+        ranks=(2, "a host"),
+        mb_per_s=([150.0, 125.0], "limits (125: 1 Gbit/s)", {"nargs": "+"}),
+        tables=32,
+        rows=(10_000, "of a table"),
+        dim=128,
+        batch=(1536, "of a rank"),
+        mlp=([64], "hidden widths, below and above", {"nargs": "+"}),
+        exchange=("fp32", None, {"choices": tuple(VALUE_BYTES)}),
+        rounds=3,
+        steps=(3, "of a variant, a round"),
+        times=(TIMES, "bytes of flat by those of `dmt`, ids included"),
+        rank=(MODULE.rank, "of the module of `dmt`"),
+        only=([], "variants; all unless given"),
+    )
+    require_bed()
     began = time.monotonic()
     variants = {name: spec for name, spec in _variants(given).items() if not given.only or name in given.only}
     with Bed(given.hosts) as bed, Ranks(bed, given.ranks, "benchmarks.towers_ranks") as ranks:
-        ranks.ask(
-            hosts=given.hosts,
-            ranks_per_host=given.ranks,
-            tables=given.tables,
-            rows=given.rows,
-            dim=given.dim,
-            batch=given.batch,
-            mlp=given.mlp,
-            exchange=given.exchange,
-            variants=variants,
-        )
+        shape = {name: getattr(given, name) for name in ("hosts", "tables", "rows", "dim", "batch", "mlp", "exchange")}
+        ranks.ask(ranks_per_host=given.ranks, variants=variants, **shape)
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
         found = {limit: _measure(given, bed, ranks, list(variants), limit) for limit in (None, *given.mb_per_s)}
     _report(given, variants, found, time.monotonic() - began)
@@ -86,20 +127,14 @@ def main() -> None:
 
 def _variants(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """{name: what ``towers_ranks`` makes of it}."""
-    dim = given.dim
+    dim = narrowed(given.tables, given.dim, given.hosts, given.times, VALUE_BYTES[given.exchange])[0]
+    projections = {n: {"module": "dlrm", "c": 1, "p": 0, "dim": given.dim // n} for n in (2, 4, 8)}
     return {
         "flat_table_wise": {"sharding": "table_wise"},
         "flat_row_wise": {"sharding": "row_wise"},
         "sptt": {"module": "pass_through"},
-        "dmt_2x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 2},
-        "dmt_4x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 4},
-        "dmt_8x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 8},
-        "dmt": {
-            "module": MODULE.name,
-            "rank": given.rank,
-            "cross_layers": MODULE.cross_layers,
-            "dim": narrowed(given.tables, dim, given.hosts, given.times, VALUE_BYTES[given.exchange])[0],
-        },
+        **{f"dmt_{times}x": spec for times, spec in projections.items()},
+        "dmt": {"module": MODULE.name, "rank": given.rank, "cross_layers": MODULE.cross_layers, "dim": dim},
     }
 
 
@@ -108,7 +143,6 @@ def _measure(
 ) -> dict[str, dict[str, float]]:
     """{variant: median step ms, and bytes a sample} under a limit in MB/s."""
     bed.limit(None if limit is None else 1e6 * limit)
-    samples = given.batch * given.ranks * given.hosts
     steps: dict[str, list[float]] = {name: [] for name in variants}
     figures: dict[str, dict[str, float]] = {}
     if limit is None:  # buffers grow, pipelines fill
@@ -123,58 +157,63 @@ def _measure(
             wire = sum(bed.sent()) - before
             steps[name].append(max(answer["step_ms"] for answer in answers))
             intra, inter, _, dense = [sum(parts) for parts in zip(*(a["sent"] for a in answers), strict=True)]
-            each = samples * given.steps
-            figures[name] = {
-                "intra": intra / each,
-                "inter": inter / each,
-                "dense": dense / each,
-                "wire": wire / each,
-                "cpu_ms": sum(answer["cpu_ms"] for answer in answers),
-            }
+            samples = given.batch * given.ranks * given.hosts * given.steps
+            sent = {"intra": intra, "inter": inter, "dense": dense, "wire": wire}
+            figures[name] = {what: count / samples for what, count in sent.items()}
+            figures[name]["cpu_ms"] = sum(answer["cpu_ms"] for answer in answers)
     for name in variants:
         figures[name]["ms"] = statistics.median(steps[name])
     shown = f"{limit:g} MB/s" if limit else "no limit"
-    print(f"{shown}: " + ", ".join(f"{name} {figures[name]['ms']:.0f} ms" for name in variants), flush=True)
+    show(f"{shown}, ms", {name: figures[name]["ms"] for name in variants}, ".0f")
     return figures
 
 
-def exchange_of(given: argparse.Namespace, name: str, spec: dict[str, Any], dense_per_sample: float) -> Exchange:
+def _exchange_of(given: argparse.Namespace, spec: dict[str, Any], dense_per_sample: float) -> Exchange:
     """The model's view of a variant; ``dense_per_sample``: bytes of dense gradients between hosts, as counted."""
-    kind, vectors = spec.get("sharding") or "towers", given.tables
-    if spec.get("p"):
-        vectors = spec["p"] * given.hosts
+    vectors = spec["p"] * given.hosts if spec.get("p") else given.tables
     world = given.hosts * given.ranks
-    # All hosts together send hosts * 2 (W - 1) / W of the dense bytes.
-    dense = dense_per_sample * given.batch * world / (given.hosts * 2 * (world - 1) / world)
     return Exchange(
-        kind=kind,
+        kind=spec.get("sharding") or "towers",
         features=given.tables,
         values=given.tables * given.dim,
         sent=vectors * spec.get("dim", given.dim),
         value_bytes=VALUE_BYTES[given.exchange],
-        dense_bytes=dense,
+        # All hosts together send hosts * 2 (W - 1) / W of the dense bytes.
+        dense_bytes=dense_per_sample * given.batch * world / (given.hosts * 2 * (world - 1) / world),
     )
 
 
 def _report(
     given: argparse.Namespace, variants: dict[str, dict[str, Any]], found: dict[float | None, Any], seconds: float
 ) -> None:
-    limits = [limit for limit in found if limit is not None]
-    free = found[None]
-    exchanges = {name: exchange_of(given, name, spec, free[name]["dense"]) for name, spec in variants.items()}
-    sent = {
-        name: host_bytes(exchange, given.batch, given.hosts, given.ranks)
-        + dense_host_bytes(exchange, given.hosts, given.ranks)
-        for name, exchange in exchanges.items()
-    }
+    limits, free, shape = given.mb_per_s, found[None], (given.batch, given.hosts, given.ranks)
+    exchanges = {name: _exchange_of(given, spec, free[name]["dense"]) for name, spec in variants.items()}
+    sent = {name: exchange.all_bytes(*shape) for name, exchange in exchanges.items()}
     flat = {limit: min((n for n in FLAT if n in variants), key=lambda n: found[limit][n]["ms"]) for limit in limits}
-    first = limits[0]
-    best = flat[first]
-    model = fitted(free[best]["ms"], found[first][best]["ms"], sent[best], 1e6 * first)
-    errors = _table(found, sent, model, flat)
+    first, best = limits[0], flat[limits[0]]
+    # The share of a host's bandwidth that reaches the payload, so that the model meets one measured step.
+    used = 1000 * sent[best] / (1e6 * first * max(found[first][best]["ms"] - free[best]["ms"], 1e-9))
+
+    def step_ms(name: str, sent_bytes: float, mb_per_s: float) -> float:
+        return free[name]["ms"] + 1000 * sent_bytes / (1e6 * mb_per_s * used)
+
+    errors = []
+    for name in variants:
+        shown = {"ms without limit": free[name]["ms"], **{k: free[name][k] for k in ("inter", "dense", "wire")}}
+        for limit in limits:
+            predicted, ms = step_ms(name, sent[name], limit), found[limit][name]["ms"]
+            shown |= {f"ms at {limit:g} MB/s": ms, "by the model": predicted}
+            if (limit, name) != (first, best):
+                errors.append(abs(predicted / ms - 1))
+        show(name, shown, ",.0f")
     for limit in limits:
-        _extrapolate(given, model, exchanges, {name: free[name]["ms"] for name in variants}, limit)
+        for per_rank in (True, False):  # a rank's bandwidth as measured, and a host's
+            for hosts, ranks in SHAPES:
+                rate = limit * (ranks / given.ranks if per_rank else 1)
+                steps = {n: step_ms(n, e.all_bytes(given.batch, hosts, ranks), rate) for n, e in exchanges.items()}
+                show(f"model: {hosts} x {ranks} ranks, {rate:g} MB/s a host, ms", steps, ",.0f")
     ratios = {limit: found[limit][flat[limit]]["ms"] / found[limit]["dmt"]["ms"] for limit in limits}
+    comm = {limit: 1 - free[flat[limit]]["ms"] / found[limit][flat[limit]]["ms"] for limit in limits}
     samples = given.batch * given.ranks
     finish(
         "towers",
@@ -184,60 +223,16 @@ def _report(
         times=given.times,
         module=replace(MODULE, rank=given.rank).label,
         ratios={f"{limit:g}": round(value, 3) for limit, value in ratios.items()},
-        flat_comm_share={
-            f"{limit:g}": round(1 - free[flat[limit]]["ms"] / found[limit][flat[limit]]["ms"], 3) for limit in limits
-        },
+        flat_comm_share={f"{limit:g}": round(value, 3) for limit, value in comm.items()},
         step_ms={name: [round(found[limit][name]["ms"], 1) for limit in (None, *limits)] for name in variants},
         cpu_ms={name: round(free[name]["cpu_ms"], 1) for name in variants},
         inter_bytes={name: round(free[name]["inter"], 1) for name in variants},
         wire_bytes={name: round(free[name]["wire"], 1) for name in variants},
-        model_bytes={
-            name: round(host_bytes(exchanges[name], given.batch, given.hosts, given.ranks) / samples, 1)
-            for name in variants
-        },
-        bandwidth_used=model.used,
+        model_bytes={name: round(each.host_bytes(*shape) / samples, 1) for name, each in exchanges.items()},
+        bandwidth_used=used,
         model_median_error=statistics.median(errors),
         model_largest_error=max(errors),
     )
-
-
-def _table(
-    found: dict[float | None, Any], sent: dict[str, float], model: StepModel, flat: dict[float, str]
-) -> list[float]:
-    """Print what was measured; the model's relative errors, but for the step it was fitted to."""
-    limits = [limit for limit in found if limit is not None]
-    head = f"\n{'':<17}{'between hosts, bytes a sample':>44}{'step ms':>10}"
-    print(head + "".join(f"{f'{limit:g} MB/s':>11}{'model':>8}{'ratio':>7}" for limit in limits))
-    print(f"{'':<17}{'exchange':>11}{'dense':>11}{'on the wire':>22}{'no limit':>10}")
-    errors = []
-    for name, free in found[None].items():
-        line = f"{name:<17}{free['inter']:>11,.0f}{free['dense']:>11,.0f}{free['wire']:>22,.0f}{free['ms']:>10.0f}"
-        for limit in limits:
-            ms = found[limit][name]["ms"]
-            told = model.step_ms(free["ms"], sent[name], 1e6 * limit)
-            line += f"{ms:>11.0f}{told:>8.0f}{found[limit][flat[limit]]['ms'] / ms:>7.2f}"
-            if (limit, name) != (limits[0], flat[limits[0]]):
-                errors.append(abs(told / ms - 1))
-        print(line, flush=True)
-    return errors
-
-
-def _extrapolate(
-    given: argparse.Namespace,
-    model: StepModel,
-    exchanges: dict[str, Exchange],
-    compute_ms: dict[str, float],
-    limit: float,
-) -> None:
-    """Print 64 ranks as the model sees them: a rank's bandwidth as measured, and a host's."""
-    for what in ("rank", "host"):
-        print(f"\n64 ranks, {limit / given.ranks if what == 'rank' else limit:g} MB/s a {what} (model)")
-        for hosts, ranks in SHAPES:
-            rate = 1e6 * limit * (ranks / given.ranks if what == "rank" else 1)
-            told = predictions(model, exchanges, compute_ms, given.batch, [(hosts, ranks)], rate)[hosts, ranks]
-            best = min(ms for name, ms in told.items() if name in FLAT)
-            shown = "  ".join(f"{name} {ms:,.0f} ms ({best / ms:.2f}x)" for name, ms in told.items())
-            print(f"  {hosts:>2} x {ranks:<2} {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ TrainPipelineSparseDist, towers the tower pipeline; the same ids, precision, opt
 from __future__ import annotations
 
 import itertools
-import logging
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.checkpoint_model import ZipfIds, batches, config_of, schema_of
-from benchmarks.network.ranks import serve
+from benchmarks.harness import serve, silent
+from benchmarks.models_and_rows import ZipfIds, batches, config_of, plan_with, schema_of, table_plan
 from pipeline.config import Config, PartitionConfig
-from pipeline.records import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
+from pipeline.records import DatasetSchema, Plan, ShardPlan, Towers
 from pipeline.towers.assignment import towers_of
 from pipeline.training.batches import Batch
 from pipeline.training.config_settings import select_model_settings
@@ -86,65 +84,40 @@ def _trainer(
     base: Config, schema: DatasetSchema, device: torch.device, exchange: str, sharding: str = "", **module: Any
 ) -> StepExecutor:
     if sharding:
-        config = replace(base, partition=PartitionConfig(exchange=exchange))
-        settings = select_model_settings(config)
-    return StepExecutor(settings, schema, plan_of(schema, config, sharding), device)
-    config = replace(base, partition=PartitionConfig(name="dmt", exchange=exchange, **module))
-    names, hosts = [column.name for column in schema.sparse], config.hardware.hosts
-    cuts = [len(names) * host // hosts for host in range(hosts + 1)]
-    assigned = [names[low:high] for low, high in itertools.pairwise(cuts)]
-    towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, names)
-    return StepExecutor(
-        select_model_settings(config), schema, plan_of(schema, config, "table_wise", towers), device, towers
-    )
+        config, towers = replace(base, partition=PartitionConfig(exchange=exchange)), None
+    else:
+        config = replace(base, partition=PartitionConfig(name="dmt", exchange=exchange, **module))
+        names, hosts = [column.name for column in schema.sparse], config.hardware.hosts
+        cuts = [len(names) * host // hosts for host in range(hosts + 1)]
+        assigned = [names[low:high] for low, high in itertools.pairwise(cuts)]
+        towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, names)
+    plan = plan_of(schema, config, sharding or "table_wise", towers)
+    return StepExecutor(select_model_settings(config), schema, plan, device, towers)
 
 
-def plan_of(schema: DatasetSchema, config: Config, sharding: str, towers: Towers | None = None) -> Plan:
+def plan_of(schema: DatasetSchema, config: Config, sharding: str, towers: Towers | None) -> Plan:
     """Neighbouring tables on the same rank, so that nothing has to be put in order, or all cut into blocks of rows.
 
     With ``towers`` on their hosts' ranks, without on all.
     """
-    hardware, dim, world = config.hardware, config.model.embedding_dim, config.world_size
+    local, dim, world = config.hardware.ranks_per_host, config.model.embedding_dim, config.world_size
     rows = {column.name: column.rows for column in schema.sparse}
     sites = [(tuple(rows), range(world))]
     if towers is not None:
-        local = hardware.ranks_per_host
         sites = [(t.features, range(t.hosts[0] * local, (t.hosts[-1] + 1) * local)) for t in towers.towers]
     tables = {}
     for names, ranks in sites:
         for index, name in enumerate(names):
-            home, block = ranks[index * len(ranks) // len(names)], -(-rows[name] // len(ranks))
-            cuts = [(home, 0, rows[name])]
+            cuts = [(ranks[index * len(ranks) // len(names)], 0, rows[name])]
             if sharding == "row_wise":
+                block = -(-rows[name] // len(ranks))
                 cuts = [(rank, i * block, min(block, rows[name] - i * block)) for i, rank in enumerate(ranks)]
-            tables[name] = TablePlan(
-                rows=rows[name],
-                dim=dim,
-                pooling=1.0,
-                tier="ddr",
-                sharding=sharding,
-                kernel="fused",
-                cost_ms=0.0,
-                shards=tuple(ShardPlan(rank=r, row=row, rows=n, column=0, columns=dim) for r, row, n in cuts),
-                reason="",
-            )
-    return Plan(
-        hardware="bench",
-        device="cpu",
-        world_size=world,
-        ranks_per_host=hardware.ranks_per_host,
-        global_batch=config.train.global_batch,
-        tables=tables,
-    )
-
-
-def main() -> None:
-    """Answer the parent until it hangs up."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    serve(_Variants())
-    dist.destroy_process_group()
+            shards = [ShardPlan(rank=rank, row=row, rows=count, column=0, columns=dim) for rank, row, count in cuts]
+            tables[name] = table_plan(rows[name], dim, *shards, sharding=sharding)
+    return plan_with(tables, world, local, config.train.global_batch)
 
 
 if __name__ == "__main__":
-    main()
+    silent()
+    serve(_Variants())
+    dist.destroy_process_group()

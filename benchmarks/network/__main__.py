@@ -5,25 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-
-from benchmarks.common import finish
-from benchmarks.network.bed import Bed, stop_on_sigterm, unavailable
+from benchmarks.harness import finish, options
+from benchmarks.network.bed import Bed, require_bed
 from benchmarks.network.ranks import Ranks
 
 
 def main() -> None:
     """Measure each limit and print the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--hosts", type=int, default=2)
-    options.add_argument("--mb-per-s", type=float, nargs="+", default=[150.0, 125.0], help="limits, a host")
-    options.add_argument("--mib", type=int, default=32, help="of each exchange, a rank")
-    given = options.parse_args()
-    stop_on_sigterm()
-    reason = unavailable()
-    if reason is not None:
-        sys.exit(f"no network namespaces here: {reason}")
+    limits = ([150.0, 125.0], "limits, a host", {"nargs": "+"})
+    given = options(__doc__, hosts=2, mb_per_s=limits, mib=(32, "of each exchange, a rank"))
+    require_bed()
     reached = []
     with Bed(given.hosts) as bed, Ranks(bed, 1, "benchmarks.network.rate") as ranks:
         for limit in (None, *(1e6 * mb for mb in given.mb_per_s)):

@@ -115,6 +115,12 @@ class Bed:
             subprocess.run(["ip", "netns", "delete", self._made.pop()], capture_output=True, check=False)
 
 
-def stop_on_sigterm() -> None:
-    """A bench that is told to stop leaves through its ``with`` blocks, which remove namespaces and end ranks."""
+def require_bed() -> None:
+    """End a bench where no bed can be made.
+
+    One that is told to stop leaves through its ``with`` blocks from here on, which remove namespaces and end ranks.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    reason = unavailable()
+    if reason is not None:
+        sys.exit(f"no network namespaces here: {reason}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.network.ranks import serve
+from benchmarks.harness import serve
 
 
 def exchange(mib: int, times: int) -> dict[str, Any]:
@@ -27,12 +27,7 @@ def exchange(mib: int, times: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "bytes": each * (world - 1) * times, "right": right}
 
 
-def main() -> None:
-    """Answer the parent until it hangs up."""
+if __name__ == "__main__":
     dist.init_process_group("gloo")
     serve(exchange)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.ssd import fio_reads
+from benchmarks.ssd import AHEAD, Tables, cache_rows, cold_rows, fio_reads
 from benchmarks.ssd_child import DriftingIds
-from benchmarks.ssd_memory import AHEAD, Tables, cache_rows, cold_rows
 from pipeline.embeddings.ssd.aio import DEPTH
 from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
@@ -63,8 +62,8 @@ def test_ids_that_drift_bring_rows_that_were_cold(tmp_path):
     ids, rng = DriftingIds(10_000, 1.2, batch=100, drift=2.0, shift=0.0), np.random.default_rng(0)
     first = ids.draw(rng, 50_000)  # 500 batches
     assert ids.shift == 1_000 and np.bincount(first, minlength=10_000).argmax() == 9_000
-    two = DriftingIds(10_000, 1.2, batch=100, drift=2.0, shift=7.0)
-    two.draw(rng, 200, tables=2)
+    two = DriftingIds(10_000, 1.2, batch=100, drift=2.0, shift=7.0, tables=2)
+    two.draw(rng, 200)
     assert two.shift == 9.0
 
 

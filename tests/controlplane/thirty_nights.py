@@ -25,7 +25,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.harness import finish
 from benchmarks.nights import scores, serving
 from pipeline.store import Store
 from tests.controlplane.nights import FAULTS, FIRST, MODEL, Hook, Nights, keep, world

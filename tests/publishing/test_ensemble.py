@@ -98,7 +98,7 @@ def overrides(store, *more):
 
 
 def run(*settings):
-    from benchmarks.runs import run_config
+    from benchmarks.harness import run_config
     from pipeline.config.compose import compose
 
     return run_config(compose(overrides(*settings)))

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
-from benchmarks.runs import run_config
+from benchmarks.harness import run_config
 from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, gather_parcels, run_on_rank0, this_rank
 from pipeline.config.compose import compose
 from pipeline.core.errors import NightjarError

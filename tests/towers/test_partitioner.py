@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.ari import adjusted_rand_index
+from benchmarks.towers_partition import adjusted_rand_index
 from pipeline.config import PartitionConfig
 from pipeline.records import Tower, Towers
 from pipeline.towers.partitioner import (
