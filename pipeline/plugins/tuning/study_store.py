@@ -7,7 +7,7 @@ writes replace the record whole, under the lock. Whoever comes after a crash fin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
 from contextlib import AbstractContextManager
 
 from pipeline.core.errors import ArtifactError, LaunchError
@@ -56,15 +56,13 @@ def write_study(store: Store, record: StudyRecord) -> None:
 
 
 def trials_of(store: Store, study: str) -> list[TrialRecord]:
-    """The trials of ``study`` by number."""
-    return list(_trials(store, study))
-
-
-def _trials(store: Store, study: str) -> Iterator[TrialRecord]:
+    """Return the trials of ``study`` by number."""
     folder = f"{study_directory(study)}/trials"
+    trials = []
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
-            yield read(TrialRecord, store, f"{folder}/{name}")
+            trials.append(read(TrialRecord, store, f"{folder}/{name}"))
+    return trials
 
 
 def create_trial(store: Store, study: str, trial: TrialRecord) -> None:
@@ -87,12 +85,12 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
 def study_line(store: Store, study: str) -> StudyLine:
     """The line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
-    states = [each.state for each in trials]
+    states = Counter(trial.state for trial in trials)
     best = best_of(trials)
     return StudyLine(
         study=study,
         created=record.created,
-        trials={state: states.count(state) for state in dict.fromkeys(states)},
+        trials=dict(states),
         best=best.number if best else None,
         ne=best.ne if best else None,
     )
