@@ -17,9 +17,9 @@ from pipeline.core.errors import ConfigError, NightjarError
 from pipeline.launch.signals import handled
 from pipeline.plugins.tuning import study_store
 from pipeline.plugins.tuning.proposals import optuna
-from pipeline.plugins.tuning.significance import best_of
 from pipeline.plugins.tuning.space import edges, held, split
 from pipeline.plugins.tuning.study_page import study_page
+from pipeline.plugins.tuning.study_store import best_of
 from pipeline.plugins.tuning.tuner import Tuner
 from pipeline.records.study import BROKEN, TRYING, Dimension, StudyRecord, StudyShown, TrialRecord, study_directory
 from pipeline.store.artifacts import Store

@@ -22,7 +22,7 @@ from pipeline.launch.run_records import read_steps
 from pipeline.launch.signals import Interrupted
 from pipeline.plugins.tuning import study_store
 from pipeline.plugins.tuning.proposals import FAR, decided, proposal
-from pipeline.plugins.tuning.significance import best_of
+from pipeline.plugins.tuning.study_store import best_of
 from pipeline.plugins.tuning.trial_process import TrialProcess, found_full, full_disk, poll_seconds
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.record import read
