@@ -46,8 +46,8 @@ from benchmarks.harness import (
 )
 from pipeline.config.compose import compose
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
-from pipeline.plugins.search.best_experiment import best_experiment
 from pipeline.plugins.search.loop import search
+from pipeline.plugins.search.search_page import best_experiment
 from pipeline.stages.execution import with_resolved_batch
 from pipeline.stages.stage_inputs import read_dataset
 from pipeline.store import Store

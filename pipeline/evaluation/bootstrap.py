@@ -182,7 +182,7 @@ def loss_parts(
 ) -> list[float]:
     """Return what each block of consecutive rows adds to the mean log loss, in nats per row.
 
-    The parts of two models tell later whether their NE differ by chance (``tuning.significance``).
+    The parts of two models tell later whether their NE differ by chance (``tuning.study_store``).
 
     Args:
         labels: 0 or 1, [n].

@@ -54,7 +54,7 @@ def steps(named, optimizer, first=0, last=STEPS):
 
 
 def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_every, root_every, start_step, grafting):
-    """The formulas of ``shampoo_blocks`` in float64, by eigenvalues, block after block; the last directions by name."""
+    """The formulas of ``shampoo_steps`` in float64, by eigenvalues, block after block; the last directions by name."""
     weights = {
         name: p.detach().double().flatten(1) if p.dim() > 1 else p.detach().double() for name, p in named.items()
     }

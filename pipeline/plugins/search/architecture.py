@@ -28,8 +28,7 @@ class Choices(nn.Module):
     """Logits of every decision, all alike at first.
 
     A draw is one choice of each decision, with the gradients of a relaxed one (straight-through Gumbel-softmax, Jang
-    et al. 2017, arXiv 1611.01144). A mixture of choices would tell nothing of how well each does by itself: weights
-    make up for a value that is scaled, not for one that is gone. ``seed`` decides the draws.
+    et al. 2017, arXiv 1611.01144). ``seed`` decides the draws.
     """
 
     outside: Tensor
@@ -37,7 +36,7 @@ class Choices(nn.Module):
     def __init__(self, decisions: Sequence[Decision], seed: int) -> None:
         super().__init__()
         self.decisions = tuple(decisions)
-        self.sizes = [len(each.choices) for each in decisions]
+        self.sizes = [len(decision.choices) for decision in decisions]
         self.logits = nn.Parameter(torch.zeros(len(decisions), max(self.sizes)))
         outside = torch.arange(max(self.sizes)) >= torch.tensor(self.sizes)[:, None]
         self.register_buffer("outside", outside, persistent=False)
@@ -50,9 +49,13 @@ class Choices(nn.Module):
         """
         noise = -torch.empty(self.logits.shape).exponential_(generator=self.generator).log()
         relaxed = self._masked((self.logits + noise) / temperature).softmax(1)
+        # A mixture of choices would tell nothing of how well each does by itself: weights make up for a value that is
+        # scaled, not for one that is gone.
         drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
         gates, first = self._gates(drawn + (relaxed - relaxed.detach())), self.whole()
-        return {name: first[name] if name in whole else gate for name, gate in gates.items()}
+        for name in gates.keys() & set(whole):
+            gates[name] = first[name]
+        return gates
 
     def whole(self) -> Gates:
         """Gates of the first choices, which are the configuration itself."""
@@ -71,7 +74,7 @@ class Choices(nn.Module):
 
         ``scale``: log loss that makes a choice e times as likely as another.
         """
-        place = [each.name for each in self.decisions].index(name)
+        place = [decision.name for decision in self.decisions].index(name)
         self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
 
     def probabilities(self) -> Tensor:
@@ -81,18 +84,18 @@ class Choices(nn.Module):
     def by_name(self) -> dict[str, list[float]]:
         """The probabilities of each decision's choices."""
         rows = self.probabilities().tolist()
-        return {each.name: row[:n] for each, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
+        return {decision.name: row[:n] for decision, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
 
     def best(self) -> dict[str, Any]:
         """The most probable choice of each decision."""
         places = self.probabilities().argmax(1).tolist()
-        return {each.name: each.choices[place] for each, place in zip(self.decisions, places, strict=True)}
+        return {decision.name: decision.choices[i] for decision, i in zip(self.decisions, places, strict=True)}
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits.masked_fill(self.outside, -torch.inf)
 
-    def _gates(self, rows: Tensor) -> Gates:
-        return {each.name: row[:n] for each, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
+    def _gates(self, rows: Tensor) -> dict[str, Tensor]:
+        return {decision.name: row[:n] for decision, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +136,16 @@ def tabulate(
 
     ``price``: of a configuration by its choices. Decisions that are priced alike are priced once.
     """
-    most = max(len(each.choices) for each in decisions)
-    around = weights.of(price(at), original)
+    start = weights.of(price(at), original)
+    table = torch.zeros(len(decisions), max(len(decision.choices) for decision in decisions))
     known: dict[Any, list[float]] = {}
-    rows = []
-    for each in decisions:
-        key = (each.priced_as, at[each.name])
+    for decision, row in zip(decisions, table, strict=True):
+        current = at[decision.name]
+        key = (decision.priced_as, current)
         if key not in known:
-            others = [
-                around if choice == at[each.name] else weights.of(price({**at, each.name: choice}), original)
-                for choice in each.choices
-            ]
-            known[key] = [cost - around for cost in others]
-        rows.append(known[key] + [0.0] * (most - len(each.choices)))
-    return Costs(start=around, table=torch.tensor(rows))
+            known[key] = []
+            for choice in decision.choices:
+                cost = start if choice == current else weights.of(price({**at, decision.name: choice}), original)
+                known[key].append(cost - start)
+        row[: len(known[key])] = torch.tensor(known[key])
+    return Costs(start=start, table=table)

@@ -13,7 +13,7 @@ from pipeline.planning.bipartite import predict_any
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan
 from pipeline.records.dataset import DatasetSchema, Profile
-from pipeline.records.plan import Plan, ShardPlan, TablePlan
+from pipeline.records.plan import Plan
 from pipeline.records.search import Price
 from pipeline.specs import SEARCH_PARTS
 from pipeline.specs.search_part import Decision, SearchPart
@@ -34,8 +34,11 @@ class ArchitectureSpace:
     def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> ArchitectureSpace:
         """The space of ``search.parts``; ConfigError for a model without a super-net, or with nothing to decide."""
         _check_backbone(config)
-        named = [SEARCH_PARTS.get(name) for name in config.search.parts]
-        space = cls(config, schema, profile, tuple((part, tuple(part.decisions(config, schema))) for part in named))
+        parts = []
+        for name in config.search.parts:
+            part = SEARCH_PARTS.get(name)
+            parts.append((part, tuple(part.decisions(config, schema))))
+        space = cls(config, schema, profile, tuple(parts))
         if not space.decisions:
             raise ConfigError(
                 f"there is nothing to decide: search.parts is {config.search.parts}, and the configured model has the "
@@ -47,18 +50,18 @@ class ArchitectureSpace:
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """Those of all parts."""
-        return tuple(each for _, own in self.parts for each in own)
+        return tuple(decision for _, decisions in self.parts for decision in decisions)
 
     @property
     def original(self) -> dict[str, Any]:
         """The choices that are the configuration itself."""
-        return {each.name: each.choices[0] for each in self.decisions}
+        return {decision.name: decision.choices[0] for decision in self.decisions}
 
     def configured(self, chosen: Mapping[str, Any]) -> Config:
         """The configuration with what was ``chosen``."""
         config = self.config
-        for part, own in self.parts:
-            config = part.apply(config, {each.name: chosen[each.name] for each in own})
+        for part, decisions in self.parts:
+            config = part.apply(config, {decision.name: chosen[decision.name] for decision in decisions})
         return config
 
     def price(self, chosen: Mapping[str, Any]) -> Price:
@@ -88,21 +91,20 @@ def price_of(plan: Plan, step_ms: float) -> Price:
 
 def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
     """``plan`` with the tables' widths of ``inputs``: every shard keeps its rows, rank and share of the columns."""
-
-    def table(name: str, placed: TablePlan) -> TablePlan:
+    tables = dict(plan.tables)
+    for name, table in plan.tables.items():
         dim = inputs.model.dim_of(name)
-        if dim == placed.dim:
-            return placed
-        shards = (_cut(shard, placed.dim, dim) for shard in placed.shards)
-        return replace(placed, dim=dim, shards=tuple(shard for shard in shards if shard.columns))
-
-    return replace(plan, tables={name: table(name, placed) for name, placed in plan.tables.items()})
-
-
-def _cut(shard: ShardPlan, before: int, dim: int) -> ShardPlan:
-    """``shard`` of a table of width ``before``, in one of width ``dim``."""
-    first, end = (place * dim // before for place in (shard.column, shard.column + shard.columns))
-    return replace(shard, column=first, columns=end - first)
+        if dim == table.dim:
+            continue
+        shards = []
+        for shard in table.shards:
+            start = shard.column * dim // table.dim
+            columns = (shard.column + shard.columns) * dim // table.dim - start
+            # A narrow table may have fewer columns than it had shards.
+            if columns:
+                shards.append(replace(shard, column=start, columns=columns))
+        tables[name] = replace(table, dim=dim, shards=tuple(shards))
+    return replace(plan, tables=tables)
 
 
 def _check_backbone(config: Config) -> None:

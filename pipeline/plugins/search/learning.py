@@ -1,27 +1,93 @@
-"""The steps of a search: the super-net's weights and the choices' probabilities learn in turns."""
+"""The steps of a search: weights and probabilities learn in turns; their state, kept in the store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.nn import functional
 
+from pipeline.checkpoint.container import read_tensors, write_tensors
 from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.models.layers.perceptron import initialise
 from pipeline.plugins.search.architecture import Choices, Costs, Gates
 from pipeline.plugins.search.rows import SearchBatch
-from pipeline.plugins.search.search_store import SearchState
-from pipeline.plugins.search.super_tables import SearchTables
-from pipeline.plugins.search.supernet import SuperNet
+from pipeline.plugins.search.supernet import SearchTables, SuperNet
 from pipeline.records.dataset import DatasetSchema
 from pipeline.specs.optimizers import ParameterGroup
+from pipeline.store.artifacts import Store
 from pipeline.training.lr_schedule import lr_factor
 from pipeline.training.model import compute_dtype
+
+DIGEST = 16  # bytes of XXH3-128 before the tensors
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchState:
+    """Tensors, and JSON data: floats come back from it with the same bits."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+    def starting(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with ``prefix``, by what follows."""
+        return {name.removeprefix(prefix): each for name, each in self.tensors.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class SearchStore:
+    """A search's state in ``folder`` of ``store``. ``key``: what equal searches have in common."""
+
+    store: Store
+    folder: str
+    key: str
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return f"{self.folder}/search.state"
+
+    def write(self, state: SearchState) -> None:
+        """Replace what was kept, atomically. The file is put together in memory first."""
+        tensors = {name: each.detach() for name, each in state.tensors.items()}
+        buffer = io.BytesIO()
+        buffer.write(bytes(DIGEST))
+        write_tensors(buffer, tensors, {"key": self.key, "values": json.dumps(state.values)})
+        with buffer.getbuffer() as whole:
+            whole[:DIGEST] = xxhash.xxh3_128(whole[DIGEST:]).digest()
+        self.store.write_bytes(self.path, buffer.getvalue())
+
+    def read(self) -> SearchState | None:
+        """What was kept; None where there is nothing, or only that of another search, or what is damaged."""
+        try:
+            data = self.store.fs.cat_file(self.store.full(self.path))
+        except FileNotFoundError:
+            return None
+        where = self.store.url_of(self.path)
+        body = memoryview(data)[DIGEST:]
+        if xxhash.xxh3_128(body).digest() != bytes(data[:DIGEST]):
+            log.warning("%s is damaged: the search begins anew", where)
+            return None
+        tensors, about = read_tensors(bytearray(body), where)
+        if about["key"] != self.key:
+            log.info("%s is of a search with other settings: this one begins anew", where)
+            return None
+        return SearchState(tensors=tensors, values=json.loads(about["values"]))
+
+    def remove(self) -> None:
+        """Remove what was kept, if anything was."""
+        if self.store.exists(self.path):
+            self.store.fs.rm(self.store.full(self.path))
 
 
 class Learner:
@@ -41,11 +107,6 @@ class Learner:
         self.dense = train.dense_spec.build([group])
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 
-    @property
-    def measured(self) -> list[int]:
-        """Places of the decisions whose probabilities follow what is measured, not gradients."""
-        return [place for place, each in enumerate(self.choices.decisions) if each.name in self.net.measured]
-
     def learn_weights(self, rows: SearchBatch, step: int, temperature: float, *, whole: bool = False) -> float:
         """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
 
@@ -64,11 +125,7 @@ class Learner:
         return loss.item()
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
-        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both.
-
-        Those of decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights
-        make up for, and says little of what it costs to do without.
-        """
+        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
         weights = [*self.net.parameters(), self.tables.rows]
         for each in weights:
             each.requires_grad_(False)
@@ -77,7 +134,11 @@ class Learner:
         self.architecture.zero_grad(set_to_none=True)
         (loss + cost).backward()
         assert self.choices.logits.grad is not None
-        self.choices.logits.grad[self.measured] = 0
+        # Decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights make
+        # up for, and says little of what it costs to do without.
+        for place, decision in enumerate(self.choices.decisions):
+            if decision.name in self.net.measured:
+                self.choices.logits.grad[place] = 0
         self.architecture.step()
         for each in weights:
             each.requires_grad_(True)

@@ -15,9 +15,8 @@ from pipeline.core.machine import usable_memory
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.plugins.search.architecture import Choices, Costs, LossWeights, tabulate
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
-from pipeline.plugins.search.learning import Learner
+from pipeline.plugins.search.learning import Learner, SearchState, SearchStore
 from pipeline.plugins.search.rows import SearchBatch, SplitBatches, start_logit
-from pipeline.plugins.search.search_store import SearchState, SearchStore
 from pipeline.records.search import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
@@ -61,7 +60,7 @@ def search(
     )
     parts = SplitBatches(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
     course = _Course(space, parts, kept)
-    with parts.open(*course.batches()) as (learnt, held):
+    with parts.open(course.done, course.held_used) as (learnt, held):
         course.run(learnt, held, progress)
     return _record(space, course, dataset)
 
@@ -70,20 +69,23 @@ def table_bytes(space: ArchitectureSpace, dim: int) -> int:
     """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
     columns = {column.name: column for table in space.schema.tables for column in rules.of(table.name).columns}
-    values = dim + sum(dim if column.per_value else 1 for column in columns.values())
+    values = dim
+    for column in columns.values():
+        values += dim if column.per_value else 1
     return COPIES * VALUE * values * sum(table.rows for table in space.schema.tables)
 
 
 def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
     """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
 
-    By default that is what this process may still use on this machine. The dense part and a batch are small beside
-    tables that come near it, and are not counted.
+    By default that is what this process may still use on this machine.
     """
+    # The dense part and a batch are small beside tables that come near the limit, and are not counted.
     dim, rows = space.config.model.embedding_dim, sum(table.rows for table in space.schema.tables)
     if room is None:
         room = usable_memory() - status_bytes("VmRSS")
-    if (needed := table_bytes(space, dim)) <= room:
+    needed = table_bytes(space, dim)
+    if needed <= room:
         return
     fitting = next((width for width in range(dim - dim % 4, 3, -4) if table_bytes(space, width) <= room), None)
     narrower = f"model.embedding_dim={fitting}, or " if fitting else ""
@@ -105,16 +107,17 @@ class _Course:
         self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
         self.choices = Choices(space.decisions, config.seed)
         self.learner = Learner(config, space.schema, self.choices, parts.steps, start_logit(parts.base_rate))
-        for part, own in space.parts:
-            part.attach(self.learner.net, own)
-        self.first = round(self.settings.warmup * parts.steps)  # step in which choices begin to learn
+        for part, decisions in space.parts:
+            part.attach(self.learner.net, decisions)
+        # The step in which choices begin to learn.
+        self.first = round(self.settings.warmup * parts.steps)
         self.before = space.price(space.original)
         self.points: list[SearchPoint] = []
         self.over_time: list[dict[str, list[float]]] = []
         self._costs: Costs | None = None
         self._sums: list[tuple[float, float | None, float | None]] = []
         self.done, self._earlier = 0, 0.0
-        self._held = 0  # batches of the held rows that were used
+        self.held_used = 0  # batches
         state = None if kept is None else kept.read()
         if state is not None and state.values.get("shuffle_key") == parts.order.key:
             self._restore(state)
@@ -123,10 +126,6 @@ class _Course:
     def seconds(self) -> float:
         """That the search has taken so far, those before it was stopped too."""
         return self._earlier + time.monotonic() - self._began
-
-    def batches(self) -> tuple[int, int]:
-        """Batches of both parts of the rows that the steps so far have used."""
-        return self.done, self._held
 
     def run(self, learnt: Iterator[SearchBatch], held: Iterator[SearchBatch], progress: Progress) -> None:
         """All steps that are left."""
@@ -149,13 +148,15 @@ class _Course:
 
     def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
         for rows in held:
-            self._held += 1
+            self.held_used += 1
             yield rows
 
     def _step(self, step: int, rows: SearchBatch, held: Iterator[SearchBatch]) -> None:
         temperature, alone = self.temperature(step), step < self.first
-        if not alone and self._is_time(step):
-            self._around(step, held)
+        if not alone:
+            steps, since = self.parts.steps - self.first, step - self.first
+            if since * TABLES // steps > (since - 1) * TABLES // steps:
+                self._around(step, held)
         loss = self.learner.learn_weights(rows, step, temperature, whole=alone)
         if alone:
             self._sums.append((loss, None, None))
@@ -163,38 +164,36 @@ class _Course:
         assert self._costs is not None
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
 
-    def _is_time(self, step: int) -> bool:
-        """Whether choices are measured and costs tabulated before this step."""
-        steps, since = self.parts.steps - self.first, step - self.first
-        return since * TABLES // steps > (since - 1) * TABLES // steps
-
     def _around(self, step: int, held: Iterator[SearchBatch]) -> None:
         """Tabulate the costs around the most probable choices, and measure what can be measured beside these.
 
         Measured choices are then as likely as their log loss and their cost say.
         """
-        self._costs = self._tabulated()
-        if step == 0:  # nothing has learnt yet
+        weights = LossWeights(ms=self.settings.cost, bytes=self.settings.memory)
+        self._costs = tabulate(self.space.decisions, self.choices.best(), self.space.price, weights, self.before)
+        # Before the first step nothing has learnt yet.
+        if step == 0:
             return
         if step == self.first:
             self.learner.sort_columns()
-        table = {each.name: row for each, row in zip(self.space.decisions, self._costs.table, strict=True)}
-        last = step == self.parts.steps
-        batches = list(islice(held, DECIDING if last else COMPARED)) if self.learner.net.measured else []
-        for name, losses in self.learner.compare(batches, self.choices.likeliest()).items():
-            self.choices.measured(name, losses + table[name][: len(losses)], FINAL if last else OPEN)
-
-    def _tabulated(self) -> Costs:
-        at = self.choices.best()
-        weights = LossWeights(ms=self.settings.cost, bytes=self.settings.memory)
-        return tabulate(self.space.decisions, at, self.space.price, weights, self.before)
+        count, scale = (DECIDING, FINAL) if step == self.parts.steps else (COMPARED, OPEN)
+        batches = list(islice(held, count)) if self.learner.net.measured else []
+        added = self.learner.compare(batches, self.choices.likeliest())
+        for decision, costs in zip(self.space.decisions, self._costs.table, strict=True):
+            if decision.name in added:
+                losses = added[decision.name]
+                self.choices.measured(decision.name, losses + costs[: len(losses)], scale)
 
     def _point(self, step: int) -> None:
         """Record what was measured since the last point."""
-        together = zip(*self._sums, strict=True)
-        columns: list[list[float]] = [[value for value in each if value is not None] for each in together]
-        loss, held, cost = (sum(values) / len(values) if values else None for values in columns)
-        assert loss is not None
+        loss = sum(step_loss for step_loss, _, _ in self._sums) / len(self._sums)
+        held: float | None = None
+        cost: float | None = None
+        # Steps of the weights alone have neither.
+        choice_steps = [(held_loss, cost) for _, held_loss, cost in self._sums if held_loss is not None]
+        if choice_steps:
+            held = sum(held_loss for held_loss, _ in choice_steps) / len(choice_steps)
+            cost = sum(step_cost or 0.0 for _, step_cost in choice_steps) / len(choice_steps)
         temperature = self.temperature(step - 1)
         self.points.append(SearchPoint(step=step, temperature=temperature, loss=loss, held_loss=held, cost=cost))
         self.over_time.append(self.choices.by_name())
@@ -206,11 +205,12 @@ class _Course:
         if self.kept is None or self.done == self.parts.steps or self._keeping > KEEPING * self.seconds:
             return
         began, learner = time.monotonic(), self.learner.state()
-        assert not self._sums  # it is a point of the record
+        # The sums since the last point are not kept: the state is kept at points alone.
+        assert not self._sums
         costs = {} if self._costs is None else {"costs": self._costs.table}
         values = {
             "done": self.done,
-            "held": self._held,
+            "held": self.held_used,
             "seconds": self.seconds,
             "start": self._costs and self._costs.start,
             "points": [asdict(point) for point in self.points],
@@ -228,14 +228,25 @@ class _Course:
         if values["start"] is not None:
             self._costs = Costs(start=values["start"], table=state.tensors["costs"])
         self.points = [SearchPoint(**point) for point in values["points"]]
-        self.done, self._held, self.over_time = values["done"], values["held"], values["over_time"]
+        self.done, self.held_used, self.over_time = values["done"], values["held"], values["over_time"]
         self._earlier = values["seconds"]
         log.info("the search goes on from step %d of %d", self.done, self.parts.steps)
 
 
 def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> SearchRecord:
     chosen, last, parts = course.choices.best(), course.choices.by_name(), course.parts
-    after = space.planned(chosen)
+    decisions = {}
+    for part, part_decisions in space.parts:
+        for decision in part_decisions:
+            name = decision.name
+            history = tuple(tuple(round(p, 4) for p in point[name]) for point in course.over_time)
+            decisions[name] = DecisionRecord(
+                part=part.name,
+                choices=decision.choices,
+                chosen=chosen[name],
+                probability=round(max(last[name]), 4),
+                history=history,
+            )
     return SearchRecord(
         name=str(space.config.search.name),
         dataset=dataset.path,
@@ -245,18 +256,8 @@ def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> Sea
         held_rows=parts.held_rows,
         seconds=round(course.seconds, 3),
         before=space.planned(space.original),
-        after=after,
-        decisions={
-            each.name: DecisionRecord(
-                part=part.name,
-                choices=each.choices,
-                chosen=chosen[each.name],
-                probability=round(max(last[each.name]), 4),
-                history=tuple(tuple(round(p, 4) for p in point[each.name]) for point in course.over_time),
-            )
-            for part, own in space.parts
-            for each in own
-        },
+        after=space.planned(chosen),
+        decisions=decisions,
         points=tuple(course.points),
         undecided=tuple(name for name, row in last.items() if not decided(row)),
     )

@@ -31,12 +31,13 @@ class Widths(SearchPart):
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
         """See ``SearchPart.decisions``."""
         least = COLUMN_STEP if config.hardware.device == "cuda" else 1
-        found = []
+        decisions = []
         for table in schema.tables:
             widest = config.model.dim_of(table.name)
             powers = [2**power for power in range(widest.bit_length()) if least <= 2**power < widest]
-            found.append(Decision(name=_decision_name(table.name), choices=(widest, *reversed(powers))))
-        return [each for each in found if len(each.choices) > 1]
+            if powers:
+                decisions.append(Decision(name=_decision_name(table.name), choices=(widest, *reversed(powers))))
+        return decisions
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
         """See ``SearchPart.attach``."""
@@ -154,10 +155,9 @@ class Mlps(SearchPart):
         """See ``SearchPart.apply``."""
         mlps: dict[str, Any] = {}
         for setting in SETTINGS:
-            widths = [
-                chosen.get(f"{setting} layer {place + 1}", width)
-                for place, width in enumerate(getattr(config.model, setting))
-            ]
+            widths = []
+            for number, width in enumerate(getattr(config.model, setting), 1):
+                widths.append(chosen.get(f"{setting} layer {number}", width))
             mlps[setting] = widths[: chosen.get(f"{setting} layers", len(widths))]
         return replace(config, model=replace(cast("DlrmConfig", config.model), **mlps))
 

@@ -13,7 +13,7 @@ from pipeline.core.logs import add_level
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.plugins.search.search_store import SearchStore
+    from pipeline.plugins.search.learning import SearchStore
     from pipeline.records.search import SearchRecord
     from pipeline.store.artifacts import Store
     from pipeline.store.manifest import Artifact
@@ -61,7 +61,7 @@ def _search(options: argparse.Namespace) -> int:
     require_triple()
     store = Store(config.store)
     store.answers()
-    from pipeline.plugins.search.search_store import SearchStore
+    from pipeline.plugins.search.learning import SearchStore
 
     kept = SearchStore(store, f"{SEARCHING}/{name}", _key(config))
     hint = "run the same command again once that one has ended, or search=<another name>"
@@ -111,8 +111,8 @@ def _searched(
 
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.plugins.search.architecture_space import ArchitectureSpace
-    from pipeline.plugins.search.best_experiment import best_experiment, write_search
     from pipeline.plugins.search.loop import search, warning
+    from pipeline.plugins.search.search_page import best_experiment, write_search
     from pipeline.stages.execution import with_resolved_batch
     from pipeline.stages.stage_inputs import read_dataset
 

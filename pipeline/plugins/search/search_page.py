@@ -1,16 +1,23 @@
-"""``searches/<name>/report.html``: the page of a search, and what the command prints of it."""
+"""What a search leaves: its text, the record with its page, and ``best.yaml``, an experiment with the model found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
+import yaml
 from markupsafe import Markup
 
+from pipeline.config import Config
+from pipeline.config.compose.experiment import experiment_file
 from pipeline.core import units
 from pipeline.core.units import text_table
-from pipeline.records.search import DecisionRecord, SearchRecord
+from pipeline.records.search import DecisionRecord, SearchRecord, search_directory
 from pipeline.report.page import Figure, PageTable, from_template, with_meter
-from pipeline.report.svg import Axis, PlotCurve, Point, series_plot
+from pipeline.report.svg import Axis, PlotCurve, series_plot
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 STEPS = Axis(title="step", whole=True)
 PROBABILITY = Axis(title="probability", from_zero=True)
@@ -49,19 +56,12 @@ def _part_text(record: SearchRecord, part: str) -> str:
 def search_page(record: SearchRecord) -> str:
     """The page of a search; it needs no other file."""
     before, after = record.before, record.after
-    tiers = list(dict.fromkeys([*before.bytes, *after.bytes]))
     cost = [
         ("Predicted step", f"{before.step_ms:.3f} ms", f"{after.step_ms:.3f} ms", _share(after.step_ms, before.step_ms))
     ]
-    cost += [
-        (
-            f"Tables in {tier.upper()}",
-            units.size(before.bytes.get(tier, 0)),
-            units.size(after.bytes.get(tier, 0)),
-            _share(after.bytes.get(tier, 0), before.bytes.get(tier, 0)),
-        )
-        for tier in tiers
-    ]
+    for tier in dict.fromkeys([*before.bytes, *after.bytes]):
+        old, new = before.bytes.get(tier, 0), after.bytes.get(tier, 0)
+        cost.append((f"Tables in {tier.upper()}", units.size(old), units.size(new), _share(new, old)))
     parts = dict.fromkeys(each.part for each in record.decisions.values())
     changed = sum(each.chosen != each.choices[0] for each in record.decisions.values())
     return from_template(
@@ -96,28 +96,22 @@ def _of(record: SearchRecord, part: str) -> list[tuple[str, DecisionRecord]]:
 
 
 def _table(record: SearchRecord, part: str) -> PageTable:
-    rows = [
-        (
-            name,
-            _shown(each.chosen),
-            _shown(each.choices[0]),
-            with_meter(units.decimal(each.probability, 3), each.probability),
-            "undecided" if name in record.undecided else "",
-        )
-        for name, each in _of(record, part)
-    ]
+    rows = []
+    for name, each in _of(record, part):
+        probability = with_meter(units.decimal(each.probability, 3), each.probability)
+        undecided = "undecided" if name in record.undecided else ""
+        rows.append((name, _shown(each.chosen), _shown(each.choices[0]), probability, undecided))
     return PageTable(("Decision", "Chosen", "Configured", "Probability", ""), rows)
 
 
 def _drawings(record: SearchRecord, part: str) -> list[Figure]:
     """The probabilities of the choices over time, a drawing a decision."""
-    steps = [point.step for point in record.points]
+    steps = [float(point.step) for point in record.points]
     drawings = []
     for name, each in _of(record, part)[:MOST_DRAWN]:
-        curves = zip(each.choices, zip(*each.history, strict=True), strict=True)
-        series = [
-            PlotCurve(_shown(choice), place, _points(steps, values)) for place, (choice, values) in enumerate(curves)
-        ]
+        series = []
+        for place, values in enumerate(zip(*each.history, strict=True)):
+            series.append(PlotCurve(_shown(each.choices[place]), place, tuple(zip(steps, values, strict=True))))
         label = f"Probabilities of the choices of {name} over the steps"
         drawings.append(Figure(name, ", ".join(_shown(c) for c in each.choices), _plot(series, PROBABILITY, label)))
     return drawings
@@ -142,5 +136,62 @@ def _plot(series: list[PlotCurve], y: Axis, label: str) -> Markup:
     return series_plot(series, x=STEPS, y=y, label=label)
 
 
-def _points(steps: list[int], values: Iterable[float]) -> tuple[Point, ...]:
-    return tuple(zip(map(float, steps), values, strict=True))
+BEST, PAGE = "best.yaml", "report.html"
+
+
+def write_search(store: Store, record: SearchRecord, best: str, key: str) -> Artifact:
+    """Commit the record, the page and ``best``, the text of the experiment, in the place of an earlier search.
+
+    ``key``: what equal searches have in common.
+    """
+    path = search_directory(record.name)
+    inputs = {"ingest": record.dataset.rpartition("/")[2]}
+    with store.draft(path, kind="search", key=key, config={}, inputs=inputs) as draft:
+        draft.write_json(SearchRecord.FILE, record.to_json())
+        for name, text in ((BEST, best), (PAGE, search_page(record))):
+            with draft.open(name) as sink:
+                sink.write(text.encode())
+        return draft.commit({"before_ms": record.before.step_ms, "after_ms": record.after.step_ms})
+
+
+def best_experiment(
+    record: SearchRecord, config: Config, found: Config, overrides: Sequence[str], config_dir: str | None
+) -> str:
+    """The text of an experiment: ``overrides``, which compose to ``config``, with what is different in ``found``."""
+    about = [
+        f"Found by nightjar search (search={record.name}); put it into my/experiment/<name>.yaml:",
+        "  nightjar run experiment=<name>",
+        f"Predicted: {record.after.step_ms:.3f} ms a step, before {record.before.step_ms:.3f}; tables of "
+        f"{record.after.total:,} bytes, before {record.before.total:,}.",
+    ]
+    head, _, body = experiment_file(overrides, config_dir, about).partition("\n\n")
+    settings = _merged(yaml.safe_load(body) or {}, _changes(config, found))
+    return f"{head.rstrip()}\n\n{yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=120)}"
+
+
+def _changes(before: Any, after: Any) -> dict[str, Any]:
+    """What ``after`` has that ``before`` has not, as nested settings; both are groups, or dictionaries of them."""
+    changes: dict[str, Any] = {}
+    for name, value in _entries(after).items():
+        former = _entries(before).get(name)
+        if isinstance(value, Mapping) or is_dataclass(value):
+            # An entry that was not there before is compared with one at its defaults.
+            kind: Any = type(value)
+            inner = _changes(kind() if former is None else former, value)
+            if inner:
+                changes[name] = inner
+        elif value != former:
+            changes[name] = value
+    return changes
+
+
+def _entries(of: Any) -> Mapping[str, Any]:
+    return of if isinstance(of, Mapping) else {each.name: getattr(of, each.name) for each in fields(of)}
+
+
+def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(settings)
+    for name, value in changes.items():
+        former = merged.get(name)
+        merged[name] = _merged(former, value) if isinstance(value, Mapping) and isinstance(former, Mapping) else value
+    return merged

@@ -18,8 +18,7 @@ class Shampoo(DenseOptimizer):
 
     L^-1/4 G R^-1/4 by blocks of each layer, as long as Adagrad's or Adam's step of the block; decoupled decay.
 
-    ``blocks.py`` has the formulas, ``steps.py`` the ranks' parts. ``beta2`` 1: L and R are sums over all
-    steps; below, means of recent ones.
+    ``shampoo_steps.py`` has the formulas. ``beta2`` 1: L and R are sums over all steps; below, means of recent ones.
     """
 
     beta1: float = 0.9
@@ -38,8 +37,7 @@ class Shampoo(DenseOptimizer):
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
-        from pipeline.plugins.shampoo.shampoo_blocks import Formula
-        from pipeline.plugins.shampoo.shampoo_steps import ShampooSteps
+        from pipeline.plugins.shampoo.shampoo_steps import Formula, ShampooSteps
 
         formula = Formula(
             beta1=self.beta1,

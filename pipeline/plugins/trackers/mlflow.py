@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import ConfigError
 from pipeline.plugins.trackers.figures import curve_figures, final_figures, grouped
-from pipeline.plugins.trackers.mlflow_registry import register
 from pipeline.plugins.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer, quoted
 from pipeline.specs.tracker import RunTracking, Tracker
 
@@ -23,17 +22,20 @@ if TYPE_CHECKING:
     from pipeline.config.nightly import TrackConfig
     from pipeline.records.night import NightRecord
     from pipeline.records.result import Result
-    from pipeline.specs.tracker import Served
+    from pipeline.specs.tracker import Served, ServedVersion
     from pipeline.store.artifacts import Store
 
 Point = tuple[str, int]  # a metric and a step
-AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one call
-LONGEST_PARAM, LONGEST_TAG = 500, 5000
-MOST_ALIKE = 100  # runs of one name that are looked at
-# Figures that a training gives again for the same steps; others are times.
+# MLflow's limits: entries of one call, and characters of a value.
+MAX_METRICS, MAX_PARAMS = 1000, 100
+MAX_PARAM_LENGTH, MAX_TAG_LENGTH = 500, 5000
+MAX_SEARCH_RESULTS = 100
+ALIAS = "serving"
+URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+# A resumed training repeats these figures exactly; all others are times and rates.
 EXACT = re.compile(r"(eval|validation)/|train/(\w+_)?(ne|loss)$")
-# Where things lie and how they are started: not what a model is made of.
 NIGHT = ("date", "outcome", "exit_code", "message", "version", "incumbent", "ne", "incumbent_ne", "rows")
+# Where things lie and how they are started: not what a model is made of.
 NO_PARAM = ("track.", "launch.", "schedule.", "debug.", "store", "run", "force", "nightly.")
 
 
@@ -44,7 +46,7 @@ def server_of(track: TrackConfig) -> MlflowServer:
 
 def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
     """Tags as MLflow takes them; None is left out."""
-    return [{"key": name, "value": str(v)[:LONGEST_TAG]} for name, v in tags.items() if v is not None]
+    return [{"key": name, "value": str(v)[:MAX_TAG_LENGTH]} for name, v in tags.items() if v is not None]
 
 
 def experiment_id(server: MlflowServer, name: str) -> str:
@@ -65,21 +67,29 @@ def experiment_id(server: MlflowServer, name: str) -> str:
 
 def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dict[str, Any] | None:
     """The newest run of MLflow that stands for ``run`` of ``store``."""
-    wanted = {"nightjar.run": run[:LONGEST_TAG], "nightjar.store": store[:LONGEST_TAG]}
-    conditions = [f"tags.`{name}` = {text}" for name, value in wanted.items() if (text := quoted(value))]
-    found = server.post(
+    wanted = {"nightjar.run": run[:MAX_TAG_LENGTH], "nightjar.store": store[:MAX_TAG_LENGTH]}
+    conditions = []
+    for name, value in wanted.items():
+        literal = quoted(value)
+        if literal:
+            conditions.append(f"tags.`{name}` = {literal}")
+    answer = server.post(
         "runs/search",
         experiment_ids=[experiment],
         filter=" AND ".join(conditions),
-        max_results=MOST_ALIKE,
+        max_results=MAX_SEARCH_RESULTS,
         order_by=["attributes.start_time DESC"],
     )
-    runs: list[dict[str, Any]] = found.get("runs", [])
-    return next((each for each in runs if wanted.items() <= _tags(each).items()), None)
+    candidates: list[dict[str, Any]] = answer.get("runs", [])
+    # A value that no quotes can hold is not in the filter, so the tags are compared here once more.
+    for candidate in candidates:
+        if wanted.items() <= _tags(candidate["data"]).items():
+            return candidate
+    return None
 
 
-def _tags(run: Mapping[str, Any]) -> dict[str, str]:
-    return {tag["key"]: tag["value"] for tag in run["data"].get("tags", ())}
+def _tags(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["key"]: tag.get("value", "") for tag in entry.get("tags", ())}
 
 
 class _MlflowRun(RunTracking):
@@ -99,128 +109,124 @@ class _MlflowRun(RunTracking):
         """Send the points that the server does not have."""
         if not records:
             return
-        self.curves = {
-            (grouped(name), int(record["step"])): value
-            for record in records
-            for name, value in curve_figures(record).items()
-        }
-        self._set_times(records)
-        with self._careful():
-            self._tell(self.curves, {})
+        self.curves = {}
+        now = _now()
+        last_seconds = records[-1].get("seconds") or 0.0
+        for record in records:
+            step = int(record["step"])
+            for name, value in curve_figures(record).items():
+                self.curves[grouped(name), step] = value
+            # Records have no clock of their own: the time is counted back by the seconds that training counts.
+            ago = max(0.0, last_seconds - (record.get("seconds") or last_seconds))
+            self.times.setdefault(step, int(now - 1000 * ago))
+        with self._forget_id_on_error():
+            self._send_missing(self.curves, {})
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
         """Send the final figures, the settings as parameters, what the stages made, and how the run ended."""
         step = max(self.times, default=0)
-        finals = {(f"eval/{name}", step): value for name, value in final_figures(result).items()}
-        finals |= {
-            (f"seconds/{name}", step): stage.seconds
-            for name, stage in result.stages.items()
-            if stage.status != "skipped"
-        }
-        params = {name: str(value)[:LONGEST_PARAM] for name, value in settings.items() if not name.startswith(NO_PARAM)}
-        with self._careful():
-            self._tell({**self.curves, **finals}, params)
-            self._log(tags=_outcome(result))
+        points = dict(self.curves)
+        for name, value in final_figures(result).items():
+            points[f"eval/{name}", step] = value
+        for name, stage in result.stages.items():
+            if stage.status != "skipped":
+                points[f"seconds/{name}", step] = stage.seconds
+        params = {}
+        for name, setting in settings.items():
+            if not name.startswith(NO_PARAM):
+                params[name] = str(setting)[:MAX_PARAM_LENGTH]
+        with self._forget_id_on_error():
+            self._send_missing(points, params)
+            self._log("tags", tags_of(_outcome(result)), MAX_PARAMS)
             status = "FINISHED" if result.status == "done" else "FAILED"
             self.server.post("runs/update", run_id=self.id, status=status, end_time=_now())
             self.running = False
 
     @contextmanager
-    def _careful(self) -> Iterator[None]:
-        """Where a call fails, nobody knows what the server has: it is asked the next time."""
+    def _forget_id_on_error(self) -> Iterator[None]:
+        # Where a call fails, nobody knows what the server has: without the id it is asked the next time.
         try:
             yield
         except BaseException:
             self.id = None
             raise
 
-    def _tell(self, points: Mapping[Point, float], params: Mapping[str, str]) -> None:
-        """Send what the server does not have, to a new run where it has another training."""
+    def _send_missing(self, points: Mapping[Point, float], params: Mapping[str, str]) -> None:
         if self.id is None:
-            self._find()
+            self._load_run()
+        # MLflow cannot take back a point or a parameter: another training of this name needs a new run.
         if self.id is not None and self._contradicts(points, params):
             self.server.post("runs/delete", run_id=self.id)
             self.id = None
         if self.id is None:
             self._create()
-        fresh = {point: value for point, value in points.items() if point not in self.points}
-        if fresh and not self.running:
+        new_points = {point: value for point, value in points.items() if point not in self.points}
+        new_params = {name: value for name, value in params.items() if name not in self.params}
+        if new_points and not self.running:
             self.server.post("runs/update", run_id=self.id, status="RUNNING")
             self.running = True
         now = _now()
-        metrics = [
-            {"key": name, "value": value, "step": step, "timestamp": self.times.get(step, now)}
-            for (name, step), value in fresh.items()
-        ]
-        self._log(metrics, {name: value for name, value in params.items() if name not in self.params})
-        self.points |= fresh
+        metrics = []
+        for (name, step), value in new_points.items():
+            metrics.append({"key": name, "value": value, "step": step, "timestamp": self.times.get(step, now)})
+        self._log("metrics", metrics, MAX_METRICS)
+        self._log("params", [{"key": name, "value": value} for name, value in new_params.items()], MAX_PARAMS)
+        self.points |= new_points
         self.params |= params
 
-    def _find(self) -> None:
-        """The run of an earlier launcher, with all that was sent of it."""
-        found = find_run(self.server, experiment_id(self.server, self.experiment), self.store, self.run)
-        if found is None:
+    def _load_run(self) -> None:
+        """Load the run of an earlier launcher, with all that was sent of it."""
+        run = find_run(self.server, experiment_id(self.server, self.experiment), self.store, self.run)
+        if run is None:
             return
-        run = str(found["info"]["run_id"])
-        self.points = {
-            (key, int(point.get("step", 0))): float(point["value"])
-            for key in (str(each["key"]) for each in found["data"].get("metrics", []))
-            for point in self.server.pages("metrics/get-history", "metrics", run_id=run, metric_key=key)
-        }
-        self.params = {each["key"]: each["value"] for each in found["data"].get("params", [])}
-        self.running = found["info"].get("status") == "RUNNING"
-        self.id = run
+        run_id, data = str(run["info"]["run_id"]), run["data"]
+        self.points = {}
+        for metric in data.get("metrics", []):
+            key = str(metric["key"])
+            for point in self.server.pages("metrics/get-history", "metrics", run_id=run_id, metric_key=key):
+                self.points[key, int(point.get("step", 0))] = float(point["value"])
+        self.params = {param["key"]: param["value"] for param in data.get("params", [])}
+        self.running = run["info"].get("status") == "RUNNING"
+        self.id = run_id
 
     def _contradicts(self, points: Mapping[Point, float], params: Mapping[str, str]) -> bool:
-        """Whether the server has another training: MLflow cannot take back a point or a parameter."""
-        return any(self.params.get(name, value) != value for name, value in params.items()) or any(
-            EXACT.match(point[0]) and point in self.points and not math.isclose(self.points[point], value, rel_tol=1e-9)
-            for point, value in points.items()
-        )
+        """Return whether the server has another training than the one of ``points`` and ``params``."""
+        for name, value in params.items():
+            if self.params.get(name, value) != value:
+                return True
+        for point, figure in points.items():
+            exact = point in self.points and EXACT.match(point[0])
+            if exact and not math.isclose(self.points[point], figure, rel_tol=1e-9):
+                return True
+        return False
 
     def _create(self) -> None:
-        began = min(self.times.values(), default=_now())
         tags = {
             "mlflow.source.name": "nightjar",
             "nightjar.run": self.run,
             "nightjar.store": self.store,
             "nightjar.model": self.model,
         }
-        made = self.server.post(
+        answer = self.server.post(
             "runs/create",
             experiment_id=experiment_id(self.server, self.experiment),
             run_name=self.run,
-            start_time=began,
+            start_time=min(self.times.values(), default=_now()),
             tags=tags_of(tags),
         )
         self.points, self.params, self.running = {}, {}, True
-        self.id = str(made["run"]["info"]["run_id"])
+        self.id = str(answer["run"]["info"]["run_id"])
 
-    def _log(
-        self,
-        metrics: Sequence[Mapping[str, Any]] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, Any] | None = None,
-    ) -> None:
-        for part in _parts(metrics, AT_ONCE):
-            self.server.post("runs/log-batch", run_id=self.id, metrics=part)
-        for pairs in _parts(list((params or {}).items()), PARAMS_AT_ONCE):
-            self.server.post("runs/log-batch", run_id=self.id, params=[{"key": n, "value": v} for n, v in pairs])
-        for some in _parts(tags_of(tags or {}), PARAMS_AT_ONCE):
-            self.server.post("runs/log-batch", run_id=self.id, tags=some)
-
-    def _set_times(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Times of new steps, back from now by the seconds that training counts."""
-        now, last = _now(), records[-1].get("seconds") or 0.0
-        for record in records:
-            ago = max(0.0, last - (record.get("seconds") or last))
-            self.times.setdefault(int(record["step"]), int(now - 1000 * ago))
+    def _log(self, field: str, entries: Sequence[Mapping[str, Any]], max_entries: int) -> None:
+        for start in range(0, len(entries), max_entries):
+            batch = entries[start : start + max_entries]
+            self.server.post("runs/log-batch", run_id=self.id, **{field: batch})
 
 
 def _outcome(result: Result) -> dict[str, Any]:
-    """Tags: what the stages made, the verdict, the error."""
     tags: dict[str, Any] = {"nightjar.status": result.status}
-    tags |= {f"nightjar.artifact.{name}": stage.artifact for name, stage in result.stages.items()}
+    for name, stage in result.stages.items():
+        tags[f"nightjar.artifact.{name}"] = stage.artifact
     if result.gate is not None:
         tags |= {"nightjar.verdict": result.gate.verdict, "nightjar.version": result.gate.version}
     if result.error is not None:
@@ -228,12 +234,37 @@ def _outcome(result: Result) -> dict[str, Any]:
     return tags
 
 
-def _parts(entries: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    return (entries[start : start + most] for start in range(0, len(entries), most))
-
-
 def _now() -> int:
     return int(1000 * time.time())
+
+
+def source_of(uri: str) -> str:
+    """Return ``uri``, or ``nightjar:<path>`` for a folder: MLflow refuses paths outside its own folders."""
+    return uri if URL.match(uri) else f"nightjar:{uri}"
+
+
+def _register(server: MlflowServer, name: str, version: ServedVersion, run_id: str | None) -> dict[str, Any]:
+    answer = server.post(
+        "model-versions/create",
+        name=name,
+        source=source_of(version.uri),
+        run_id=run_id,
+        tags=[{"key": "nightjar.version", "value": version.version}, {"key": "nightjar.uri", "value": version.uri}],
+        description=f"{version.version}, verdict of the gate: {version.verdict}",
+    )
+    entry: dict[str, Any] = answer["model_version"]
+    return entry
+
+
+def _move_alias(server: MlflowServer, name: str, entry: Mapping[str, Any]) -> None:
+    try:
+        current = server.get("registered-models/alias", name=name, alias=ALIAS)["model_version"]["version"]
+    except MlflowError as error:
+        if error.code not in (MISSING, "INVALID_PARAMETER_VALUE"):
+            raise
+        current = None
+    if current != entry["version"]:
+        server.post("registered-models/alias", name=name, alias=ALIAS, version=entry["version"])
 
 
 class _Mlflow(Tracker):
@@ -256,12 +287,33 @@ class _Mlflow(Tracker):
         """Entries of the registry with the alias of the one that serves, each with the run that made it."""
         server = server_of(track)
         experiment = experiment_id(server, track.mlflow.experiment or served.model)
-
-        def run_id(run: str) -> str | None:
-            found = find_run(server, experiment, store.url, run)
-            return None if found is None else str(found["info"]["run_id"])
-
-        register(server, track.mlflow.registry or served.model, served, run_id)
+        name = track.mlflow.registry or served.model
+        try:
+            server.post("registered-models/create", name=name, tags=[{"key": "nightjar.model", "value": served.model}])
+        except MlflowError as error:
+            if error.code != EXISTS:
+                raise
+        entries: dict[str, dict[str, Any]] = {}
+        pages = server.pages("model-versions/search", "model_versions", filter=f"name={quoted(name)}", max_results=1000)
+        for entry in pages:
+            version_name = _tags(entry).get("nightjar.version")
+            if version_name:
+                entries[version_name] = entry
+        for version in served.versions:
+            if version.version not in entries:
+                run = find_run(server, experiment, store.url, version.run) if version.run else None
+                run_id = None if run is None else str(run["info"]["run_id"])
+                entries[version.version] = _register(server, name, version, run_id)
+            entry = entries[version.version]
+            tags = _tags(entry)
+            for key, value in {"by": version.by, "reason": version.reason, "ne": version.ne}.items():
+                tag = f"nightjar.{key}"
+                if value not in (None, "") and tags.get(tag) != str(value):
+                    number = entry["version"]
+                    server.post("model-versions/set-tag", name=name, version=number, key=tag, value=str(value))
+        alias_entry = entries.get(served.serving or "")
+        if alias_entry is not None:
+            _move_alias(server, name, alias_entry)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
         """Tags of the night's run, which is made where the night failed before it."""
@@ -269,13 +321,12 @@ class _Mlflow(Tracker):
         experiment = experiment_id(server, track.mlflow.experiment or record.model)
         tags = {f"nightjar.night.{name}": getattr(record, name) for name in NIGHT}
         tags |= {"nightjar.night.reasons": "; ".join(record.reasons or ()) or None}
-        found = find_run(server, experiment, store.url, record.run)
-        if found is None:
+        run = find_run(server, experiment, store.url, record.run)
+        if run is None:
             tags |= {"nightjar.run": record.run, "nightjar.store": store.url, "nightjar.model": record.model}
-            made = server.post("runs/create", experiment_id=experiment, run_name=record.run, start_time=_now())["run"]
-            server.post("runs/update", run_id=made["info"]["run_id"], status="FAILED", end_time=_now())
-            found = made
-        server.post("runs/log-batch", run_id=found["info"]["run_id"], tags=tags_of(tags))
+            run = server.post("runs/create", experiment_id=experiment, run_name=record.run, start_time=_now())["run"]
+            server.post("runs/update", run_id=run["info"]["run_id"], status="FAILED", end_time=_now())
+        server.post("runs/log-batch", run_id=run["info"]["run_id"], tags=tags_of(tags))
 
 
 MLFLOW = _Mlflow()

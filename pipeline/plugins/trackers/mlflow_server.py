@@ -27,8 +27,11 @@ class MlflowError(LaunchError):
 
 
 def quoted(value: str) -> str:
-    """``value`` in the quotes of MLflow's filters, which know no escapes; "" where both kinds of them are in it."""
-    return f"'{value}'" if "'" not in value else "" if '"' in value else f'"{value}"'
+    """Put ``value`` in quotes for a filter of MLflow; "" where it has quotes of both kinds."""
+    # The filters know no escapes.
+    if "'" not in value:
+        return f"'{value}'"
+    return "" if '"' in value else f'"{value}"'
 
 
 class _OwnLogin(urllib.request.HTTPRedirectHandler):
@@ -39,9 +42,10 @@ class _OwnLogin(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         """The request that follows."""
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        then, now = (urllib.parse.urlsplit(each) for each in (req.full_url, newurl))
-        safer = (then.scheme, now.scheme) == ("http", "https") and then.hostname == now.hostname
-        if request is not None and (then.scheme, then.netloc) != (now.scheme, now.netloc) and not safer:
+        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
+        same_server = (old.scheme, old.netloc) == (new.scheme, new.netloc)
+        upgrade = (old.scheme, new.scheme) == ("http", "https") and old.hostname == new.hostname
+        if request is not None and not same_server and not upgrade:
             request.remove_header("Authorization")
         return request
 
@@ -78,10 +82,18 @@ class MlflowServer:
         )
         try:
             with urllib.request.build_opener(_OwnLogin).open(request, timeout=TIMEOUT_SECONDS) as answer:
-                told: dict[str, Any] = json.load(answer)
-                return told
+                response: dict[str, Any] = json.load(answer)
+                return response
         except urllib.error.HTTPError as error:
-            raise _refusal(error, path.partition("?")[0]) from None
+            try:
+                refusal = json.loads(error.read())
+                message, code = str(refusal.get("message", "")), str(refusal.get("error_code", ""))
+            except (ValueError, AttributeError, OSError):
+                # A proxy before MLflow answers with a page of its own.
+                message, code = str(error.reason), ""
+            first_line = message.splitlines()[0][:300] if message else error.reason
+            path = path.partition("?")[0]
+            raise MlflowError(f"{path} was answered with {error.code}: {first_line}", code) from None
 
     def _headers(self) -> Mapping[str, str]:
         headers = {"Content-Type": "application/json", "User-Agent": "nightjar"}
@@ -97,14 +109,3 @@ class MlflowServer:
         if ":" in secret:
             return {**headers, "Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
         return {**headers, "Authorization": f"Bearer {secret}"}
-
-
-def _refusal(error: urllib.error.HTTPError, path: str) -> MlflowError:
-    """What the server said, in few words."""
-    try:
-        text = json.loads(error.read())
-        message, code = str(text.get("message", "")), str(text.get("error_code", ""))
-    except (ValueError, AttributeError, OSError):
-        message, code = str(error.reason), ""
-    words = message.splitlines()[0][:300] if message else error.reason
-    return MlflowError(f"{path} was answered with {error.code}: {words}", code)

@@ -33,12 +33,20 @@ class _EventFile(RunTracking):
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write those that are new."""
-        fresh = [record for record in records if self.written.get(record["step"]) != record]
-        events = [self._event(record["step"], _named(record), record.get("norms", {})) for record in fresh]
-        if fresh and fresh[0]["step"] <= self._last:
-            events.insert(0, _again(fresh[0]["step"]))
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        new_records = [record for record in records if self.written.get(record["step"]) != record]
+        events: list[Any] = []
+        if new_records and new_records[0]["step"] <= self._last:
+            # A start of a session makes TensorBoard forget this step and what is after it.
+            session_log = SessionLog(status=SessionLog.START)
+            events.append(Event(wall_time=time.time(), step=new_records[0]["step"], session_log=session_log))
+        for record in new_records:
+            figures = {grouped(name): value for name, value in curve_figures(record).items()}
+            events.append(self._event(record["step"], figures, record.get("norms", {})))
         self._write(events)
-        self._last = fresh[-1]["step"] if fresh else self._last
+        if new_records:
+            self._last = new_records[-1]["step"]
         self.written = {record["step"]: record for record in records}
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
@@ -54,7 +62,7 @@ class _EventFile(RunTracking):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
-        values += [Summary.Value(tag=f"embeddings/{name}", histo=_histogram(own)) for name, own in norms.items()]
+        values += [Summary.Value(tag=f"embeddings/{name}", histo=_histogram(table)) for name, table in norms.items()]
         return Event(wall_time=time.time(), step=step, summary=Summary(value=values))
 
     def _write(self, events: Sequence[Any]) -> None:
@@ -63,7 +71,8 @@ class _EventFile(RunTracking):
 
         if not events:
             return
-        if not self._begun:  # an earlier launcher's file has the same steps
+        if not self._begun:
+            # The file of an earlier launcher has the same steps.
             for name in self.store.names(self.folder):
                 self.store.fs.rm(self.store.full(f"{self.folder}/{name}"))
             events = [Event(wall_time=time.time(), file_version="brain.Event:2"), *events]
@@ -72,9 +81,11 @@ class _EventFile(RunTracking):
         for event in events:
             writer.write(event.SerializeToString())
         fresh = sink.getvalue()
-        if self.store.is_local and self._begun:  # TensorBoard keeps the file open
+        if self.store.is_local and self._begun:
+            # TensorBoard keeps the file open, so it is not replaced. Seeking, in place of appending, writes over what
+            # a full disk cut short, which TensorBoard could not read past.
             with self.store.fs.open(self.store.full(self.path), "r+b") as file:
-                file.seek(self._size)  # over what a full disk cut short, which TensorBoard could not read past
+                file.seek(self._size)
                 file.write(fresh)
         else:
             self.store.write_bytes(self.path, self.content + fresh)
@@ -82,22 +93,11 @@ class _EventFile(RunTracking):
         self._begun, self._size = True, self._size + len(fresh)
 
 
-def _again(step: int) -> Any:
-    """An event that makes TensorBoard forget ``step`` and what is after it."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
-
-
-def _named(record: Mapping[str, Any]) -> dict[str, float]:
-    return {grouped(name): value for name, value in curve_figures(record).items()}
-
-
 def _histogram(norms: Mapping[str, Any]) -> Any:
-    """``pipeline.embeddings.norms`` as TensorBoard keeps a histogram; bins are half octaves."""
     from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
     rows, low = norms["rows"], norms["low"]
+    # The bins of pipeline.embeddings.norms are half octaves.
     limits = [2.0 ** ((low + place + 1) / 2) for place in range(len(norms["counts"]))]
     return HistogramProto(
         min=norms["smallest"],
@@ -131,17 +131,12 @@ def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
         (metadata.SESSION_START_INFO_TAG, data(session_start_info=start)),
         (metadata.SESSION_END_INFO_TAG, data(session_end_info=end)),
     )
-    return [
-        Event(
-            wall_time=time.time(),
-            summary=Summary(
-                value=[
-                    Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(own), tensor=metadata.NULL_TENSOR)
-                ]
-            ),
-        )
-        for tag, own in parts
-    ]
+    events = []
+    for tag, part in parts:
+        summary_metadata = metadata.create_summary_metadata(part)
+        value = Summary.Value(tag=tag, metadata=summary_metadata, tensor=metadata.NULL_TENSOR)
+        events.append(Event(wall_time=time.time(), summary=Summary(value=[value])))
+    return events
 
 
 class _TensorBoard(Tracker):

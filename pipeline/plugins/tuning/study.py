@@ -17,9 +17,9 @@ from pipeline.core.errors import ConfigError, NightjarError
 from pipeline.launch.signals import handled
 from pipeline.plugins.tuning import study_store
 from pipeline.plugins.tuning.proposals import optuna
-from pipeline.plugins.tuning.significance import best_of
 from pipeline.plugins.tuning.space import edges, held, split
 from pipeline.plugins.tuning.study_page import study_page
+from pipeline.plugins.tuning.study_store import best_of
 from pipeline.plugins.tuning.tuner import Tuner
 from pipeline.records.study import BROKEN, TRYING, Dimension, StudyRecord, StudyShown, TrialRecord, study_directory
 from pipeline.store.artifacts import Store
@@ -41,7 +41,8 @@ def tune(
     LaunchError where another tuner has it; the error of the trials where none of them succeeded.
     """
     optuna()
-    shared, space = split(_with_study(overrides))
+    # study=NAME is short for tune.study=NAME.
+    shared, space = split([f"tune.{text}" if text.startswith("study=") else text for text in overrides])
     config = _checked(shared, space, config_dir)
     store = Store(config.store)
     store.answers()
@@ -53,20 +54,16 @@ def tune(
 
         def settled(trials: list[TrialRecord]) -> None:
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
-            _write_page(store, study_store.shown(store, study))
+            page = study_page(study_store.shown(store, study))
+            store.write_bytes(f"{study_directory(study)}/{PAGE}", page.encode())
 
         firsts, given = _firsts(config, space, earlier)
-        common = [*record.overrides, *_now(shared)]
+        common = [*record.overrides, *(text for text in shared if _group(text) in OWN)]
         trials = Tuner(config, store, common, space, config_dir, firsts, given, earlier, settled).run()
         shown = study_store.shown(store, study)
         _write_best(store, shown, config_dir)
     _require_one(trials)
     return store, shown
-
-
-def _write_page(store: Store, shown: StudyShown) -> None:
-    """Write ``report.html``."""
-    store.write_bytes(f"{study_directory(shown.study.study)}/{PAGE}", study_page(shown).encode())
 
 
 def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None:
@@ -89,11 +86,6 @@ def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = N
         *(f"  {each}" for each in trial.overrides),
     )
     return experiment_file([*study.overrides, *trial.overrides], config_dir, about)
-
-
-def _with_study(overrides: Sequence[str]) -> list[str]:
-    """``study=NAME`` is short for ``tune.study=NAME``."""
-    return [f"tune.{text}" if text.startswith("study=") else text for text in overrides]
 
 
 def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str | None) -> Config:
@@ -134,9 +126,10 @@ def _check(config: Config) -> None:
 def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str, Dimension]) -> StudyRecord:
     """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
     study = str(config.tune.study)
+    recorded = [text for text in shared if _group(text) not in (*OWN, *OF_NIGHTS)]
     record = StudyRecord(
         study=study,
-        overrides=(*_without_own(shared), *_threads(config)),
+        overrides=(*recorded, *_threads(config)),
         space=space,
         settings=_settings(config, space),
         created=time.time(),
@@ -150,7 +143,8 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     for key in {**known.space, **space}:
         if known.space.get(key) != space.get(key):
             raise ConfigError(f"study {study!r} searches {key} over another space than these overrides", hint=hint)
-    for key in known.settings.keys() & record.settings.keys():  # a new release has new settings, at their defaults
+    # A new release has new settings, at their defaults: only those that both know are compared.
+    for key in known.settings.keys() & record.settings.keys():
         former, now = known.settings[key], record.settings[key]
         if former != now:
             raise ConfigError(
@@ -174,16 +168,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _without_own(shared: Sequence[str]) -> list[str]:
-    """The overrides that a study records and gives to every trial."""
-    return [text for text in shared if _group(text) not in (*OWN, *OF_NIGHTS)]
-
-
-def _now(shared: Sequence[str]) -> list[str]:
-    """The overrides that may differ from call to call."""
-    return [text for text in shared if _group(text) in OWN]
 
 
 def _group(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A study in the store: its record, its trials' records, and the lock that one tuner holds.
+"""A study in the store: its records, the lock that one tuner holds, and which trial is the best.
 
 A trial's record is created before its run begins, under a condition, so a number is given to one trial. All later
 writes replace the record whole, under the lock. Whoever comes after a crash finds every trial as it was decided.
@@ -7,16 +7,61 @@ writes replace the record whole, under the lock. Whoever comes after a crash fin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.launch.locks import folder_lock
-from pipeline.plugins.tuning.significance import best_of, finished, gain_of, given_of
 from pipeline.records.record import read
-from pipeline.records.study import StudyLine, StudyRecord, StudyShown, TrialRecord, study_directory, trial_path
+from pipeline.records.study import DONE, StudyLine, StudyRecord, StudyShown, TrialRecord, study_directory, trial_path
 from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, swap
+
+
+def finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials that trained to their end, lowest validation NE first; the earlier of two alike."""
+    done = [each for each in trials if each.state == DONE and each.ne is not None]
+    return sorted(done, key=lambda each: (each.ne or 0.0, each.number))
+
+
+def given_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The finished trial with the settings as they were without the study, if there is one."""
+    return next((each for each in finished(trials) if each.given), None)
+
+
+def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The finished trial with the lowest NE; the one with the settings as given, where none is better beyond chance.
+
+    None where no trial has finished.
+    """
+    done, given = finished(trials), given_of(trials)
+    if given is None:
+        return done[0] if done else None
+    # A difference below one standard error changes nothing (the one-standard-error rule: Breiman et al., Classification
+    # and Regression Trees, 1984, section 3.4.3).
+    for trial in done:
+        gain, error = gain_of(trial, given)
+        if trial is given or gain > error:
+            return trial
+    return given
+
+
+def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
+    """How much lower the NE of ``trial`` is than that of ``given``, and the standard error of that; (0, inf): unknown.
+
+    Unknown, where their rows are not the same, or an earlier release recorded one of them.
+    """
+    # Both models are judged by the same rows, so their difference is taken block of rows by block of rows: its spread
+    # is that of the mean.
+    own, other = trial.parts or (), given.parts or ()
+    if len(own) != len(other) or len(own) < 2 or not trial.ne or not given.ne:
+        return 0.0, math.inf
+    count, entropy = len(own), sum(other) / given.ne
+    lower = [(b - a) / entropy for a, b in zip(own, other, strict=True)]
+    mean = sum(lower) / count
+    return sum(lower), math.sqrt(count / (count - 1) * sum((each - mean) ** 2 for each in lower))
 
 
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
@@ -56,15 +101,13 @@ def write_study(store: Store, record: StudyRecord) -> None:
 
 
 def trials_of(store: Store, study: str) -> list[TrialRecord]:
-    """The trials of ``study`` by number."""
-    return list(_trials(store, study))
-
-
-def _trials(store: Store, study: str) -> Iterator[TrialRecord]:
+    """Return the trials of ``study`` by number."""
     folder = f"{study_directory(study)}/trials"
+    trials = []
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
-            yield read(TrialRecord, store, f"{folder}/{name}")
+            trials.append(read(TrialRecord, store, f"{folder}/{name}"))
+    return trials
 
 
 def create_trial(store: Store, study: str, trial: TrialRecord) -> None:
@@ -87,12 +130,12 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
 def study_line(store: Store, study: str) -> StudyLine:
     """The line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
-    states = [each.state for each in trials]
+    states = Counter(trial.state for trial in trials)
     best = best_of(trials)
     return StudyLine(
         study=study,
         created=record.created,
-        trials={state: states.count(state) for state in dict.fromkeys(states)},
+        trials=dict(states),
         best=best.number if best else None,
         ne=best.ne if best else None,
     )

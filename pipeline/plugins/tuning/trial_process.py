@@ -23,7 +23,7 @@ from pipeline.records.study import TRYING, TrialRecord, trial_path
 from pipeline.specs.stage import StageIO
 from pipeline.store.artifacts import Store
 
-_SAID = "nightjar: "
+_PREFIX = "nightjar: "
 FULL_DISK = 64  # added to the exit code of a trial that found a disk full
 _FULL = (FULL_DISK + FullDiskError.exit_code, FULL_DISK + FullScratchError.exit_code)
 
@@ -53,12 +53,13 @@ class TrialProcess:
         directory = ["--config-dir", config_dir] if config_dir is not None else []
         command = [sys.executable, "-m", "pipeline.cli", "trial", "--tuner", str(os.getpid()), *level_arguments()]
         self.log = log
-        with log.open("ab") as sink:  # a session of its own: Ctrl-C reaches it through the tuner
+        with log.open("ab") as sink:
             self._process = subprocess.Popen(
                 [*command, *directory, *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
+                # Ctrl-C reaches it through the tuner.
                 start_new_session=True,
             )
 
@@ -83,8 +84,10 @@ class TrialProcess:
     def error(self) -> str:
         """The first line of the error that it ended with; the last line that it wrote where that says none."""
         lines = self.log.read_text(errors="replace").splitlines()
-        errors = [line.removeprefix(_SAID) for line in lines if line.startswith(_SAID)]
-        return errors[-1] if errors else lines[-1] if lines else "it said nothing"
+        for line in reversed(lines):
+            if line.startswith(_PREFIX):
+                return line.removeprefix(_PREFIX)
+        return lines[-1] if lines else "it said nothing"
 
 
 LOCAL_SECONDS, REMOTE_SECONDS = 0.05, 1.0  # between two looks at a file of the study

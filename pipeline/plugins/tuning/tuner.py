@@ -22,7 +22,7 @@ from pipeline.launch.run_records import read_steps
 from pipeline.launch.signals import Interrupted
 from pipeline.plugins.tuning import study_store
 from pipeline.plugins.tuning.proposals import FAR, decided, proposal
-from pipeline.plugins.tuning.significance import best_of
+from pipeline.plugins.tuning.study_store import best_of
 from pipeline.plugins.tuning.trial_process import TrialProcess, found_full, full_disk, poll_seconds
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.record import read
@@ -61,20 +61,16 @@ class Tuner:
         self.shared, self.config_dir, self.firsts, self.earlier = shared, config_dir, firsts, earlier
         self.given = given
         self.study, self.settled = str(config.tune.study), settled
-        self.trials = self._known()
+        self.trials = study_store.trials_of(store, self.study)
+        missing = set(range(len(self.trials))) - {trial.number for trial in self.trials}
+        if missing:
+            raise ArtifactError(
+                f"study {self.study!r} has {len(self.trials)} trials, but no record of trial {min(missing)}",
+                hint=f"study=<another name> tune.warm_start={self.study}",
+            )
         self.processes: dict[int, TrialProcess] = {}
         self.logs = Path(tempfile.mkdtemp(prefix="nightjar-study-"))
         self._rows: dict[str, int] = {}
-
-    def _known(self) -> list[TrialRecord]:
-        """The trials so far, each at the place of its number. ArtifactError where one is missing."""
-        trials = study_store.trials_of(self.store, self.study)
-        if missing := set(range(len(trials))) - {each.number for each in trials}:
-            raise ArtifactError(
-                f"study {self.study!r} has {len(trials)} trials, but no record of trial {min(missing)}",
-                hint=f"study=<another name> tune.warm_start={self.study}",
-            )
-        return trials
 
     def run(self) -> list[TrialRecord]:
         """Run the study until it has its trials, or its time is over; returns all trials."""
@@ -82,14 +78,16 @@ class Tuner:
         try:
             self.settled(self.trials)
             while True:
-                for trial in [each for each in self.trials if each.state == TRYING]:
+                for trial in self._running_trials():
                     self._answer(trial)
                 for number, process in list(self.processes.items()):
-                    if (code := process.exit_code()) is not None:
+                    code = process.exit_code()
+                    if code is not None:
                         self._end(self.trials[number], self.processes.pop(number), code)
                 self._begin(last is not None and time.monotonic() > last)
                 if not self.processes:
-                    self.settled(self.trials)  # a trial that no process had may have been ended, too
+                    # A trial that no process had may have been ended, too.
+                    self.settled(self.trials)
                     return self.trials
                 time.sleep(poll_seconds(self.store))
         except Interrupted as stop:
@@ -105,16 +103,23 @@ class Tuner:
 
     def _begin(self, late: bool) -> None:
         """Start the next trial where there is room: first those that an earlier tuner left."""
-        if len(self.processes) >= self.tune.parallel or not all(map(self._has_inputs, self.processes)):
+        if len(self.processes) >= self.tune.parallel:
             return
-        left = [each for each in self.trials if each.state == TRYING and each.number not in self.processes]
-        if left:
-            log.info("trial %d: goes on, %s", left[0].number, " ".join(left[0].overrides))
-            self._launch(left[0])
-        elif len(self.trials) < self.tune.trials and not late:
-            self._launch(self._next())
+        # Two trials are not to make the same shared artifact: the next one waits until all of them are there.
+        if not all(map(self._has_shared_artifacts, self.processes)):
+            return
+        for trial in self._running_trials():
+            if trial.number not in self.processes:
+                log.info("trial %d: goes on, %s", trial.number, " ".join(trial.overrides))
+                self._launch(trial)
+                return
+        if len(self.trials) < self.tune.trials and not late:
+            self._launch(self._create_trial())
 
-    def _next(self) -> TrialRecord:
+    def _running_trials(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.state == TRYING]
+
+    def _create_trial(self) -> TrialRecord:
         """A new trial, its record written. LaunchError where its run is another one's, whose looks it would have."""
         number = len(self.trials)
         run = f"{self.study}-{number:05d}"
@@ -146,11 +151,11 @@ class Tuner:
         overrides = [*self.shared, *trial.overrides, *own]
         self.processes[trial.number] = TrialProcess(overrides, self.config_dir, self.logs / f"{trial.run}.log")
 
-    def _has_inputs(self, number: int) -> bool:
-        """Whether a running trial has what other trials may share with it: two of them are not to make the same."""
+    def _has_shared_artifacts(self, number: int) -> bool:
         try:
             steps = read_steps(self.store, self.trials[number].run)
-        except NightjarError:  # it has not begun
+        except NightjarError:
+            # It has not begun.
             return False
         return all(self.store.find(step.path) is not None for step in steps if STAGES.get(step.name).shared)
 
@@ -158,20 +163,18 @@ class Tuner:
         """Take in the looks that are new, and decide at the last of them whether ``trial`` goes on."""
         records = read_records(self.store, trial.run) if trial.asks_at < FAR else []
         known = trial.looks[-1].step if trial.looks else 0
-        new = [each for each in records if each["step"] > known and each.get("validation_ne") is not None]
-        if not new or new[-1]["samples"] < trial.asks_at:
+        records = [record for record in records if record["step"] > known and record.get("validation_ne") is not None]
+        if not records or records[-1]["samples"] < trial.asks_at:
             return
-        last = new[-1]
-        looks = tuple(Look(step=each["step"], samples=each["samples"], ne=each["validation_ne"]) for each in new)
-        trial = replace(trial, looks=(*trial.looks, *looks), steps_total=last["steps_total"])
+        last = records[-1]
+        trial = replace(trial, looks=(*trial.looks, *_looks(records)), steps_total=last["steps_total"])
         self.trials[trial.number] = trial
         rows = self._train_rows(trial.run)
         longest = round(self.config.train.epochs * rows)
         ends, trial = decided(self.space, self.trials, self.tune, trial.number, rows, longest)
         if ends and last["step"] < last["steps_total"]:
-            trial = replace(
-                trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=min(e.ne for e in trial.looks)
-            )
+            lowest = min(look.ne for look in trial.looks)
+            trial = replace(trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=lowest)
         self._write(trial)
 
     def _train_rows(self, run: str) -> int:
@@ -182,13 +185,11 @@ class Tuner:
         return self._rows[path]
 
     def _end(self, trial: TrialRecord, process: TrialProcess, code: int) -> None:
-        """Take in how the process of ``trial`` ended.
-
-        A full disk ends the study, with its error: it is no fault of the trial, which goes on with the same command.
-        """
+        # A full disk is no fault of the trial: it ends the study, and the trial goes on with the same command.
         if trial.state == TRYING and found_full(code):
             raise full_disk(code, f"trial {trial.number} of study {self.study!r}: {process.error()}")
-        result = self._result(trial.run)
+        path = f"{run_directory(trial.run)}/{Result.FILE}"
+        result = read(Result, self.store, path) if self.store.exists(path) else None
         passing = code == LAUNCHING or code > SIGNALLED
         if trial.state == TRYING and passing and trial.attempts + 1 < ATTEMPTS:
             log.warning("trial %d: ended with exit code %d, begins again: %s", trial.number, code, process.error())
@@ -202,18 +203,14 @@ class Tuner:
             message = result.error.message if result is not None and result.error is not None else process.error()
             trial = replace(trial, error=message, exit_code=code)
         self._write(trial)
-        self._tell(trial)
+        self._log_end(trial)
         self.settled(self.trials)
-
-    def _result(self, run: str) -> Result | None:
-        path = f"{run_directory(run)}/{Result.FILE}"
-        return read(Result, self.store, path) if self.store.exists(path) else None
 
     def _write(self, trial: TrialRecord) -> None:
         study_store.write_trial(self.store, self.study, trial)
         self.trials[trial.number] = trial
 
-    def _tell(self, trial: TrialRecord) -> None:
+    def _log_end(self, trial: TrialRecord) -> None:
         best = best_of(self.trials)
         so_far = f"; best {units.decimal(best.ne, 5)} of trial {best.number}" if best else ""
         if trial.state == BROKEN:
@@ -224,22 +221,22 @@ class Tuner:
         log.info("trial %d: %s %s, validation NE %s%s", trial.number, ended, steps, units.decimal(trial.ne, 5), so_far)
 
 
+def _looks(records: Sequence[Mapping[str, Any]]) -> tuple[Look, ...]:
+    return tuple(Look(step=each["step"], samples=each["samples"], ne=each["validation_ne"]) for each in records)
+
+
 def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[str, Any]]) -> TrialRecord:
     """``trial`` with the figures of its run. A pruned one keeps the NE that it was judged by."""
-    looked = result.train.validation if result.train is not None else None
-    if trial.state == TRYING and looked is not None and result.train is not None:
-        looks = tuple(
-            Look(step=each["step"], samples=each["samples"], ne=each["validation_ne"])
-            for each in records
-            if each.get("validation_ne") is not None
-        )
+    validation = result.train.validation if result.train is not None else None
+    if trial.state == TRYING and validation is not None and result.train is not None:
+        validated = [record for record in records if record.get("validation_ne") is not None]
         planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
         trial = replace(
             trial,
-            looks=looks,
-            ne=looked.ne,
-            auc=looked.auc,
-            parts=looked.parts,
+            looks=_looks(validated),
+            ne=validation.ne,
+            auc=validation.auc,
+            parts=validation.parts,
             steps=result.train.steps,
             steps_total=planned,
         )

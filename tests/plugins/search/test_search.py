@@ -17,10 +17,10 @@ from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.core.errors import PlanError
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
+from pipeline.plugins.search.learning import SearchState, SearchStore
 from pipeline.plugins.search.loop import decided, require_memory, search, table_bytes, warning
 from pipeline.plugins.search.rows import PartReader
 from pipeline.plugins.search.search_page import search_page, search_text
-from pipeline.plugins.search.search_store import SearchState, SearchStore
 from pipeline.records import SearchRecord, read
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
 from pipeline.stages.execution import with_resolved_batch

@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.config import MlflowConfig, TrackConfig
 from pipeline.core.errors import ConfigError
-from pipeline.plugins.trackers.mlflow import MLFLOW
-from pipeline.plugins.trackers.mlflow_registry import source_of
+from pipeline.plugins.trackers.mlflow import MLFLOW, source_of
 from pipeline.records import NightRecord, Result
 from pipeline.report.tracking import tell_night, tell_serving
 from pipeline.store import Store

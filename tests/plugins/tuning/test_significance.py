@@ -8,8 +8,8 @@ import pytest
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.bootstrap import LOSS_PARTS, loss_parts
 from pipeline.plugins.tuning import study_store
-from pipeline.plugins.tuning.significance import best_of, gain_of
 from pipeline.plugins.tuning.study_page import study_page, study_text
+from pipeline.plugins.tuning.study_store import best_of, gain_of
 from pipeline.records.study import DONE, PRUNED, StudyRecord
 from pipeline.store import Store
 from tests.plugins.tuning.studies import SPACE, trial

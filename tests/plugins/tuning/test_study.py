@@ -14,7 +14,7 @@ from pipeline.config.compose import compose
 from pipeline.config.compose.experiment import experiment_file
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.plugins.tuning import study, study_store
-from pipeline.plugins.tuning.significance import best_of
+from pipeline.plugins.tuning.study_store import best_of
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING
 from pipeline.store import Store
 from tests.commands import nightjar

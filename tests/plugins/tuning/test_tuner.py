@@ -33,9 +33,9 @@ def store(tmp_path: Path) -> Store:
 def test_a_new_trial_is_no_run_that_is_there_already(store: Store) -> None:
     store.write_bytes("runs/s-00001/metrics.jsonl", b"")  # of a study whose records somebody has removed
     loop = tuner(store)
-    assert loop._next().run == "s-00000"
+    assert loop._create_trial().run == "s-00000"
     with pytest.raises(LaunchError, match="trial 1 of study 's' would be the run s-00001, which is there") as caught:
-        loop._next()
+        loop._create_trial()
     assert "study=<another name>, or remove" in caught.value.hint
     assert [each.number for each in study_store.trials_of(store, "s")] == [0]
 
@@ -90,7 +90,7 @@ class Ended:
 def test_a_full_disk_ends_the_study_which_goes_on_with_the_trial(store: Store, monkeypatch, error, kind) -> None:
     ends = [Ended(None, trial_code(error)), Ended(None)]
     loop = tuner(store, trials=2, parallel=2)
-    monkeypatch.setattr(loop, "_has_inputs", lambda number: True)
+    monkeypatch.setattr(loop, "_has_shared_artifacts", lambda number: True)
     monkeypatch.setattr(loop, "_launch", lambda trial: loop.processes.update({trial.number: ends[trial.number]}))
     with pytest.raises(kind, match="trial 0 of study 's': no space left") as caught:
         loop.run()

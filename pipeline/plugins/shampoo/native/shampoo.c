@@ -1,4 +1,4 @@
-/* The formulas of pipeline/plugins/shampoo/shampoo_blocks.py on a CPU, block after block: what a block's step needs
+/* The formulas of pipeline/plugins/shampoo/shampoo_steps.py on a CPU, block after block: what a block's step needs
    stays in the cache, where PyTorch makes a dozen passes over all blocks.
 
    Plain C with GCC's vector extensions; nothing of Python or torch is included. blocks.h is built for every CPU and
