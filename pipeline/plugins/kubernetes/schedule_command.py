@@ -68,7 +68,7 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.config.compose import compose
-    from pipeline.plugins.kubernetes.job_manifest import require_cluster, stage_objects
+    from pipeline.plugins.kubernetes.job_kinds import require_cluster, stage_objects
     from pipeline.plugins.kubernetes.network import run_policy
     from pipeline.records.runs import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
@@ -87,7 +87,7 @@ def _render_schedule(options: argparse.Namespace) -> int:
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
-    from pipeline.plugins.kubernetes.job_manifest import as_yaml
+    from pipeline.plugins.kubernetes.job_kinds import as_yaml
 
     if out is None:
         show(as_yaml(objects).rstrip())
@@ -141,8 +141,8 @@ def _delete(options: argparse.Namespace) -> int:
 def _schedule_config(options: argparse.Namespace) -> Config:
     """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
     from pipeline.config.kubernetes import cron_times
-    from pipeline.plugins.kubernetes.job_manifest import require_cluster
-    from pipeline.plugins.kubernetes.manifests import schedule_config
+    from pipeline.plugins.kubernetes.job_kinds import require_cluster
+    from pipeline.plugins.kubernetes.schedule import schedule_config
     from pipeline.schedule.night_config import gap_of
 
     config = schedule_config(options.overrides)
@@ -158,7 +158,7 @@ def _schedule_config(options: argparse.Namespace) -> Config:
 
 
 def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from pipeline.plugins.kubernetes.manifests import schedule_objects
+    from pipeline.plugins.kubernetes.schedule import schedule_objects
 
     return schedule_objects(config, options.overrides)
 
