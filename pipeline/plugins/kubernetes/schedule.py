@@ -135,19 +135,21 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
         },
         "template": template,
     }
-    spec = {
+    spec: Object = {
         "schedule": schedule.cron,
         "timeZone": schedule.time_zone,
         "concurrencyPolicy": "Forbid",
         # Otherwise a night skipped during a long one would start right after it.
         "startingDeadlineSeconds": 60 * schedule.start_within_minutes,
-        "successfulJobsHistoryLimit": schedule.keep,
-        "failedJobsHistoryLimit": schedule.keep,
-        "jobTemplate": {"metadata": {"labels": labels}, "spec": job},
     }
     # Left out if false: `suspend` and kubectl own it then, and applying again does not resume the schedule.
     if schedule.suspended:
         spec["suspend"] = True
+    spec |= {
+        "successfulJobsHistoryLimit": schedule.keep,
+        "failedJobsHistoryLimit": schedule.keep,
+        "jobTemplate": {"metadata": {"labels": labels}, "spec": job},
+    }
     return _object(config, "batch/v1", "CronJob", schedule.name, spec=spec)
 
 
