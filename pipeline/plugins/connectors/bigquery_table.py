@@ -32,7 +32,7 @@ from pipeline.ingest.days import day_number
 from pipeline.ingest.schema import DataSpec, data_spec, require_columns
 from pipeline.ingest.sources import Block, RawBlock, Source
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day
-from pipeline.plugins.connectors.choices import ANONYMOUS
+from pipeline.plugins.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
 SECONDS = 60.0  # that the service may take to answer

@@ -8,18 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import ConfigError
+from pipeline.plugins.connectors.options import ANONYMOUS, CONFIG_FILE, MESSAGES, REGISTRY, SCHEMA_FILE, SERVERS
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
     from pipeline.config.data import DataConfig
 
 # Every configuration imports this file, so the libraries of the connectors are imported where a snapshot is opened.
-
-# Names in ``data.options`` that are Nightjar's own, not those of a library.
-ANONYMOUS = "anonymous"
-SERVERS = "bootstrap.servers"
-CONFIG_FILE, SCHEMA_FILE, REGISTRY = "config.file", "schema.file", "schema.registry.url"
-MESSAGES = ("jsonl", "csv", "avro")
 
 _BIGQUERY_TABLE = re.compile(r"[^.`]+\.[^.`]+\.[^.`]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")

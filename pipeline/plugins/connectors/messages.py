@@ -30,7 +30,7 @@ from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import RawBlock
-from pipeline.plugins.connectors.choices import MESSAGES, REGISTRY, SCHEMA_FILE
+from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0
 # The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
