@@ -183,9 +183,8 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
     kit.START_TIMEOUT = PATIENCE
-    from pipeline.plugins.kubernetes.manifests import access
     from pipeline.plugins.kubernetes.pod_templates import launcher_account
-    from pipeline.plugins.kubernetes.schedule import apply
+    from pipeline.plugins.kubernetes.schedule import access, apply
     from tests.launch.cluster_cases import config_for
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a test run that is told to end leaves no cluster behind

@@ -11,7 +11,7 @@ from pipeline import cli
 from pipeline.config.compose import compose, to_yaml
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import for_chat, printable
-from pipeline.plugins.kubernetes.manifests import schedule_config
+from pipeline.plugins.kubernetes.schedule import schedule_config
 from pipeline.plugins.tuning import study
 from pipeline.training.config_settings import select_training_settings
 from tests.launch.cluster_cases import CLUSTER

@@ -18,8 +18,7 @@ import fsspec
 
 from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.plugins.kubernetes.manifests import schedule_config, schedule_objects
-from pipeline.plugins.kubernetes.schedule import apply
+from pipeline.plugins.kubernetes.schedule import apply, schedule_config, schedule_objects
 from tests.checkpoint.s3 import Fault, served
 from tests.cluster_kit import JOBS, PODS, VOLCANO, TestCluster, running, start_job, wait_for
 from tests.conftest import SHARED

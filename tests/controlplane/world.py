@@ -18,9 +18,8 @@ from typing import Any
 
 import fsspec
 
-from pipeline.plugins.kubernetes.manifests import access
 from pipeline.plugins.kubernetes.pod_templates import launcher_account
-from pipeline.plugins.kubernetes.schedule import apply
+from pipeline.plugins.kubernetes.schedule import access, apply
 from pipeline.store import Store
 from tests.checkpoint.s3 import Proxy as S3Proxy
 from tests.cluster_kit import TestCluster, stubborn_node, wait_for

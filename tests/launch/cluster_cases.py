@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.config.compose import compose
-from pipeline.plugins.kubernetes.job_manifest import as_yaml, stage_objects
-from pipeline.plugins.kubernetes.manifests import schedule_objects
+from pipeline.plugins.kubernetes.job_kinds import as_yaml, stage_objects
+from pipeline.plugins.kubernetes.schedule import schedule_objects
 from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 

@@ -19,13 +19,20 @@ from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.config.compose import compose
 from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import RefusedError
-from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
-from pipeline.plugins.kubernetes.job_manifest import stage_objects
+from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner, stage_objects
 from pipeline.plugins.kubernetes.jobs import ClusterJob
 from pipeline.plugins.kubernetes.lease_object import held
-from pipeline.plugins.kubernetes.manifests import cron_job, schedule_config, schedule_objects
 from pipeline.plugins.kubernetes.rbac import allowed, check_rights, granted
-from pipeline.plugins.kubernetes.schedule import apply, collection, delete, status, suspend
+from pipeline.plugins.kubernetes.schedule import (
+    apply,
+    collection,
+    cron_job,
+    delete,
+    schedule_config,
+    schedule_objects,
+    status,
+    suspend,
+)
 from pipeline.records.runs import Step
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, PODS, VOLCANO, start_job, wait_for

@@ -7,12 +7,11 @@ import pytest
 
 from pipeline.core.errors import LaunchError, LostLeaseError
 from pipeline.plugins.kubernetes.api_client import RefusedError
-from pipeline.plugins.kubernetes.job_kinds import IndexedRunner
-from pipeline.plugins.kubernetes.job_manifest import indexed_job
-from pipeline.plugins.kubernetes.manifests import network_policy
+from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, indexed_job
 from pipeline.plugins.kubernetes.network import among, closed, on_host_network, opens, run_policy, selects
 from pipeline.plugins.kubernetes.pod_templates import job_labels
 from pipeline.plugins.kubernetes.rbac import NETWORK, granted, rights
+from pipeline.plugins.kubernetes.schedule import network_policy
 from pipeline.records.runs import Step
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen
@@ -77,7 +76,7 @@ def run_on(server: Server) -> list[str]:
 def test_the_policy_selects_the_pods_of_the_run_and_lets_only_them_connect() -> None:
     policy = run_policy(CONFIG)
     kubernetes_validate.validate(policy, kubernetes_validate.latest_version(), strict=True)
-    labels = indexed_job(CONFIG, TRAIN, "x", 1, ["true"], {})["spec"]["template"]["metadata"]["labels"]
+    labels = indexed_job(CONFIG, TRAIN, "x", 1, "config.yaml")["spec"]["template"]["metadata"]["labels"]
     assert selects(policy, labels) and labels == job_labels(CONFIG, TRAIN, 1)
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
     assert policy["spec"]["policyTypes"] == ["Ingress"]  # stores and name servers are reached as before

@@ -6,9 +6,8 @@ import yaml
 
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError, LaunchError
-from pipeline.plugins.kubernetes.manifests import schedule_objects
-from pipeline.plugins.kubernetes.patch import merged
-from pipeline.plugins.kubernetes.pod_templates import check_templates, pod_template
+from pipeline.plugins.kubernetes.pod_templates import check_templates, merged, pod_template
+from pipeline.plugins.kubernetes.schedule import schedule_objects
 from tests.launch.cluster_cases import CLUSTER, config_for, rendered
 
 VERSION = kubernetes_validate.latest_version()

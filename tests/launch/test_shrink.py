@@ -101,9 +101,6 @@ class Cluster(ClusterRunner):
     def phase(self, name: str) -> str:
         return "running"
 
-    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> dict:
-        return {}
-
     def phase_of(self, job: dict) -> str:
         return "running"
 
@@ -116,8 +113,6 @@ class Cluster(ClusterRunner):
         return {}
 
     def delete(self, name: str) -> None: ...
-    def pod_selector(self, name: str) -> str:
-        return ""
 
 
 def pod(name: str, phase: str = "Pending", **status: object) -> dict:

@@ -11,7 +11,7 @@ import pytest
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
-from pipeline.plugins.kubernetes.manifests import schedule_config
+from pipeline.plugins.kubernetes.schedule import schedule_config
 from pipeline.publishing.model_commands import collect
 from pipeline.publishing.promotion import promote, roll_back
 from pipeline.publishing.versions import version_path

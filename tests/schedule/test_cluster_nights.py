@@ -22,8 +22,14 @@ import pytest
 from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.launch.locks import night_lease_path
-from pipeline.plugins.kubernetes.manifests import schedule_config, schedule_objects
-from pipeline.plugins.kubernetes.schedule import NightJobState, apply, status, suspend
+from pipeline.plugins.kubernetes.schedule import (
+    NightJobState,
+    apply,
+    schedule_config,
+    schedule_objects,
+    status,
+    suspend,
+)
 from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, TestCluster, start_job, wait_for
 from tests.conftest import ROOT

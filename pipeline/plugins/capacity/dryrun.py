@@ -14,7 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,12 @@ def dry_run(
             f"{inputs.hardware.embedding_hosts}",
             hint="hardware.embedding_hosts=0, or nightjar scale, which predicts such a cluster",
         )
-    sized, clock = resized(inputs, ranks), _PhaseSeconds()
-    with clock.timed("planning"):
+    sized, seconds = resized(inputs, ranks), dict[str, float]()
+    with _timed(seconds, "planning"):
         plan = make_plan(sized)
-    world = _World(config, sized, plan, clock)
-    gc.freeze()  # what there is stays: collecting garbage looks only at what the ranks leave
+    world = _World(config, sized, plan, seconds)
+    # What exists now stays: collecting garbage looks only at what the ranks leave.
+    gc.freeze()
     try:
         for rank in range(plan.world_size):
             progress(rank, plan.world_size)
@@ -80,51 +81,57 @@ def dry_run(
     finally:
         gc.unfreeze()
     progress(plan.world_size, plan.world_size)
-    with clock.timed("checking"):
+    with _timed(seconds, "checking"):
         return world.found()
 
 
-@dataclass
-class _PhaseSeconds:
-    """Seconds of this process by what took them."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Add the block's time to ``what``."""
-        began = time.perf_counter()
-        yield
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - began
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 class _World:
     """What the ranks visited so far have said."""
 
-    def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, clock: _PhaseSeconds) -> None:
-        self._config, self._inputs, self._plan, self._clock = config, inputs, plan, clock
-        self._planned = _shards_by_rank(plan)
-        self._rows = _bytes_by_rank(plan)
+    def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, seconds: dict[str, float]) -> None:
+        self._config, self._inputs, self._plan, self._seconds = config, inputs, plan, seconds
+        # By rank, the planned shards that have rows, and the bytes of rows with optimizer state.
+        self._planned: list[list[Shard]] = [[] for _ in range(plan.world_size)]
+        self._rows = [0] * plan.world_size
+        for name, table in plan.tables.items():
+            for shard in table.shards:
+                self._rows[shard.rank] += shard.rows * table.row_bytes(shard.columns)
+                if shard.rows:
+                    self._planned[shard.rank].append((name, shard.row, shard.rows, shard.column, shard.columns))
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
         self._deal = deal_of(inputs.train, inputs.schema.groups.get("train", []))
         self._dealt: dict[int, np.ndarray] = {}
-        self._measured = _spread(plan.world_size, self._planned)
+        # Weighed are the first rank, the last, the one with most shards, and others spread evenly.
+        world = plan.world_size
+        most = max(range(world), key=lambda rank: len(self._planned[rank]))
+        self._measured = sorted({0, world - 1, most, *range(0, world, max(1, world // MEASURED))})
         self.problems: list[str] = []
 
     def visit(self, rank: int) -> None:
         """Be ``rank``: shard, name the files of a checkpoint, take rows of batches."""
-        with self._clock.timed("sharding"):
+        with _timed(self._seconds, "sharding"):
             shards = self._sharded(rank)
         if sorted(shards) != sorted(self._planned[rank]):
             self._complain(f"rank {rank} has shards {shards[:2]}.., the plan says {self._planned[rank][:2]}..")
-        with self._clock.timed("naming"):
+        with _timed(self._seconds, "naming"):
             extents = list(self._named(rank, [shard for shard in shards if self._owns(rank, shard)]))
         self._extents += extents
         self._reports.append(len(json.dumps(_report(extents))))
-        with self._clock.timed("dealing"):
-            self._take(rank)
+        with _timed(self._seconds, "dealing"):
+            # The rows that the rank takes of the first and the last batch of an epoch.
+            for batch in {0, self._deal.batches - 1}:
+                dealt = self._dealt.setdefault(batch, np.zeros(self._inputs.batch, np.int32))
+                for start, stop in rank_rows(self._deal, batch, rank, self._plan.world_size):
+                    dealt[start:stop] += 1
 
     def _sharded(self, rank: int) -> list[Shard]:
         """The shards that TorchRec gives ``rank``; of measured ranks, the bytes of its objects."""
@@ -158,21 +165,13 @@ class _World:
                 yield extent_of(rank, number, chunk, coding)
                 number += 1
 
-    def _take(self, rank: int) -> None:
-        """Count the rows that ``rank`` takes of the first and the last batch of an epoch."""
-        for batch in {0, self._deal.batches - 1}:
-            dealt = self._dealt.setdefault(batch, np.zeros(self._inputs.batch, np.int32))
-            for start, stop in rank_rows(self._deal, batch, rank, self._plan.world_size):
-                dealt[start:stop] += 1
-
     def found(self) -> DryRun:
         """What the ranks said together, and what does not fit together."""
         plan, inputs = self._plan, self._inputs
         sizes = {name: TableSize(rows=table.rows, dim=table.dim) for name, table in plan.tables.items()}
         index = len(json.dumps(Index(tables=sizes, files=self._extents).to_json()))
         manifest = len(json.dumps(_report(self._extents)["files"]))
-        self._check_names()
-        self._check_cover()
+        self._check_files()
         self._check_memory()
         for batch, dealt in self._dealt.items():
             if dealt.max() > 1 or dealt.sum() != self._deal.total(batch):
@@ -200,18 +199,16 @@ class _World:
             first=weighed[0],
             largest=max(weighed, key=lambda each: each.metadata),
             mean_metadata=sum(each.metadata for each in weighed) / len(weighed),
-            seconds={name: round(seconds, 2) for name, seconds in self._clock.seconds.items()},
+            seconds={name: round(seconds, 2) for name, seconds in self._seconds.items()},
             peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             problems=tuple(self.problems),
         )
 
-    def _check_names(self) -> None:
+    def _check_files(self) -> None:
+        """Every file has a name of its own, and every value of every table is in exactly one file."""
         names = [extent.file for extent in self._extents]
         if twice := len(names) - len(set(names)):
             self._complain(f"{twice} files of a checkpoint have the name of another one")
-
-    def _check_cover(self) -> None:
-        """Every value of every table is in exactly one file."""
         by_table: dict[str, list[Extent]] = {name: [] for name in self._plan.tables}
         for extent in self._extents:
             by_table[extent.table].append(extent)
@@ -221,7 +218,6 @@ class _World:
                 self._complain(f"table {name!r}: {problem}")
 
     def _check_memory(self) -> None:
-        """No rank is planned more than it has."""
         for memory in self._plan.memory[0] if self._plan.memory else ():
             room = memory_gib(self._inputs.hardware, memory) * GIB
             most = max(used[memory] for used in self._plan.memory)
@@ -297,31 +293,6 @@ def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
             return f"rows {row} to {rows - 1} are in no file"
         at = column + width
     return "" if at == columns else f"columns {at} to {columns - 1} are in no file"
-
-
-def _shards_by_rank(plan: Plan) -> list[list[Shard]]:
-    """The planned shards of every rank that have rows."""
-    ranks: list[list[Shard]] = [[] for _ in range(plan.world_size)]
-    for name, table in plan.tables.items():
-        for shard in table.shards:
-            if shard.rows:
-                ranks[shard.rank].append((name, shard.row, shard.rows, shard.column, shard.columns))
-    return ranks
-
-
-def _bytes_by_rank(plan: Plan) -> list[int]:
-    """Bytes of every rank's rows with optimizer state, wherever they lie."""
-    ranks = [0] * plan.world_size
-    for table in plan.tables.values():
-        for shard in table.shards:
-            ranks[shard.rank] += shard.rows * table.row_bytes(shard.columns)
-    return ranks
-
-
-def _spread(world: int, planned: list[list[Shard]]) -> list[int]:
-    """The ranks to weigh: the first, the last, the one with most shards, and others spread evenly."""
-    most = max(range(world), key=lambda rank: len(planned[rank]))
-    return sorted({0, world - 1, most, *range(0, world, max(1, world // MEASURED))})
 
 
 def _kernel_shards(kernel: Any) -> Iterator[Shard]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +20,6 @@ from pipeline.plugins.capacity.worlds import Rates
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pipeline.training.batches import BatchReader
 
 SECONDS = 1.0  # of each measurement
 # Bytes of a table's rows that are written, and rows of a drawn dataset that is read.
@@ -45,7 +39,10 @@ def measured_rates(
     known = bool(inputs.schema.rows.get("train"))
     if known:
         rows_per_s, how = _decoded(store, dataset, inputs), "this dataset, one reader"
-        size = _stored_bytes(dataset, inputs)
+        stored = [dataset.files[name].bytes for name in _paths(inputs) if name in dataset.files]
+        size = row_bytes(inputs.schema, inputs.profile)
+        if stored:
+            size = sum(stored) / inputs.schema.rows["train"]
         read = _read_gb_per_s(store, dataset, inputs)
     else:
         rows_per_s, size, read = _drawn(inputs)
@@ -83,35 +80,24 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
         lanes=train.dealt_lanes,
     )
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
-        return _rows_per_s(reader, train.batch)
+        # The first batches wait for the reader to start.
+        for _ in range(4):
+            next(reader)
+        began, rows = time.perf_counter(), 0
+        while time.perf_counter() - began < SECONDS or rows < 8:
+            next(reader)
+            rows += train.batch
+        return rows / (time.perf_counter() - began)
 
 
-def _rows_per_s(reader: BatchReader, batch: int) -> float:
-    """Rows/s of ``reader`` after its first batches, for a second or more."""
-    for _ in range(4):
-        next(reader)
-    began, taken = time.perf_counter(), 0
-    while time.perf_counter() - began < SECONDS or taken < 8:
-        next(reader)
-        taken += batch
-    return taken / (time.perf_counter() - began)
-
-
-def _stored_bytes(dataset: Artifact, inputs: PlanInputs) -> float:
-    """Bytes of a train row in the store."""
-    files = inputs.schema.files["train"]
-    sizes = [dataset.files[name].bytes for name in _paths(files) if name in dataset.files]
-    return sum(sizes) / inputs.schema.rows["train"] if sizes else row_bytes(inputs.schema, inputs.profile)
-
-
-def _paths(files: list[str]) -> list[str]:
-    return [file if "/" in file else f"train/{file}" for file in files]
+def _paths(inputs: PlanInputs) -> list[str]:
+    return [file if "/" in file else f"train/{file}" for file in inputs.schema.files["train"]]
 
 
 def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
     """GB/s at which the files of the train rows come from the store, one after the other."""
     began, size = time.perf_counter(), 0
-    for name in _paths(inputs.schema.files["train"]):
+    for name in _paths(inputs):
         with store.open(f"{dataset.path}/{name}") as source:
             while time.perf_counter() - began < SECONDS and (piece := source.read(PIECE)):
                 size += len(piece)
@@ -138,7 +124,9 @@ def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
     """GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
     from pipeline.checkpoint.save import write_checkpoint
 
-    with _scratch(store) as path:
+    # A folder of the store that is removed afterwards.
+    path = f"measured/{os.getpid()}-{time.time_ns()}"
+    try:
         began, size, number = time.perf_counter(), 0, 0
         while time.perf_counter() - began < SECONDS:
             job = _job(config, f"{path}/{number}")
@@ -146,6 +134,10 @@ def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
             write_checkpoint(store, job, None)
             number += 1
         return size / (time.perf_counter() - began) / GB
+    finally:
+        remove(store, path, nested=True)
+        if not store.names("measured"):
+            remove(store, "measured")
 
 
 def _job(config: Config, path: str) -> Any:
@@ -179,15 +171,3 @@ def _job(config: Config, path: str) -> Any:
         summary={},
         chunk_bytes=int(config.checkpoint.chunk_mib * MIB),
     )
-
-
-@contextmanager
-def _scratch(store: Store) -> Iterator[str]:
-    """A folder of the store that is removed afterwards."""
-    path = f"measured/{os.getpid()}-{time.time_ns()}"
-    try:
-        yield path
-    finally:
-        remove(store, path, nested=True)
-        if not store.names("measured"):
-            remove(store, "measured")

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
 from pipeline.cli.commands.plans import planned_for
 from pipeline.core.errors import ConfigError, NightjarError, PlanError
-
-if TYPE_CHECKING:
-    from pipeline.config import Config
-    from pipeline.planning.inputs import PlanInputs
-    from pipeline.plugins.capacity.scale_record import Scale
 
 SCALE = """\
 Predicts the training of these settings on more ranks than this machine has: hosts like the configured one, with the
@@ -73,7 +67,6 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _world(text: str) -> int:
-    """The value of ``--ranks`` of a dry run: one number."""
     ranks = _ranks(text)
     if len(ranks) != 1 or ranks[0] < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks, expected 2 or more, such as 512")
@@ -81,7 +74,6 @@ def _world(text: str) -> int:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """The value of ``--ranks``: numbers of ranks."""
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part) <= MOST_RANKS for part in parts):
         raise argparse.ArgumentTypeError(
@@ -91,14 +83,12 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _samples(text: str) -> int:
-    """The value of ``--per-rank``: samples."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of samples, expected 1 or more, such as 512")
     return int(text)
 
 
 def _rate(text: str) -> float:
-    """The value of ``--store-gb-per-s``: GB/s above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -109,31 +99,17 @@ def _rate(text: str) -> float:
 
 
 def _scale(options: argparse.Namespace) -> int:
-    from pipeline.plugins.capacity.scale_page import scale_page, scale_text
-
-    config, inputs = planned_for(_without_run(options.overrides), options.config_dir, timed=True)
-    record = _predicted(config, inputs, options)
-    if options.html:
-        _write(options.html, scale_page(record))
-    tell(options.json, record, scale_text)
-    return 0 if any(world.fits for world in record.worlds) else PlanError.exit_code
-
-
-def _without_run(overrides: list[str]) -> list[str]:
-    return [text for text in overrides if not text.startswith("run=")]  # no run is made
-
-
-def _predicted(config: Config, inputs: PlanInputs, options: argparse.Namespace) -> Scale:
-    from pipeline.plugins.capacity.predicted import predicted
     from pipeline.plugins.capacity.rates import measured_rates
+    from pipeline.plugins.capacity.scale_page import scale_page, scale_text
+    from pipeline.plugins.capacity.worlds import predict_scale
     from pipeline.stages.steps import steps
     from pipeline.store.artifacts import Store
 
+    config, inputs = planned_for(_without_run(options.overrides), options.config_dir, timed=True)
     store = Store(config.store)
     dataset = store.get(steps(config, store, last="ingest")[0].path, "ingest")
     rates, figures = measured_rates(config, inputs, store, dataset)
-    bar = progress(options.json, f"planning {len(options.ranks)} worlds")
-    return predicted(
+    record = predict_scale(
         config,
         inputs,
         rates,
@@ -141,8 +117,19 @@ def _predicted(config: Config, inputs: PlanInputs, options: argparse.Namespace) 
         options.ranks,
         per_rank=options.per_rank,
         served=options.store_gb_per_s,
-        progress=bar,
+        progress=progress(options.json, f"planning {len(options.ranks)} worlds"),
     )
+    if options.html:
+        try:
+            Path(options.html).write_text(scale_page(record))
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html scale.html") from None
+    tell(options.json, record, scale_text)
+    return 0 if any(world.fits for world in record.worlds) else PlanError.exit_code
+
+
+def _without_run(overrides: list[str]) -> list[str]:
+    return [text for text in overrides if not text.startswith("run=")]  # no run is made
 
 
 def _dry_run(options: argparse.Namespace) -> int:
@@ -153,13 +140,6 @@ def _dry_run(options: argparse.Namespace) -> int:
     record = dry_run(config, inputs, options.ranks, progress(options.json, f"{options.ranks} ranks"))
     tell(options.json, record, dry_run_text)
     return NightjarError.exit_code if record.problems else 0
-
-
-def _write(file: str, page: str) -> None:
-    try:
-        Path(file).write_text(page)
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}", hint="--html scale.html") from None
 
 
 COMMANDS = (

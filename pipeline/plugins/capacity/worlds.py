@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from pipeline.calibration.hardware_cache import find_kept
+from pipeline.config import Config
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.hardware import HardwareConfig
+from pipeline.core import units
 from pipeline.core.errors import ConfigError, PlanError
 from pipeline.core.units import GIB
 from pipeline.planning.bipartite import predict_any
 from pipeline.planning.cost import BYTES_PER_MS
-from pipeline.planning.hardware import fast_memory, memory_gib
+from pipeline.planning.hardware import fast_memory, figures, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.planner import make_plan
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, Prediction, step_parts
-from pipeline.plugins.capacity.scale_record import Wall, World
-from pipeline.records.plan import Plan
+from pipeline.plugins.capacity.scale_record import Scale, ScaleFigure, Wall, World
 from pipeline.training.sampler import decoded_share
 
 BESIDE = ("reader", "store", "checkpoint")
@@ -44,6 +46,22 @@ APART = {
     BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
     "memory": "hardware.embedding_ddr_gib",
 }
+
+
+# What a step's time depends on; capacities are settings.
+SPEEDS = {
+    "dense_gflop_per_s": "GFLOP/s",
+    "dense_gb_per_s": "GB/s",
+    "lookup_ns": "ns",
+    "update_ns": "ns",
+    "table_overhead_us": "us",
+    "step_overhead_ms": "ms",
+    "intra_host_gb_per_s": "GB/s",
+    "intra_host_latency_us": "us",
+    "inter_host_gb_per_s": "GB/s",
+    "inter_host_latency_us": "us",
+}
+MEMORY = {"cpu": "ddr_gb_per_s", "cuda": "hbm_gb_per_s"}
 
 
 def setting_of(bound: str, hardware: HardwareConfig) -> str:
@@ -86,7 +104,7 @@ def worlds(
         progress(done, len(counts))
         sized = resized(inputs, count, per_rank)
         if sized.world_size not in found:
-            found[sized.world_size] = _world(sized, rates, checkpoint)
+            found[sized.world_size] = _predict(sized, rates, checkpoint)
     progress(len(counts), len(counts))
     return with_efficiency(list(found.values()))
 
@@ -106,48 +124,44 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
     return sized if per_rank is None else sized.changed("train.global_batch", per_rank * sized.hardware.workers)
 
 
-def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
+def _predict(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
+    hardware = inputs.hardware
     try:
-        if inputs.batch < inputs.hardware.workers:
+        if inputs.batch < hardware.workers:
             raise ConfigError(
-                f"train.global_batch is {inputs.batch}, fewer than {inputs.hardware.workers} ranks",
-                hint=f"train.global_batch={64 * inputs.hardware.workers}",
+                f"train.global_batch is {inputs.batch}, fewer than {hardware.workers} ranks",
+                hint=f"train.global_batch={64 * hardware.workers}",
             )
         plan = make_plan(inputs)
     except (ConfigError, PlanError) as error:
         bound = "memory" if isinstance(error, PlanError) else "overhead"
-        setting = error.hint.split(", or ")[0] or setting_of(bound, inputs.hardware)
         return World(
             ranks=inputs.world_size,
-            hosts=inputs.hardware.hosts,
+            hosts=hardware.hosts,
             batch=inputs.batch,
             fits=False,
             bound=bound,
-            setting=setting,
+            setting=error.hint.split(", or ")[0] or setting_of(bound, hardware),
             problem=error.message,
-            embedding_hosts=inputs.hardware.embedding_hosts,
+            embedding_hosts=hardware.embedding_hosts,
         )
-    return _planned(plan, inputs, rates, checkpoint)
-
-
-def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
-    predicted, device = predict_any(plan, inputs), inputs.hardware.device
+    predicted, device = predict_any(plan, inputs), hardware.device
     parts = step_parts(plan, inputs, predicted)
     step_ms = sum(parts.values())
     parts |= beside_ms(predicted, inputs, rates, checkpoint, step_ms)
     bound = longest(parts, device)
     memory = predicted.bytes + predicted.reserved[0].get("process", 0)
-    room = memory_gib(inputs.hardware, fast_memory(inputs.hardware)) * GIB
+    room = memory_gib(hardware, fast_memory(hardware)) * GIB
     return World(
         ranks=plan.world_size,
-        hosts=inputs.hardware.hosts,
+        hosts=hardware.hosts,
         batch=inputs.batch,
         fits=True,
         bound=bound,
         then=longest({**parts, bound: 0.0}, device),
-        setting=setting_of(bound, inputs.hardware),
+        setting=setting_of(bound, hardware),
         step_ms=round(step_ms, 4),
-        embedding_hosts=inputs.hardware.embedding_hosts,
+        embedding_hosts=hardware.embedding_hosts,
         samples_per_s=round(1e3 * inputs.batch / whole_ms(parts, device), 1),
         parts={name: round(ms, 4) for name, ms in parts.items()},
         memory=memory,
@@ -238,3 +252,70 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             settings = APART if each.embedding_hosts else SETTINGS
             return Wall(ranks=each.ranks, bound=bound, setting=settings[bound], then=then)
     return None
+
+
+def predict_scale(
+    config: Config,
+    inputs: PlanInputs,
+    rates: Rates,
+    measured_rates: Mapping[str, ScaleFigure],
+    ranks: Sequence[int],
+    *,
+    per_rank: int | None = None,
+    served: float = 0.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Scale:
+    """Predict the worlds of ``ranks`` ranks, the wall, and tell measured figures from assumed ones.
+
+    Args:
+        config: Of the training.
+        inputs: Of its plan.
+        rates: What one rank reads and writes.
+        measured_rates: ``rates`` as figures.
+        ranks: See ``worlds``, as ``per_rank`` and ``progress``.
+        served: GB/s of the store to all ranks; 0: as much as they ask for.
+    """
+    rates = replace(rates, store_gb_per_s=served)
+    predictions = worlds(inputs, rates, config.checkpoint, ranks, per_rank, progress)
+    largest = predictions[-1]
+    # The speeds of the hardware: those that calibration measured on this machine, and those that settings say.
+    cached = find_kept(config) if config.hardware.measured else None
+    calibrated = set(cached.figures) & set(config.hardware.measured) if cached is not None and cached.day else set()
+    values = figures(config.hardware)
+    measured, assumed = dict[str, ScaleFigure](), dict[str, ScaleFigure]()
+    for name, unit in {MEMORY[config.hardware.device]: "GB/s", **SPEEDS}.items():
+        if name in calibrated and cached is not None:
+            measured[name] = ScaleFigure(value=values[name], unit=unit, source=f"calibration of {cached.day}")
+        else:
+            source = f"hardware.{name}, a default or setting of hardware={config.hardware.name}"
+            assumed[name] = ScaleFigure(value=values[name], unit=unit, source=source)
+    if served:
+        assumed["store of all ranks"] = ScaleFigure(value=served, unit="GB/s", source="--store-gb-per-s")
+    return Scale(
+        hardware=config.hardware.name,
+        data=config.data.name,
+        model=str(config.model.name),
+        worlds=tuple(predictions),
+        wall=wall_of(predictions, config.hardware.device),
+        measured={**measured, **measured_rates},
+        assumed=assumed,
+        # Ranks on embedding hosts have no samples.
+        rules=_rules(inputs, largest.ranks * (largest.hosts - largest.embedding_hosts) // largest.hosts, per_rank),
+    )
+
+
+def _rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ...]:
+    """Say what the prediction assumes; ``ranks``: those with samples in the largest world."""
+    groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+    share = decoded_share(inputs.train, ranks, groups)
+    each = "worker" if inputs.hardware.embedding_hosts else "rank"
+    batch = f"{per_rank:,} samples a step on each {each}" if per_rank else f"{inputs.batch:,} samples a step in all"
+    reading = "works beside the step"
+    if inputs.hardware.device == "cpu":
+        reading = "takes its time from the step, whose cores it works on"
+    return (
+        f"every host is like the one of hardware={inputs.hardware.name}; {batch}",
+        f"each of {ranks:,} {each}s decodes {units.percent(share)} of the rows; its reader {reading}",
+        "every checkpoint is a baseline of all rows, written behind the steps",
+        "ranks are equally fast, and links carry nothing else",
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.plugins.connectors.bigquery import BIGQUERY
-from pipeline.plugins.connectors.delta import DELTA
-from pipeline.plugins.connectors.iceberg import ICEBERG
-from pipeline.plugins.connectors.kafka import KAFKA
+from pipeline.plugins.connectors.choices import BIGQUERY, DELTA, ICEBERG, KAFKA
 
 SPECS = (DELTA, ICEBERG, BIGQUERY, KAFKA)

@@ -6,9 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
@@ -49,42 +48,34 @@ _KNOWN = {
 _PHYSICAL = "delta.columnMapping.physicalName"
 
 
-@dataclass(frozen=True)
-class _OpenDelta:
-    """Opens a file of the table at ``uri``, by deltalake's own client."""
-
-    uri: str
-    options: tuple[tuple[str, str], ...]
-    path: str
-
-    def __call__(self) -> BinaryIO:
-        files: Any = DeltaStorageHandler(self.uri, dict(self.options))
-        return opened(self.path, lambda: PyFileSystem(files).open_input_file(self.path))
-
-
-@dataclass(frozen=True)
-class _DeltaDeletes:
-    """The rows of a deletion vector."""
-
-    rows: bytes
-
-    def __call__(self) -> np.ndarray:
-        return np.frombuffer(self.rows, dtype=np.int64)
+def _open_file(uri: str, options: dict[str, str], path: str) -> BinaryIO:
+    # deltalake's own client knows the storage options, which Arrow's file systems name differently.
+    files: Any = DeltaStorageHandler(uri, options)
+    return opened(path, lambda: PyFileSystem(files).open_input_file(path))
 
 
 class DeltaSnapshot(TableSnapshot):
     """``table`` as loaded."""
 
     def __init__(self, data: DataConfig, table: DeltaTable) -> None:
-        self.table = table
-        _require_known(data, table)
+        self.data, self.table = data, table
+        unknown = sorted({*(table.protocol().reader_features or ())} - _KNOWN)
+        if unknown:
+            raise DataError(
+                f"{data.path} uses features of Delta Lake that are not supported: {', '.join(unknown)}",
+                hint=f"ALTER TABLE ... DROP FEATURE {unknown[0]}, or a copy of the table without it",
+            )
         self._actions = pa.table(table.get_add_actions(flatten=True)).sort_by("path").to_pylist()
-        number, identity = table.version(), str(table.metadata().id)
-        self.data = data
-        super().__init__(data, _columns(table), identity=identity, version=f"version {number} of {data.path}")
+        types = pa.schema(table.schema().to_arrow())
+        columns = []
+        for field in json.loads(table.schema().to_json())["fields"]:
+            # Files of a table with column mapping keep the names that columns had when they were added.
+            key = field["metadata"].get(_PHYSICAL, field["name"])
+            columns.append(TableColumn(name=field["name"], type=types.field(field["name"]).type, key=key))
+        version = f"version {table.version()} of {data.path}"
+        super().__init__(data, columns, identity=str(table.metadata().id), version=version)
 
     def files(self, day: date | None) -> list[DataFile]:
-        """By the partition's value of the day, or by the least and largest value of its column."""
         wanted = None if day is None else day_number(day)
         return [
             file
@@ -93,24 +84,37 @@ class DeltaSnapshot(TableSnapshot):
         ]
 
     def has_later(self, day: date) -> bool:
-        """By the largest values."""
         return any(days is not None and days[1] > day_number(day) for days in self._days)
 
     @cached_property
     def _days(self) -> list[tuple[int, int] | None]:
-        column = self.data.day_column or self.data.timestamp
+        """The first and the last day of every file: by its partition, else by the statistics in the log."""
+        data = self.data
+        column = data.day_column or data.timestamp
         if column is None:
             return [None] * len(self._actions)
-        physical = next((each.key for each in _columns(self.table) if each.name == column), column)
-        timestamp = self.data.day_column is None
-        zone, form = self.data.time_zone, self.data.time_format
-        names = {column, str(physical)}
-        return [_days_of(each, names, timestamp=timestamp, zone=zone, form=form) for each in self._actions]
+        # Partitions and statistics go by either name, as the writer of the log chose.
+        names = {column, str(self.columns[column].key) if column in self.columns else column}
+        days: list[tuple[int, int] | None] = []
+        for action in self._actions:
+            bounds: tuple[Any, Any] | None = None
+            for name in names:
+                if f"partition.{name}" in action:
+                    bounds = action[f"partition.{name}"], action[f"partition.{name}"]
+                    break
+                if action.get(f"max.{name}") is not None:
+                    bounds = action.get(f"min.{name}"), action[f"max.{name}"]
+                    break
+            if bounds is None:
+                days.append(None)
+                continue
+            timestamp = data.day_column is None
+            days.append(days_between(*bounds, timestamp=timestamp, zone=data.time_zone, form=data.time_format))
+        return days
 
     @cached_property
     def _files(self) -> list[DataFile]:
-        options = tuple(sorted(self.data.options.items()))
-        keys = {str(column.key): column.name for column in _columns(self.table)}
+        keys = {str(column.key): column.name for column in self.columns.values()}
         vectors = self._vectors()
         files = []
         for action in self._actions:
@@ -120,23 +124,25 @@ class DeltaSnapshot(TableSnapshot):
                     f"{self.data.path} refers to a file elsewhere, {path}, as shallow clones do: this is not supported",
                     hint="data.path=<the table that was cloned>, or a deep clone",
                 )
-            parts = {
-                name.removeprefix("partition."): value
-                for name, value in action.items()
-                if name.startswith("partition.")
-            }
-            gone = vectors.get(path)
-            deleted = None if gone is None else _DeltaDeletes(gone.tobytes())
-            vector = "" if deleted is None else hashlib.sha256(deleted.rows).hexdigest()
-            mark = f"{action['path']}|{action['size_bytes']}|{vector}"
+            constants = {}
+            for name, value in action.items():
+                if name.startswith("partition."):
+                    name = name.removeprefix("partition.")
+                    constants[keys.get(name, name)] = value
+            rows, deleted, vector = action.get("num_records") or 0, None, ""
+            if path in vectors:
+                rows -= len(vectors[path])
+                # As bytes: a file travels to other processes.
+                packed = vectors[path].tobytes()
+                deleted, vector = partial(np.frombuffer, packed, np.int64), hashlib.sha256(packed).hexdigest()
             files.append(
                 DataFile(
                     path=path,
-                    mark=mark,
+                    mark=f"{action['path']}|{action['size_bytes']}|{vector}",
                     bytes=action["size_bytes"],
-                    rows=(action.get("num_records") or 0) - (0 if gone is None else len(gone)),
-                    open=_OpenDelta(str(self.table.table_uri), options, path),
-                    constants={keys.get(name, name): value for name, value in parts.items()},
+                    rows=rows,
+                    open=partial(_open_file, str(self.table.table_uri), dict(self.data.options), path),
+                    constants=constants,
                     deleted=deleted,
                 )
             )
@@ -156,47 +162,20 @@ class DeltaSnapshot(TableSnapshot):
         return vectors
 
 
-def _days_of(
-    action: dict[str, Any], names: set[str], *, timestamp: bool, zone: str | None, form: str | None
-) -> tuple[int, int] | None:
-    """The days of a file by what the log says of the day's column, called one of ``names``."""
-    for name in names:
-        if f"partition.{name}" in action:
-            value = action[f"partition.{name}"]
-            return days_between(value, value, timestamp=timestamp, zone=zone, form=form)
-        if action.get(f"max.{name}") is not None:
-            low, high = action.get(f"min.{name}"), action[f"max.{name}"]
-            return days_between(low, high, timestamp=timestamp, zone=zone, form=form)
-    return None
-
-
-def _columns(table: DeltaTable) -> list[TableColumn]:
-    """The table's columns, by the names that its files have."""
-    types = pa.schema(table.schema().to_arrow())
-    fields = json.loads(table.schema().to_json())["fields"]
-    return [
-        TableColumn(
-            name=each["name"], type=types.field(each["name"]).type, key=each["metadata"].get(_PHYSICAL, each["name"])
-        )
-        for each in fields
-    ]
-
-
-def _require_known(data: DataConfig, table: DeltaTable) -> None:
-    strange = sorted({*(table.protocol().reader_features or ())} - _KNOWN)
-    if strange:
-        raise DataError(
-            f"{data.path} uses features of Delta Lake that are not supported: {', '.join(strange)}",
-            hint=f"ALTER TABLE ... DROP FEATURE {strange[0]}, or a copy of the table without it",
-        )
-
-
 def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
     """The version that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = DeltaTable(data.path or "", storage_options=dict(data.options) or None)
         if data.snapshot is not None:
-            _load(table, data)
+            number = snapshot_number(data, "the number of a version of a Delta Lake table", table.version())
+            try:
+                table.load_as_version(number)
+            except DeltaError as error:
+                raise DataError(
+                    f"{data.path} has no version {number}, or none any more; the newest is {table.version()}: "
+                    f"{error_message(error)}",
+                    hint="data.snapshot=null reads the newest",
+                ) from None
         current, number = DeltaSnapshot(data, table), table.version()
 
         def earlier(back: int) -> DeltaSnapshot | None:
@@ -214,18 +193,6 @@ def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
             hint="run the same command again: it reads the newest version",
         )
     return snapshot
-
-
-def _load(table: DeltaTable, data: DataConfig) -> None:
-    number = snapshot_number(data, "the number of a version of a Delta Lake table", table.version())
-    try:
-        table.load_as_version(number)
-    except DeltaError as error:
-        raise DataError(
-            f"{data.path} has no version {number}, or none any more; the newest is {table.version()}: "
-            f"{error_message(error)}",
-            hint="data.snapshot=null reads the newest",
-        ) from None
 
 
 @contextmanager

@@ -69,9 +69,19 @@ class DataFile:
         """
         gone = None if self.deleted is None else np.asarray(self.deleted(), dtype=np.int64)
         with readable(self.path), self.open() as stream:
-            physical = _physical(pq.ParquetFile(stream).schema_arrow)
+            # The columns of the file by name, and by the number of their field where the file has such.
+            physical: dict[str | int, str] = {}
+            numbers: dict[str | int, str] = {}
+            for column in pq.ParquetFile(stream).schema_arrow:
+                physical[column.name] = column.name
+                if column.metadata and _FIELD_ID in column.metadata:
+                    numbers[int(column.metadata[_FIELD_ID])] = column.name
+            physical |= numbers
             names = {column.name: physical.get(column.key) for column in columns if column.name not in self.constants}
-            wanted = [name for name in names.values() if name is not None] or list(physical.values())[:1]
+            wanted = [name for name in names.values() if name is not None]
+            if not wanted:
+                # Some column tells how many rows there are.
+                wanted = list(physical.values())[:1]
             for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
                 table = pa.table(
@@ -168,14 +178,6 @@ def _same(one: pa.DataType, other: pa.DataType) -> bool:
     return bool(one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one))
 
 
-def _physical(schema: pa.Schema) -> dict[str | int, str]:
-    # The columns of a file by name, and by the number of their field where the file has such.
-    numbers = {
-        int(each.metadata[_FIELD_ID]): each.name for each in schema if each.metadata and _FIELD_ID in each.metadata
-    }
-    return {**{each.name: each.name for each in schema}, **numbers}
-
-
 @dataclass(frozen=True, kw_only=True)
 class TableFileSource(Source):
     """A file of ``version``, a table's snapshot in words; or its row groups ``part``, behind ``first`` rows."""
@@ -226,7 +228,13 @@ class TableSnapshot(Snapshot):
 
     def __init__(self, data: DataConfig, columns: Sequence[TableColumn], *, identity: str, version: str) -> None:
         self.data, self.columns, self.version = data, {column.name: column for column in columns}, version
-        self.mark = self._mark(identity)
+        # What decides the rows: the files of ``data.day``, their deleted rows, the types of the columns that are read.
+        marks = set[str]()
+        for day in data.days or (None,):
+            marks.update(file.mark for file in self.files(day))
+        types = [f"{name}: {self.columns[name].type}" for name in data_spec(data).columns if name in self.columns]
+        text = "\n".join([identity, *types, *sorted(marks)])
+        self.mark = f"{data.format} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     @abstractmethod
     def files(self, day: date | None) -> list[DataFile]:
@@ -236,15 +244,7 @@ class TableSnapshot(Snapshot):
     def has_later(self, day: date) -> bool:
         """Whether some file holds rows of a day after ``day``."""
 
-    def _mark(self, identity: str) -> str:
-        # Fingerprint of the files of `data.day`, their deleted rows and the types of the columns that are read.
-        marks = {file.mark for day in self.data.days or (None,) for file in self.files(day)}
-        kinds = [f"{name}: {self.columns[name].type}" for name in data_spec(self.data).columns if name in self.columns]
-        text = "\n".join([identity, *kinds, *sorted(marks)])
-        return f"{self.data.format} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
     def delivery(self, day: date | None) -> Delivery:
-        """By the table's own record."""
         files = self.files(day)
         return Delivery(
             parts=len(files),
@@ -254,7 +254,6 @@ class TableSnapshot(Snapshot):
         )
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
-        """A source a file."""
         require_columns(spec, list(self.columns), self.version, header=False)
         read = tuple(self.columns[name] for name in spec.columns)
         check_types(spec, pa.schema([(column.name, column.type) for column in read]), self.version)
@@ -264,7 +263,6 @@ class TableSnapshot(Snapshot):
         ]
 
     def excerpt(self, rows: int) -> Excerpt:
-        """The first rows of some files."""
         files = self.files(None)
         chosen = [files[round(at)] for at in np.linspace(0, len(files) - 1, min(len(files), EXCERPT_FILES))]
         frames = []

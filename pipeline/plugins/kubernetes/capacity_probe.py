@@ -14,8 +14,7 @@ from typing import Any
 
 from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import Api
-from pipeline.plugins.kubernetes.patch import CONTAINER
-from pipeline.plugins.kubernetes.pod_templates import STAGE_LABEL, Object
+from pipeline.plugins.kubernetes.pod_templates import CONTAINER, STAGE_LABEL, Object
 from pipeline.records.runs import Step
 
 HOLD_SECONDS = 3600

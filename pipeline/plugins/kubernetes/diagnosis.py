@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.plugins.kubernetes.patch import CONTAINER
-from pipeline.plugins.kubernetes.pod_templates import Object
+from pipeline.plugins.kubernetes.pod_templates import CONTAINER, Object
 
 # Reasons of a waiting container that no waiting mends.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")

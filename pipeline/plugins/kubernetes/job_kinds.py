@@ -1,17 +1,177 @@
-"""The kinds of jobs that stages run as (``launch.job``): plain indexed jobs, JobSets and Volcano jobs."""
+"""The kinds of jobs that stages run as (``launch.job``): how the API server gets them, and runners that submit them.
+
+Volcano jobs, plain indexed jobs with a service for the names of their pods, and JobSets.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 from pipeline.config import Config
-from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app
+from pipeline.core.errors import ConfigError
+from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app, roles_of, seconds_to_end
 from pipeline.launch.runner import rendered_for_volcano
 from pipeline.plugins.kubernetes.api_client import Api, RefusedError
-from pipeline.plugins.kubernetes.job_manifest import indexed_job, job_set, pod_service, volcano_job
 from pipeline.plugins.kubernetes.jobs import ClusterRunner
-from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, Object
+from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, Object, job_labels, job_name, pod_template
 from pipeline.records.runs import Step
 
+VOLCANO = "batch.volcano.sh/v1alpha1"
+JOBSET = "jobset.x-k8s.io/v1alpha2"
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+# One lost pod ends the job: the others would wait for it, and the launcher submits the next attempt.
+ENDING = [{"events": ["PodFailed", "PodEvicted"], "action": "TerminateJob"}]
 VOLCANO_PHASES = {"Completed": "succeeded", "Failed": "failed", "Terminated": "failed", "Aborted": "cancelled"}
+
+
+def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
+    """Build the Volcano job of a stage from the one that TorchX renders.
+
+    Of TorchX's stay the tasks and each one's command and variables; what it cannot say comes from ``launch.pods``.
+    """
+    app = pods_app(step.name, config, config_url, name)
+    rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
+    tasks = []
+    for task in rendered["spec"]["tasks"]:
+        container = task["template"]["spec"]["containers"][0]
+        env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+        # TorchX draws a name of its own for the app and puts it here.
+        env["TORCHX_JOB_ID"] = f"kubernetes://nightjar/{config.launch.namespace}:{name}"
+        # TorchX's name of a task is <role>-<replica>.
+        role = task["name"].rpartition("-")[0]
+        template = _template(config, step, attempt, list(container["command"]), env, role)
+        tasks.append({"name": task["name"], "replicas": 1, "template": template})
+    spec: Object = {
+        "schedulerName": "volcano",
+        "queue": config.launch.queue,
+        # All pods at once, or none.
+        "minAvailable": len(tasks),
+        # 0 would become 3; attempts are the launcher's business.
+        "maxRetry": 1,
+        "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
+        "plugins": rendered["spec"]["plugins"],
+        "policies": copy.deepcopy(ENDING),
+        "tasks": tasks,
+    }
+    if config.launch.priority_class:
+        spec["priorityClassName"] = config.launch.priority_class
+    return {"apiVersion": VOLCANO, "kind": "Job", "metadata": _metadata(config, step, name, attempt), "spec": spec}
+
+
+def indexed_job(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
+    """Build the ``batch/v1`` job of a stage, a pod for each host. TorchX knows no such jobs."""
+    hosts = hosts_of(step.name, config)
+    # ``$(FIRST_POD)`` in the command is the name of the first pod.
+    first = f"{name}-0.{name}" if hosts > 1 else "localhost"
+    env = {"FIRST_POD": first, **pod_environment(step.name, config)}
+    template = _template(config, step, attempt, pod_command(step.name, config, config_url, name), env)
+    if hosts > 1:
+        template["spec"]["subdomain"] = name
+    spec = {**_indexed(template, hosts), "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours)}
+    return _queued({"apiVersion": "batch/v1", "kind": "Job"}, spec, config, step, name, attempt)
+
+
+def job_set(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
+    """Build the JobSet of a stage: an indexed job for each role of its hosts, whose pods' names it makes known."""
+    # It fails with its first pod, for it has no failure policy and its jobs no retries.
+    first = f"{name}-{step.name}-0-0.{name}" if hosts_of(step.name, config) > 1 else "localhost"
+    jobs = []
+    for role, hosts in roles_of(step.name, config).items():
+        env = {"FIRST_POD": first, **pod_environment(step.name, config, role)}
+        template = _template(config, step, attempt, pod_command(step.name, config, config_url, name, role), env, role)
+        job = {"metadata": {"labels": dict(template["metadata"]["labels"])}, "spec": _indexed(template, hosts)}
+        jobs.append({"name": role, "replicas": 1, "template": job})
+    spec: Object = {
+        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+        "replicatedJobs": jobs,
+        "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
+    }
+    return _queued({"apiVersion": JOBSET, "kind": "JobSet"}, spec, config, step, name, attempt)
+
+
+def _indexed(template: Object, hosts: int) -> Object:
+    spec: Object = {
+        "completions": hosts,
+        "parallelism": hosts,
+        "completionMode": "Indexed",
+        # The launcher submits the next attempt.
+        "backoffLimit": 0,
+        "template": template,
+    }
+    if (seconds := template["spec"].pop("activeDeadlineSeconds", None)) is not None:
+        spec["activeDeadlineSeconds"] = seconds
+    return spec
+
+
+def _queued(kind: Object, spec: Object, config: Config, step: Step, name: str, attempt: int) -> Object:
+    metadata = _metadata(config, step, name, attempt)
+    if config.launch.kueue:
+        # Suspended, until Kueue admits it into its queue.
+        metadata["labels"][KUEUE_QUEUE] = config.launch.queue
+        spec["suspend"] = True
+    return {**kind, "metadata": metadata, "spec": spec}
+
+
+def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str) -> Object:
+    """The headless service that gives the pods of an indexed job their names; it goes with the job, uid ``owner``."""
+    metadata = _metadata(config, step, name, attempt)
+    if owner:
+        reference = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
+        metadata["ownerReferences"] = [reference]
+    spec = {
+        "clusterIP": "None",
+        # Pods meet before they are ready.
+        "publishNotReadyAddresses": True,
+        "selector": {"job-name": name},
+        "ports": [{"name": "c10d", "port": config.launch.port}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _metadata(config: Config, step: Step, name: str, attempt: int) -> Object:
+    return {"name": name, "namespace": config.launch.namespace, "labels": job_labels(config, step, attempt)}
+
+
+def _template(
+    config: Config, step: Step, attempt: int, command: list[str], env: dict[str, str], role: str = ""
+) -> Object:
+    labels = job_labels(config, step, attempt)
+    return pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config), role)
+
+
+def require_cluster(config: Config) -> None:
+    """ConfigError where ``launch`` is not a cluster."""
+    if config.launch.name != "kubernetes":
+        raise ConfigError(f"launch={config.launch.name} starts no pods", hint="launch=kubernetes")
+
+
+def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> list[Object]:
+    """The objects of every stage that ``config`` runs in pods, in order, as the launcher would submit first attempts.
+
+    Asks no cluster.
+    """
+    require_cluster(config)
+    objects: list[Object] = []
+    for step in steps:
+        if step.name not in config.stages or step.name in config.launch.inline:
+            continue
+        name = job_name(config, step, 1)
+        objects.append(RUNNERS[config.launch.job].build(config, step, name, 1, config_url))
+        if config.launch.job == "indexed" and hosts_of(step.name, config) > 1:
+            objects.append(pod_service(config, step, name, 1, ""))
+    return objects
+
+
+def as_yaml(objects: Sequence[Object]) -> str:
+    """``objects`` as one YAML stream, for ``kubectl apply -f -``."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, default_flow_style=False, width=120)
 
 
 class IndexedRunner(ClusterRunner):
@@ -19,10 +179,9 @@ class IndexedRunner(ClusterRunner):
 
     collection = "/apis/batch/v1/namespaces/{namespace}/jobs"
 
-    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
-        """The job, by our own rendering: TorchX knows no such jobs."""
-        command, env = pod_command(step.name, self.config, config_url, name), pod_environment(step.name, self.config)
-        return indexed_job(self.config, step, name, attempt, command, env)
+    build = staticmethod(indexed_job)
+    # The job controller sets the label.
+    pod_label = "job-name"
 
     def complete(self, step: Step, job: Object) -> None:
         """For several pods, the service by which they find the first one; one that an earlier job left is replaced."""
@@ -38,19 +197,15 @@ class IndexedRunner(ClusterRunner):
             except RefusedError as error:
                 if error.status != 409:
                     raise
-            there = self.api.find(f"{services}/{metadata['name']}") or service
-            if _is_of(there, metadata["uid"]):
+            former = (self.api.find(f"{services}/{metadata['name']}") or service)["metadata"]
+            owners = [owner["uid"] for owner in former.get("ownerReferences", [])]
+            if metadata["uid"] in owners and "deletionTimestamp" not in former and "resourceVersion" in former:
                 return
             self.api.delete(f"{services}/{metadata['name']}")
             self.clock.sleep(self.poll_seconds)
 
     def phase_of(self, job: Object) -> str:
-        """By the job's conditions."""
         return indexed_job_phase(job)
-
-    def pod_selector(self, name: str) -> str:
-        """The label that the job controller sets."""
-        return f"job-name={name}"
 
 
 def indexed_job_phase(job: Object) -> str:
@@ -61,14 +216,9 @@ def indexed_job_phase(job: Object) -> str:
 def _phase_by_conditions(job: Object, done: str) -> str:
     """running | succeeded | failed; ``done``: the type of the condition that holds once the job has succeeded."""
     conditions = {c["type"] for c in job.get("status", {}).get("conditions") or [] if c["status"] == "True"}
-    return "succeeded" if done in conditions else "failed" if "Failed" in conditions else "running"
-
-
-def _is_of(service: Object, job: str) -> bool:
-    """Whether the job with uid ``job`` owns ``service``, which is not being deleted."""
-    metadata = service["metadata"]
-    owners = [owner["uid"] for owner in metadata.get("ownerReferences", [])]
-    return job in owners and "deletionTimestamp" not in metadata and "resourceVersion" in metadata
+    if done in conditions:
+        return "succeeded"
+    return "failed" if "Failed" in conditions else "running"
 
 
 class JobSetRunner(ClusterRunner):
@@ -76,17 +226,12 @@ class JobSetRunner(ClusterRunner):
 
     collection = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
-    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
-        """The JobSet, whose controller makes job, service and pods."""
-        return job_set(self.config, step, name, attempt, config_url)
+    # Its controller makes job, service and pods, and sets the label.
+    build = staticmethod(job_set)
+    pod_label = "jobset.sigs.k8s.io/jobset-name"
 
     def phase_of(self, job: Object) -> str:
-        """By its conditions."""
         return job_set_phase(job)
-
-    def pod_selector(self, name: str) -> str:
-        """The label that its controller sets."""
-        return f"jobset.sigs.k8s.io/jobset-name={name}"
 
 
 def job_set_phase(job: Object) -> str:
@@ -100,28 +245,24 @@ class VolcanoRunner(ClusterRunner):
     TorchX renders them (``launch/runner.py``), and our own client with its time limits submits them.
     """
 
+    build = staticmethod(volcano_job)
+    pod_label = "volcano.sh/job-name"
+
     collection = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 
-    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
-        """TorchX renders the job, we put in what it cannot say."""
-        app = pods_app(step.name, self.config, config_url, name)
-        rendered = rendered_for_volcano(app, self.namespace, self.config.launch.queue)
-        return volcano_job(self.config, step, name, attempt, rendered)
-
     def phase_of(self, job: Object) -> str:
-        """By the job's phase; one without a status, or with a phase that is not known, runs."""
+        # One without a status, or with a phase that is not known, runs.
         phase = ((job.get("status") or {}).get("state") or {}).get("phase", "")
         return VOLCANO_PHASES.get(phase, "running")
 
-    def pod_selector(self, name: str) -> str:
-        """The label that Volcano sets."""
-        return f"volcano.sh/job-name={name}"
+
+RUNNERS: dict[str, type[ClusterRunner]] = {
+    "indexed": IndexedRunner,
+    "jobset": JobSetRunner,
+    "volcano": VolcanoRunner,
+}
 
 
 def cluster_runner(config: Config, api: Api) -> ClusterRunner:
     """What submits stages in the form that ``launch.job`` names."""
-    if config.launch.job == "indexed":
-        return IndexedRunner(config, api)
-    if config.launch.job == "jobset":
-        return JobSetRunner(config, api)
-    return VolcanoRunner(config, api)
+    return RUNNERS[config.launch.job](config, api)

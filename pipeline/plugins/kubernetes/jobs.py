@@ -18,8 +18,8 @@ from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, fewest
 from pipeline.launch.protocol import GivenUpError
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.plugins.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
-from pipeline.plugins.kubernetes.diagnosis import PodProblem, death, is_alive, is_lost, job_problem, pending_problem
-from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, stage_selector
+from pipeline.plugins.kubernetes.diagnosis import death, is_alive, is_lost, job_problem, pending_problem
+from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, stage_query
 from pipeline.plugins.kubernetes.podlogs import PodLogs
 from pipeline.records.runs import Step
 
@@ -37,7 +37,12 @@ class ClusterRunner(ABC):
 
     outlasts = True
     poll_seconds = 1.0
-    collection: str  # of the jobs, with {namespace} in it
+    # The API path of the jobs, with {namespace} in it.
+    collection: str
+    # Builds the job of an attempt: configuration, step, name, attempt, URL of the configuration in the store.
+    build: staticmethod[[Config, Step, str, int, str], Object]
+    # The label of its pods whose value is the job's name.
+    pod_label: str
 
     def __init__(self, config: Config, api: Api, clock: Clock = CLOCK) -> None:
         self.config, self.api, self.clock = config, api, clock
@@ -47,16 +52,8 @@ class ClusterRunner(ABC):
         self._lent: dict[str, Step] = {}  # the stages for which room was asked for
 
     @abstractmethod
-    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
-        """The job of an attempt."""
-
-    @abstractmethod
     def phase_of(self, job: Object) -> str:
         """running | succeeded | failed | cancelled, by the status of the object ``job``."""
-
-    @abstractmethod
-    def pod_selector(self, name: str) -> str:
-        """What selects the pods of a job."""
 
     def complete(self, step: Step, job: Object) -> None:  # noqa: B027 (most jobs need nothing else)
         """Make what the pods of the live ``job`` need beside it, where it is missing."""
@@ -94,9 +91,8 @@ class ClusterRunner(ABC):
         """
         if self.config.launch.grow:
             self._give_back(step, self.api)
-        labels = ",".join(f"{key}={value}" for key, value in stage_selector(self.config, step).items())
         running: ClusterJob | None = None
-        for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
+        for job in self.api.get(self.jobs, labelSelector=stage_query(self.config, step)).get("items", []):
             name, attempt = job["metadata"]["name"], int(job["metadata"]["labels"].get(ATTEMPT_LABEL, "0"))
             if "deletionTimestamp" in job["metadata"] or self.phase_of(job) != "running":
                 continue
@@ -106,21 +102,20 @@ class ClusterRunner(ABC):
                 log.info("%-10s attached to job %s, which runs already", step.name, name)
             else:
                 log.info("%-10s job %s of other settings is ended", step.name, name)
-                self._end(name)
+                self.delete(name)
+                last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
+                while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
+                    if self.clock.monotonic() > last:
+                        hint = f"kubectl describe job {name}"
+                        raise LaunchError(f"job {name} of other settings does not end", hint=hint)
+                    self.clock.sleep(self.poll_seconds)
         return running
-
-    def _end(self, name: str) -> None:
-        self.delete(name)
-        last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
-        while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
-            if self.clock.monotonic() > last:
-                raise LaunchError(f"job {name} of other settings does not end", hint=f"kubectl describe job {name}")
-            self.clock.sleep(self.poll_seconds)
 
     def submit(self, step: Step, config_url: str) -> ClusterJob:
         """Create the job of the first attempt whose name is free, once no pod of an earlier one runs."""
         self._await_end(step)
-        job = self._numbered(step, lambda name, attempt: self.manifest(step, name, attempt, config_url), self.api)
+        build = type(self).build
+        job = self._create(step, lambda name, attempt: build(self.config, step, name, attempt, config_url), self.api)
         self.complete(step, job)
         name = job["metadata"]["name"]
         log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
@@ -131,49 +126,45 @@ class ClusterRunner(ABC):
         self._lent[step.name] = step
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
-        job = lent._numbered(
+        build = type(self).build
+        job = lent._create(
             room_of(step),
-            lambda name, attempt: as_room(lent.manifest(step, name, attempt, ""), step),
+            lambda name, attempt: as_room(build(lent.config, step, name, attempt, ""), step),
             self.api.brisk(ASKING_SECONDS),
         )
         name, pods = job["metadata"]["name"], f"/api/v1/namespaces/{self.namespace}/pods"
-        path, selected = f"{self.jobs}/{name}", self.pod_selector(name)
-        return JobRoom(self.api, path, lambda each: self.phase_of(each) == "running", pods, selected)
+        path, selector = f"{self.jobs}/{name}", f"{self.pod_label}={name}"
+        return JobRoom(self.api, path, lambda job: self.phase_of(job) == "running", pods, selector)
 
     def _give_back(self, step: Step, api: Api) -> None:
-        """End what is left of a room: of a launcher that is gone, or of a request whose answer was lost."""
-        labels = ",".join(f"{key}={value}" for key, value in stage_selector(self.config, room_of(step)).items())
-        for job in api.get(self.jobs, labelSelector=labels).get("items", []):
+        # What is left of a room: of a launcher that is gone, or of a request whose answer was lost.
+        for job in api.get(self.jobs, labelSelector=stage_query(self.config, room_of(step))).get("items", []):
             api.delete(f"{self.jobs}/{job['metadata']['name']}")
 
-    def _numbered(self, step: Step, manifest: Callable[[str, int], Object], api: Api) -> Object:
-        """The job of the first attempt whose name is free."""
+    def _create(self, step: Step, manifest: Callable[[str, int], Object], api: Api) -> Object:
+        """Create the job of the first attempt whose name does not belong to a job that ended, or is being deleted."""
         for attempt in range(1, MOST_ATTEMPTS):
-            job = self._created(manifest(job_name(self.config, step, attempt), attempt), api)
-            if job is not None:
-                return job
+            name, submission = job_name(self.config, step, attempt), uuid.uuid4().hex
+            job = manifest(name, attempt)
+            job["metadata"]["annotations"] = {**job["metadata"].get("annotations", {}), SUBMISSION: submission}
+            try:
+                return api.create(self.jobs, job)
+            except RefusedError as error:
+                if error.status != 409:
+                    raise
+            live = api.find(f"{self.jobs}/{name}")
+            if live is None:
+                continue
+            # Made by this very request, whose answer was lost; or by another one, and it still runs.
+            if (live["metadata"].get("annotations") or {}).get(SUBMISSION) == submission:
+                return live
+            if "deletionTimestamp" not in live["metadata"] and self.phase_of(live) == "running":
+                return live
         raise LaunchError(f"{MOST_ATTEMPTS} jobs of stage {step.name} lie in the cluster", hint="launch.keep_hours=1")
-
-    def _created(self, manifest: Object, api: Api) -> Object | None:
-        """The live job of ``manifest``; None where the name belongs to a job that ended, or is being deleted."""
-        metadata, submission = manifest["metadata"], uuid.uuid4().hex
-        metadata["annotations"] = {**metadata.get("annotations", {}), SUBMISSION: submission}
-        try:
-            return api.create(self.jobs, manifest)
-        except RefusedError as error:
-            if error.status != 409:
-                raise
-        job = api.find(f"{self.jobs}/{metadata['name']}")
-        if job is None:
-            return None
-        mine = (job["metadata"].get("annotations") or {}).get(SUBMISSION) == submission  # the answer was lost
-        goes_on = "deletionTimestamp" not in job["metadata"] and self.phase_of(job) == "running"
-        return job if mine or goes_on else None
 
     def _await_end(self, step: Step) -> None:
         """Wait until no pod of an earlier attempt runs: it would write to the same checkpoints. LaunchError if late."""
-        labels = ",".join(f"{key}={value}" for key, value in stage_selector(self.config, step).items())
-        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        labels, path = stage_query(self.config, step), f"/api/v1/namespaces/{self.namespace}/pods"
         last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
         while alive := [pod for pod in self.api.get(path, labelSelector=labels).get("items", []) if is_alive(pod)]:
             if self.clock.monotonic() > last:
@@ -190,9 +181,8 @@ class ClusterRunner(ABC):
         return self._followed[-1]
 
     def pods(self, name: str) -> list[Object]:
-        """The pods of a job."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        return list(self.api.get(path, labelSelector=self.pod_selector(name)).get("items", []))
+        return list(self.api.get(path, labelSelector=f"{self.pod_label}={name}").get("items", []))
 
     def close(self) -> None:
         """Follow no logs any more; jobs outlast their launcher, but those that hold room do not."""
@@ -282,7 +272,8 @@ class ClusterJob:
         if not late and not hopeless:
             return
         if no_room and short:
-            problems.append(self._short_of_pods(hosts))
+            job = self.runner.api.find(f"{self.runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
+            problems.append(job_problem(job, config.launch.queue, len(self._pods), hosts, self._warnings()))
         problem = max(problems, key=lambda problem: (problem.hopeless, problem.no_room))
         hint = problem.hint.replace("<stage>", self.step.name)
         message = f"the {self.step.name} stage does not start: {problem.message}"
@@ -291,11 +282,6 @@ class ClusterJob:
             raise GivenUpError(message if hopeless else waited, hint=hint)
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in self._pods)
         raise NoRoomError(waited, hint=hint, running=running)
-
-    def _short_of_pods(self, hosts: int) -> PodProblem:
-        runner = self.runner
-        job = runner.api.find(f"{runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
-        return job_problem(job, runner.config.launch.queue, len(self._pods), hosts, self._warnings())
 
     def _warnings(self) -> list[str]:
         """What controllers said about the job, newest first: that a quota is full is in no status."""
@@ -312,11 +298,9 @@ class ClusterJob:
         return self._logs.drain()
 
     def logs(self) -> str:
-        """Of every pod that started."""
         return self._logs.text()
 
     def death(self, logs: str) -> str:
-        """The killed pod, in words."""
         return death(self._pods, hosts_of(self.step.name, self.runner.config), self.step.name)
 
     def stop(self, seconds: float) -> None:
@@ -338,7 +322,6 @@ class ClusterJob:
             self._logs.finish()
 
     def leave(self) -> None:
-        """Follow it no more."""
         self._logs.leave()
 
     def cancel(self) -> None:

@@ -8,7 +8,7 @@ warns where none does. Connections to elsewhere (stores, name servers) stay as t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pipeline.config import Config
@@ -19,7 +19,8 @@ from pipeline.plugins.kubernetes.pod_templates import NIGHTJAR_LABELS, RUN_LABEL
 from pipeline.plugins.kubernetes.rbac import NETWORK, allowed
 
 VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
-BRISK_SECONDS = 5.0  # for the answer to what a run asks when it has ended
+# For the answer to what a run asks when it has ended.
+BRISK_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -32,13 +33,9 @@ def among(labels: Mapping[str, str]) -> Object:
 def run_policy(config: Config) -> Object:
     """The policy of a run's pods, which it selects by the label that no patch of a pod may change."""
     # Not ``nightjar-<run>``: schedule.name is nightjar-nightly by default, and its policy has that name.
-    metadata = {"name": f"nightjar-run-{run_label(str(config.run), 50)}", "namespace": config.launch.namespace}
-    return {
-        "apiVersion": VERSION,
-        "kind": KIND,
-        "metadata": {**metadata, "labels": _labels(config)},
-        "spec": among({RUN_LABEL: run_label(str(config.run))}),
-    }
+    name, run = f"nightjar-run-{run_label(str(config.run), 50)}", {RUN_LABEL: run_label(str(config.run))}
+    metadata = {"name": name, "namespace": config.launch.namespace, "labels": NIGHTJAR_LABELS | run}
+    return {"apiVersion": VERSION, "kind": KIND, "metadata": metadata, "spec": among(run)}
 
 
 @contextmanager
@@ -51,7 +48,7 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
         goes_on: Whether pods of the run outlast this launcher. They keep the policy, and the next launcher ends it.
     """
     policy = run_policy(config)
-    why = _made(api, policy)
+    why = _create_policy(api, policy)
     if why:
         _warn(api, config, why)
     if exposed := on_host_network(config):
@@ -65,7 +62,8 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
     try:
         yield
     except LostLeaseError:
-        ours = False  # another launcher has the run, and its policy
+        # Another launcher has the run, and its policy.
+        ours = False
         raise
     finally:
         if ours:
@@ -91,20 +89,15 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 
 def opens(policy: Object, port: int) -> bool:
     """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
-    rules = (policy.get("spec") or {}).get("ingress") or ()
-    return any(
-        _covers(rule.get("ports") or (), port) and (not rule.get("from") or any(map(_is_anyone, rule["from"])))
-        for rule in rules
-    )
-
-
-def _covers(ports: Sequence[Object], port: int) -> bool:
-    """Whether ``ports`` of a rule, all of them where it names none, hold ``port``; a port by name is another one."""
-    for each in ports:
-        first = each.get("port", port)
-        if isinstance(first, int) and first <= port <= each.get("endPort", first):
+    for rule in (policy.get("spec") or {}).get("ingress") or ():
+        # A rule that names no port is of all of them; a port by name is another one than ours.
+        covers = not rule.get("ports")
+        for each in rule.get("ports") or ():
+            first = each.get("port", port)
+            covers = covers or (isinstance(first, int) and first <= port <= each.get("endPort", first))
+        if covers and (not rule.get("from") or any(map(_is_anyone, rule["from"]))):
             return True
-    return not ports
+    return False
 
 
 def _is_anyone(peer: Object) -> bool:
@@ -120,38 +113,35 @@ def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
     return answers.get(expression["operator"], value is None)
 
 
-def _labels(config: Config) -> dict[str, str]:
-    return {**NIGHTJAR_LABELS, RUN_LABEL: run_label(str(config.run))}
-
-
-def _made(api: Api, policy: Object) -> str:
-    """Make the policy, or set again what an earlier launcher left; returns why it cannot be, "" where it is."""
+def _create_policy(api: Api, policy: Object) -> str:
+    """Make the policy, or set again what an earlier launcher left; return why that fails, "" where it does not."""
     group, resource, verbs = NETWORK
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
-    needed = [verb for verb in verbs if verb != "list"]  # which serves to find others
-    denied = [verb for verb in needed if not allowed(api, namespace, group, resource, verb)]
+    denied = []
+    for verb in verbs:
+        # To list serves to find others, and is missed only then.
+        if verb != "list" and not allowed(api, namespace, group, resource, verb):
+            denied.append(verb)
     if denied:
         return f"these credentials may not {', '.join(denied)} {resource}.{group}"
+    collection = _collection(namespace)
     try:
         try:
-            api.create(_collection(namespace), policy)
+            api.create(collection, policy)
         except RefusedError as error:
             if error.status != 409:
                 raise
-            if not _is_of_run(api, policy):
-                return f"network policy {name} is there and is none of this run's"
-            api.replace(f"{_collection(namespace)}/{name}", policy)
+            for former in api.get(collection).get("items", []):
+                labels = former["metadata"].get("labels") or {}
+                if (
+                    former["metadata"]["name"] == name
+                    and labels.get(RUN_LABEL) != policy["metadata"]["labels"][RUN_LABEL]
+                ):
+                    return f"network policy {name} is there and is none of this run's"
+            api.replace(f"{collection}/{name}", policy)
     except RefusedError as error:
         return error.message
     return ""
-
-
-def _is_of_run(api: Api, policy: Object) -> bool:
-    """Whether the policy that has the name of ``policy`` was made for the same run, by an earlier launcher."""
-    namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
-    former = [each for each in api.get(_collection(namespace)).get("items", []) if each["metadata"]["name"] == name]
-    run = policy["metadata"]["labels"][RUN_LABEL]
-    return all((each["metadata"].get("labels") or {}).get(RUN_LABEL) == run for each in former)
 
 
 def _warn(api: Api, config: Config, why: str) -> None:
@@ -161,11 +151,15 @@ def _warn(api: Api, config: Config, why: str) -> None:
     if allowed(api, config.launch.namespace, group, resource, "list"):
         policies = api.get(_collection(config.launch.namespace)).get("items", [])
         stages = [stage for stage in config.stages if stage not in config.launch.inline]
-        pods = [{**_labels(config), STAGE_LABEL: stage} for stage in stages]
-        selecting = [[policy for policy in policies if selects(policy, labels)] for labels in pods]
-        if not all(selecting):
+        run = NIGHTJAR_LABELS | {RUN_LABEL: run_label(str(config.run))}
+        selected, opened = True, False
+        for stage in stages:
+            selecting = [policy for policy in policies if selects(policy, run | {STAGE_LABEL: stage})]
+            selected = selected and bool(selecting)
+            opened = opened or any(opens(policy, config.launch.port) for policy in selecting)
+        if not selected:
             found = "no other one of the namespace selects its pods"
-        elif any(opens(policy, config.launch.port) for each in selecting for policy in each):
+        elif opened:
             found = "one of the namespace that selects its pods lets everybody in"
         else:
             log.info("the run has no network policy of its own (%s); others of the namespace select its pods", why)

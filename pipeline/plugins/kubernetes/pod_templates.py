@@ -1,20 +1,20 @@
-"""Names, labels and pod templates of stages and of the launcher; dictionaries, as the API has them."""
+"""Names, labels and pod templates of stages and of the launcher, with ``launch.pods.patch`` merged into them."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.kubernetes import EMBEDDING
+from pipeline.config.kubernetes import EMBEDDING, PATCH_ALL
 from pipeline.config.launch import PodConfig, PodResources
-from pipeline.core.errors import LaunchError
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import distributed, resources_of, roles_of
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
-from pipeline.plugins.kubernetes.patch import CONTAINER, patched
 from pipeline.records.runs import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is
@@ -24,15 +24,32 @@ RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "night
 GPU = "nvidia.com/gpu"
 LAUNCHER = "launcher"
 REFUSED = (400, 422)  # statuses of an answer that says what is wrong with a template
+CONTAINER = "nightjar"  # the one that runs the stage
+DIRECTIVE = "$patch"
+# Fields of a pod template whose lists are merged, and by what: the patch merge keys of ``core/v1`` types (Kubernetes,
+# "Strategic Merge Patch", staging/src/k8s.io/apimachinery). All other lists are replaced whole.
+KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+}
+OURS = "nightjar/"  # labels by which the launcher finds its jobs again
 
 
 def stage_account(config: Config) -> str:
-    """The service account of the stages' pods: the user's own, or the one that the schedule makes."""
     return config.launch.pods.service_account or f"{config.schedule.name}-stages"
 
 
 def launcher_account(config: Config) -> str:
-    """The service account of the launcher's pod: the user's own, or the one that the schedule makes."""
     return config.launch.pods.launcher_account or f"{config.schedule.name}-launcher"
 
 
@@ -60,13 +77,17 @@ def run_label(run: str, longest: int = LONGEST) -> str:
 
 
 def job_labels(config: Config, step: Step, attempt: int) -> dict[str, str]:
-    """Labels of a stage's job and pods."""
     return {**NIGHTJAR_LABELS, **stage_selector(config, step), ATTEMPT_LABEL: str(attempt)}
 
 
 def stage_selector(config: Config, step: Step) -> dict[str, str]:
     """The labels that all attempts of a run's stage share."""
     return {RUN_LABEL: run_label(str(config.run)), STAGE_LABEL: step.name}
+
+
+def stage_query(config: Config, step: Step) -> str:
+    """``stage_selector`` as the value of a ``labelSelector``."""
+    return ",".join(f"{key}={value}" for key, value in stage_selector(config, step).items())
 
 
 def pod_template(
@@ -84,7 +105,28 @@ def pod_template(
     which it has resources and patches of its own. Nothing in it may become root, write to the image or talk to
     the API server, but for the launcher.
     """
-    pods, launcher, kind = config.launch.pods, stage == LAUNCHER, EMBEDDING if role == EMBEDDING else stage
+    pods, launcher = config.launch.pods, stage == LAUNCHER
+    kind = EMBEDDING if role == EMBEDDING else stage
+    volumes, mounts = _volumes(pods, resources_of(pods, kind))
+    container: Object = {
+        "name": CONTAINER,
+        "image": pods.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "env": _environment(pods, env),
+        "resources": _resources(config, kind),
+        "volumeMounts": mounts,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if distributed(stage) and config.hardware.hosts > 1:
+        container["ports"] = [{"name": "c10d", "containerPort": config.launch.port}]
+    if pods.env_from:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
     spec: Object = {
         "restartPolicy": "Never",
         "serviceAccountName": launcher_account(config) if launcher else stage_account(config),
@@ -99,8 +141,8 @@ def pod_template(
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(config, stage, command, env, kind)],
-        "volumes": _volumes(pods, resources_of(pods, kind)),
+        "containers": [container],
+        "volumes": volumes,
     }
     if not launcher:
         spec["activeDeadlineSeconds"] = math.ceil(60 * config.launch.deadline_minutes)
@@ -115,41 +157,21 @@ def pod_template(
             {key: value for key, value in vars(toleration).items() if value} for toleration in pods.tolerations
         ]
     annotations = {
-        "sidecar.istio.io/inject": "false",  # a service mesh's sidecar would keep the pod from ending
-        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",  # a node less is not worth an attempt
+        # A service mesh's sidecar would keep the pod from ending.
+        "sidecar.istio.io/inject": "false",
+        # A node less is not worth an attempt.
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     }
     return patched({"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}, pods, kind)
 
 
-def _container(config: Config, stage: str, command: list[str], env: dict[str, str], kind: str) -> Object:
-    pods = config.launch.pods
-    container: Object = {
-        "name": CONTAINER,
-        "image": pods.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "env": _environment(pods, env),
-        "resources": _resources(config, kind),
-        "volumeMounts": _mounts(pods),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    if distributed(stage) and config.hardware.hosts > 1:
-        container["ports"] = [{"name": "c10d", "containerPort": config.launch.port}]
-    if pods.env_from:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
-    return container
-
-
 def _environment(pods: PodConfig, env: dict[str, str]) -> list[Object]:
-    """Variables; the pod's address first, because later values may refer to it. Secrets are named, never quoted."""
-    own = {"HOME": "/tmp", **env}  # the image is read-only
+    # The pod's address first, because later values may refer to it.
     variables: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    variables += [{"name": name, "value": value} for name, value in {**own, **pods.env}.items()]
+    # A home in /tmp, for the image is read-only.
+    for name, value in ({"HOME": "/tmp"} | env | pods.env).items():
+        variables.append({"name": name, "value": value})
+    # Secrets are named, never quoted: manifests may be printed and committed.
     for name, reference in pods.secret_env.items():
         secret, _, key = reference.partition("/")
         variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
@@ -157,56 +179,48 @@ def _environment(pods: PodConfig, env: dict[str, str]) -> list[Object]:
 
 
 def _resources(config: Config, stage: str) -> Object:
-    """Requests are the limits: a trainer that shares its cores or memory slows all others down.
-
-    Pods of role ``EMBEDDING`` get no GPUs unless they ask for some.
-    """
-    asked = resources_of(config.launch.pods, stage)
+    needed = resources_of(config.launch.pods, stage)
     amounts = {
-        "cpu": f"{round(1000 * asked.cpu)}m",
-        "memory": mebibytes(asked.memory_gib),
-        "ephemeral-storage": mebibytes(asked.disk_gib),
+        "cpu": f"{round(1000 * needed.cpu)}m",
+        "memory": _mebibytes(needed.memory_gib),
+        "ephemeral-storage": _mebibytes(needed.disk_gib),
     }
-    gpus = asked.gpus
+    gpus = needed.gpus
     if gpus is None:
+        # Pods of role ``EMBEDDING`` get no GPUs unless they ask for some.
         gpus = config.hardware.ranks_per_host if config.hardware.device == "cuda" and distributed(stage) else 0
     if gpus:
         amounts[GPU] = str(gpus)
+    # Requests are the limits: a trainer that shares its cores or memory slows all others down.
     return {"requests": amounts, "limits": dict(amounts)}
 
 
-def mebibytes(gib: float) -> str:
-    """``gib`` GiB as Kubernetes writes it."""
+def _mebibytes(gib: float) -> str:
     return f"{round(1024 * gib)}Mi"
 
 
-def _volumes(pods: PodConfig, asked: PodResources) -> list[Object]:
-    """Shared memory (64 MB by default, too little for loaders and NCCL), /tmp, and the persistent volumes."""
+def _volumes(pods: PodConfig, resources: PodResources) -> tuple[list[Object], list[Object]]:
+    """Return the volumes of a pod and where its container mounts them."""
+    # Shared memory is 64 MB by default, too little for loaders and NCCL.
+    shared = {"medium": "Memory", "sizeLimit": _mebibytes(resources.shm_gib)}
     volumes: list[Object] = [
-        {"name": "nightjar-shm", "emptyDir": {"medium": "Memory", "sizeLimit": mebibytes(asked.shm_gib)}},
-        {"name": "nightjar-tmp", "emptyDir": {"sizeLimit": mebibytes(asked.disk_gib)}},
+        {"name": "nightjar-shm", "emptyDir": shared},
+        {"name": "nightjar-tmp", "emptyDir": {"sizeLimit": _mebibytes(resources.disk_gib)}},
     ]
-    for name, volume in pods.volumes.items():
-        claim: Object = {"claimName": volume.claim}
-        if volume.read_only:
-            claim["readOnly"] = True
-        volumes.append({"name": name, "persistentVolumeClaim": claim})
-    return volumes
-
-
-def _mounts(pods: PodConfig) -> list[Object]:
     mounts: list[Object] = [
         {"name": "nightjar-shm", "mountPath": "/dev/shm"},
         {"name": "nightjar-tmp", "mountPath": "/tmp"},
     ]
     for name, volume in pods.volumes.items():
+        claim: Object = {"claimName": volume.claim}
         mount: Object = {"name": name, "mountPath": volume.path}
         if volume.sub_path:
             mount["subPath"] = volume.sub_path
         if volume.read_only:
-            mount["readOnly"] = True
+            claim["readOnly"] = mount["readOnly"] = True
+        volumes.append({"name": name, "persistentVolumeClaim": claim})
         mounts.append(mount)
-    return mounts
+    return volumes, mounts
 
 
 def check_templates(api: Api, config: Config) -> None:
@@ -245,3 +259,88 @@ def _dropped(sent: Any, kept: Any, path: str) -> Iterator[str]:
     elif isinstance(sent, list) and isinstance(kept, list):
         for index, (one, other) in enumerate(zip(sent, kept, strict=False)):
             yield from _dropped(one, other, f"{path}[{index}]")
+
+
+def patched(template: Object, pods: PodConfig, stage: str) -> Object:
+    """Merge ``launch.pods.patch`` for all pods, then for ``stage``, into the ``template`` of a pod.
+
+    Raises:
+        ConfigError: A fragment changes what the launcher relies on, or its lists lack the field they go by.
+    """
+    result, expected = template, _essentials(template)
+    for name in (PATCH_ALL, stage):
+        fragment = pods.patch.get(name)
+        if not fragment:
+            continue
+        where = f"launch.pods.patch.{name}"
+        result = merged(result, fragment, where)
+        for what, value in _essentials(result).items():
+            if value != expected[what]:
+                raise ConfigError(
+                    f"{where} changes {what}: {value}, expected {expected[what]}, on which the launcher relies",
+                    hint=f"leave it out of {where}; launch.* has settings for what Nightjar runs",
+                )
+    return result
+
+
+def merged(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Object:
+    """Merge ``patch`` into a copy of ``base``, as ``kubectl patch`` does.
+
+    Dictionaries are merged, null removes a key. A list replaces the former one, but for the lists of ``KEYS``: their
+    entries are merged by that field. ``{$patch: delete}`` removes an entry, ``{$patch: replace}`` takes the rest as is.
+
+    Args:
+        base: What is patched.
+        patch: The fragment.
+        where: Its path, for messages.
+    """
+    result = copy.deepcopy(dict(base))
+    for name, value in patch.items():
+        place = f"{where}.{name}"
+        if name == DIRECTIVE:
+            continue
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            former = result.get(name) if value.get(DIRECTIVE) != "replace" else None
+            result[name] = merged(former if isinstance(former, Mapping) else {}, value, place)
+        elif isinstance(value, list) and name in KEYS:
+            result[name] = _merged_list(result.get(name) or [], value, KEYS[name], place)
+        else:
+            result[name] = copy.deepcopy(value)
+    return result
+
+
+def _merged_list(base: list[Object], patch: list[Any], key: str, where: str) -> list[Object]:
+    result = [copy.deepcopy(entry) for entry in base]
+    for entry in patch:
+        if not isinstance(entry, Mapping) or key not in entry:
+            raise ConfigError(
+                f"{where} has an entry without {key}, by which its entries are merged: {entry}",
+                hint=f"{where}=[{{{key}:<which>,..}}]",
+            )
+        place = next((at for at, former in enumerate(result) if former.get(key) == entry[key]), None)
+        if entry.get(DIRECTIVE) == "delete":
+            result = [former for former in result if former.get(key) != entry[key]]
+        elif place is None:
+            result.append(merged({}, entry, where))
+        else:
+            replaces = entry.get(DIRECTIVE) == "replace"
+            result[place] = merged({} if replaces else result[place], entry, f"{where}.{entry[key]}")
+    return result
+
+
+def _essentials(template: Object) -> dict[str, Any]:
+    # What finds, starts and ends a stage.
+    labels = template.get("metadata", {}).get("labels") or {}
+    spec = template.get("spec", {})
+    command = None
+    for container in spec.get("containers") or []:
+        if container.get("name") == CONTAINER:
+            command = [*(container.get("command") or []), *(container.get("args") or [])]
+            break
+    return {
+        f"labels {OURS}..": {name: value for name, value in labels.items() if name.startswith(OURS)},
+        "spec.restartPolicy": spec.get("restartPolicy"),
+        f"the command of container {CONTAINER}": command,
+    }

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import Api, Object
-from pipeline.plugins.kubernetes.patch import CONTAINER
+from pipeline.plugins.kubernetes.pod_templates import CONTAINER
 
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LONGEST = 1 << 20  # bytes kept of one pod's log, from its end

@@ -1,20 +1,43 @@
-"""The schedule on a cluster: apply, status, suspend, delete; and the job that its CronJob made for a night."""
+"""The schedule on a cluster: its objects (accounts, their rights, a network policy, the CronJob), what is done with
+them (apply, status, suspend, delete), and the job that the CronJob made for a night.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from pipeline.config import Config
-from pipeline.core.errors import LaunchError
+from pipeline.config.compose import compose
+from pipeline.config.secrets import check_overrides_of_schedule
+from pipeline.core.errors import ConfigError, LaunchError
 from pipeline.launch.protocol import NightJob
 from pipeline.plugins.kubernetes.api_client import Api, connect
 from pipeline.plugins.kubernetes.job_kinds import cluster_runner, indexed_job_phase
-from pipeline.plugins.kubernetes.pod_templates import RUN_LABEL, Object, run_label
-from pipeline.schedule.night_config import run_name
+from pipeline.plugins.kubernetes.network import KIND, VERSION, among
+from pipeline.plugins.kubernetes.pod_templates import (
+    LAUNCHER,
+    NIGHTJAR_LABELS,
+    RUN_LABEL,
+    Object,
+    launcher_account,
+    pod_template,
+    run_label,
+    stage_account,
+)
+from pipeline.plugins.kubernetes.rbac import rules
+from pipeline.schedule.night_config import ANY_DAY, night_zone, run_name, split_arguments
 
+NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone
+JOB = "NIGHTJAR_JOB"  # variable of the launcher's pod with the name of its job
+OUTSIDE = ("launch.context=",)  # overrides that mean nothing inside the cluster
+# Exit codes that the same command would return again: settings, data, plan, guard, gate, artifact.
+FINAL_CODES = [2, 3, 4, 5, 6, 7]
+LAUNCHER_GRACE_SECONDS = 30
+RBAC = "rbac.authorization.k8s.io"
 PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "Role": "roles",
@@ -26,6 +49,114 @@ MANAGER = "nightjar"  # of the fields that we set; what others set stays
 SCHEDULED = "batch.kubernetes.io/cronjob-scheduled-timestamp"
 LOOK_BACK_DAYS = 31
 log = logging.getLogger(__name__)
+
+
+def schedule_config(overrides: Sequence[str]) -> Config:
+    """The configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it.
+
+    ConfigError for what no schedule should do every night.
+    """
+    given, overrides = split_arguments(overrides, ("date", "job"))
+    if given:
+        name, value = next(iter(given.items()))
+        raise ConfigError(
+            f"{name}={value} is given, but every night of a schedule has its own: {NIGHT}",
+            hint=f"nightjar nightly {name}={value} with the same overrides, for one night",
+        )
+    check_overrides_of_schedule(list(overrides))
+    config = compose([*overrides, f"data.day={ANY_DAY}"], night=True)
+    if config.force:
+        raise ConfigError(
+            "force=true is set, but in a schedule every retry of a night would throw away what it has made",
+            hint="leave it out; for one night: nightjar nightly date=<its day> force=true",
+        )
+    zone, of_cron = night_zone(config), config.schedule.time_zone
+    if zone != of_cron:
+        where, hint = "data.time_zone", f"schedule.time_zone={zone}"
+        if config.nightly.time_zone:
+            where, hint = "nightly.time_zone", f"{hint}, and leave nightly.time_zone out"
+        raise ConfigError(
+            f"{where} is {zone} and schedule.time_zone is {of_cron}, but {NIGHT} is to mean the day before "
+            "the CronJob's start",
+            hint=hint,
+        )
+    return config
+
+
+def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
+    """Accounts, role, binding, network policy and CronJob, named by the schedule. The nights run with ``overrides``."""
+    return [*access(config), network_policy(config), cron_job(config, overrides)]
+
+
+def access(config: Config) -> list[Object]:
+    """The service accounts of launcher and stages, and the launcher's role in its namespace. Stages have no rights.
+
+    Accounts of the user's own are neither made nor deleted.
+    """
+    name, pods = launcher_account(config), config.launch.pods
+    accounts = []
+    for account, given in {name: pods.launcher_account, stage_account(config): pods.service_account}.items():
+        if given is None:
+            accounts.append(_object(config, "v1", "ServiceAccount", account, automountServiceAccountToken=False))
+    role_name = f"{config.schedule.name}-launcher"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": config.launch.namespace}
+    role = {"apiGroup": RBAC, "kind": "Role", "name": role_name}
+    return [
+        *accounts,
+        _object(config, f"{RBAC}/v1", "Role", role_name, rules=rules(config.launch)),
+        _object(config, f"{RBAC}/v1", "RoleBinding", role_name, roleRef=role, subjects=[subject]),
+    ]
+
+
+def network_policy(config: Config) -> Object:
+    """Pods of stages accept connections from each other alone."""
+    # On any port: the rendezvous has one, gloo and NCCL take what is free.
+    return _object(config, VERSION, KIND, config.schedule.name, spec=among(NIGHTJAR_LABELS))
+
+
+def cron_job(config: Config, overrides: Sequence[str]) -> Object:
+    """The CronJob: one launcher at a time, which continues where the last one stopped."""
+    schedule = config.schedule
+    inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
+    command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
+    labels = {**NIGHTJAR_LABELS, "nightjar/schedule": schedule.name}
+    template = pod_template(config, LAUNCHER, command, {"TZ": schedule.time_zone}, labels, LAUNCHER_GRACE_SECONDS)
+    of_job = {"name": JOB, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['job-name']"}}}
+    template["spec"]["containers"][0]["env"].insert(0, of_job)
+    job = {
+        "backoffLimit": schedule.retries,
+        "activeDeadlineSeconds": math.ceil(3600 * schedule.deadline_hours),
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": FINAL_CODES}},
+                # A drained node is not the launcher's fault: the next launcher attaches to the running stage.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": template,
+    }
+    spec: Object = {
+        "schedule": schedule.cron,
+        "timeZone": schedule.time_zone,
+        "concurrencyPolicy": "Forbid",
+        # Otherwise a night skipped during a long one would start right after it.
+        "startingDeadlineSeconds": 60 * schedule.start_within_minutes,
+    }
+    # Left out if false: `suspend` and kubectl own it then, and applying again does not resume the schedule.
+    if schedule.suspended:
+        spec["suspend"] = True
+    spec |= {
+        "successfulJobsHistoryLimit": schedule.keep,
+        "failedJobsHistoryLimit": schedule.keep,
+        "jobTemplate": {"metadata": {"labels": labels}, "spec": job},
+    }
+    return _object(config, "batch/v1", "CronJob", schedule.name, spec=spec)
+
+
+def _object(config: Config, version: str, kind: str, name: str, **content: object) -> Object:
+    labels = {**NIGHTJAR_LABELS, "nightjar/schedule": config.schedule.name}
+    metadata = {"name": name, "namespace": config.launch.namespace, "labels": labels}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
 def collection(item: Object) -> str:
@@ -60,17 +191,16 @@ def delete(api: Api, objects: Sequence[Object]) -> list[str]:
     """Delete ``objects``, last first; returns a line for each. Launchers end with their CronJob, stages go on."""
     lines = []
     for item in reversed(objects):
-        name, path = item["metadata"]["name"], collection(item)
-        present = api.find(f"{path}/{name}") is not None
-        api.delete(f"{path}/{name}")
-        lines.append(f"{item['kind'].lower()} {name} {'deleted' if present else 'does not exist'}")
+        done = "does not exist" if api.find(_path(item)) is None else "deleted"
+        api.delete(_path(item))
+        lines.append(f"{item['kind'].lower()} {item['metadata']['name']} {done}")
     return lines
 
 
 def suspend(api: Api, cron: Object, suspended: bool) -> None:
     """Suspend or resume the CronJob; LaunchError if there is none. A night in progress continues."""
     _live(api, cron)
-    api.merge(f"{collection(cron)}/{cron['metadata']['name']}", {"spec": {"suspend": suspended}})
+    api.merge(_path(cron), {"spec": {"suspend": suspended}})
 
 
 @dataclass(frozen=True)
@@ -109,31 +239,27 @@ def status(api: Api, cron: Object) -> Status:
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
     uid = live["metadata"]["uid"]
     owned = [job for job in jobs if any(o["uid"] == uid for o in job["metadata"].get("ownerReferences", []))]
-    pods = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="job-name").get("items", [])
     owned.sort(key=lambda job: job["metadata"]["creationTimestamp"], reverse=True)
+    # By the name of the job, the pod of its last launcher.
+    last_pods: dict[str, Object] = {}
+    pods = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="job-name").get("items", [])
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+        last_pods[pod["metadata"]["labels"].get("job-name")] = pod
+    nights = []
+    for job in owned:
+        name, code = job["metadata"]["name"], None
+        if name in last_pods:
+            containers = last_pods[name].get("status", {}).get("containerStatuses") or [{}]
+            code = (containers[0].get("state", {}).get("terminated") or {}).get("exitCode")
+        nights.append(NightJobState(name, job["metadata"]["creationTimestamp"], indexed_job_phase(job), code))
     last = live.get("status", {}).get("lastScheduleTime")
-    nights = [_night(job, pods) for job in owned]
     return Status(live["spec"]["schedule"], bool(live["spec"].get("suspend")), last, nights)
 
 
-def _night(job: Object, pods: Sequence[Object]) -> NightJobState:
-    name = job["metadata"]["name"]
-    own = [pod for pod in pods if pod["metadata"]["labels"].get("job-name") == name]
-    own.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
-    code = _exit_code(own[-1]) if own else None
-    return NightJobState(name, job["metadata"]["creationTimestamp"], indexed_job_phase(job), code)
-
-
-def _exit_code(pod: Object) -> int | None:
-    containers = pod.get("status", {}).get("containerStatuses") or [{}]
-    code = (containers[0].get("state", {}).get("terminated") or {}).get("exitCode")
-    return None if code is None else int(code)
-
-
 def _live(api: Api, cron: Object) -> Object:
-    name, namespace = cron["metadata"]["name"], cron["metadata"]["namespace"]
-    live = api.find(f"{collection(cron)}/{name}")
+    live = api.find(_path(cron))
     if live is None:
+        name, namespace = cron["metadata"]["name"], cron["metadata"]["namespace"]
         raise LaunchError(
             f"there is no CronJob {name!r} in namespace {namespace}",
             hint="nightjar schedule apply with the same settings",

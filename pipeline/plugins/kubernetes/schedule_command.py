@@ -30,15 +30,16 @@ Takes the overrides of nightjar nightly; the CronJob runs that command every nig
   nightjar schedule suspend <overrides>    start no more nights; resume starts them again
   nightjar schedule delete <overrides>     remove them
 """
+OUT = "directory for one file per object (default: all on standard output)"
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar launch``."""
     parser.epilog, parser.formatter_class = LAUNCH, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    render = _out(
-        _command(commands, "render", _render_launch, "print a run's jobs and network policy as YAML, without a cluster")
-    )
+    text = "print a run's jobs and network policy as YAML, without a cluster"
+    render = _command(commands, "render", _render_launch, text)
+    render.add_argument("--out", help=OUT)
     add_config_dir(render)
 
 
@@ -46,7 +47,8 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar schedule``."""
     parser.epilog, parser.formatter_class = SCHEDULE, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    _out(_command(commands, "render", _render_schedule, "print the objects as YAML, without a cluster"))
+    render = _command(commands, "render", _render_schedule, "print the objects as YAML, without a cluster")
+    render.add_argument("--out", help=OUT)
     _command(commands, "apply", _apply, "create the objects in the cluster, or bring them up to date")
     status = _command(commands, "status", _status, "show the last start, and how the nights ended")
     status.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -61,14 +63,9 @@ def _command(commands: Any, name: str, function: Callable[..., int], text: str) 
     return parser
 
 
-def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--out", help="directory for one file per object (default: all on standard output)")
-    return parser
-
-
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.config.compose import compose
-    from pipeline.plugins.kubernetes.job_manifest import require_cluster, stage_objects
+    from pipeline.plugins.kubernetes.job_kinds import require_cluster, stage_objects
     from pipeline.plugins.kubernetes.network import run_policy
     from pipeline.records.runs import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
@@ -83,11 +80,11 @@ def _render_launch(options: argparse.Namespace) -> int:
 
 
 def _render_schedule(options: argparse.Namespace) -> int:
-    return _emit(_schedule_objects(_schedule_config(options), options), options.out)
+    return _emit(_schedule_objects(options)[1], options.out)
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
-    from pipeline.plugins.kubernetes.job_manifest import as_yaml
+    from pipeline.plugins.kubernetes.job_kinds import as_yaml
 
     if out is None:
         show(as_yaml(objects).rstrip())
@@ -138,11 +135,15 @@ def _delete(options: argparse.Namespace) -> int:
     return 0
 
 
-def _schedule_config(options: argparse.Namespace) -> Config:
-    """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
+def _schedule_objects(options: argparse.Namespace) -> tuple[Config, list[dict[str, Any]]]:
+    """What every night is composed of, its day apart, and the schedule's objects, the CronJob last.
+
+    Raises:
+        ConfigError: No night of the CronJob would take these settings.
+    """
     from pipeline.config.kubernetes import cron_times
-    from pipeline.plugins.kubernetes.job_manifest import require_cluster
-    from pipeline.plugins.kubernetes.manifests import schedule_config
+    from pipeline.plugins.kubernetes.job_kinds import require_cluster
+    from pipeline.plugins.kubernetes.schedule import schedule_config, schedule_objects
     from pipeline.schedule.night_config import gap_of
 
     config = schedule_config(options.overrides)
@@ -154,21 +155,15 @@ def _schedule_config(options: argparse.Namespace) -> Config:
         )
     if gap := gap_of(cron_times(config.schedule.cron), config.schedule.time_zone, date.today()):
         complain(f"{gap}, because clocks are put forward: no night starts then; schedule.time_zone=Etc/UTC has all", 0)
-    return config
-
-
-def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from pipeline.plugins.kubernetes.manifests import schedule_objects
-
-    return schedule_objects(config, options.overrides)
+    return config, schedule_objects(config, options.overrides)
 
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
     from pipeline.plugins.kubernetes.api_client import connect
 
-    config = _schedule_config(options)
-    return connect(config.launch.context), _schedule_objects(config, options)
+    config, objects = _schedule_objects(options)
+    return connect(config.launch.context), objects
 
 
 COMMANDS = (
