@@ -95,7 +95,7 @@ class DeltaSnapshot(TableSnapshot):
             return [None] * len(self._actions)
         # Partitions and statistics go by either name, as the writer of the log chose.
         names = {column, str(self.columns[column].key) if column in self.columns else column}
-        days = []
+        days: list[tuple[int, int] | None] = []
         for action in self._actions:
             bounds: tuple[Any, Any] | None = None
             for name in names:
