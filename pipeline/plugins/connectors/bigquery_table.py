@@ -1,7 +1,6 @@
 """A BigQuery table at one time, read through the Storage Read API as streams of Arrow batches.
 
-A read session is of one time, one day (a row restriction) and the columns that are needed. The time depends on the day
-alone, not on when it is read, so the same command has the same key tomorrow.
+A read session is of one time, one day (a row restriction) and the columns that are needed.
 """
 
 from __future__ import annotations
@@ -79,13 +78,26 @@ class BigQuerySnapshot(Snapshot):
     """The table at ``time``."""
 
     def __init__(self, data: DataConfig) -> None:
-        self.data, self.time = data, _time_of(data)
+        self.data = data
+        if data.snapshot is not None:
+            self.time = datetime.fromisoformat(data.snapshot)
+        elif data.days:
+            # A day's rows are complete some hours after its end. The time must not depend on when it is read, so that
+            # the same command has the same key tomorrow.
+            hours = float(data.options.get("settled_hours", "3"))
+            settled = end_of_day(data.days[-1], data.time_zone) + hours * SECONDS_PER_HOUR
+            self.time = datetime.fromtimestamp(settled, UTC)
+        else:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:00:00Z")
+            raise ConfigError(
+                f"data.path={data.path} changes, and neither data.day nor data.snapshot says as of when it is read",
+                hint=f"data.snapshot={now}, or data.day",
+            )
         self.mark = f"bigquery {data.path} at {self.time.isoformat()}"
         self.version = f"{data.path} as of {self.time.isoformat()}"
         self._sessions: dict[date | None, Any] = {}
 
     def delivery(self, day: date | None) -> Delivery:
-        """By a read session; it is estimated how much it reads."""
         if self.time.timestamp() > time.time():
             return Delivery(
                 parts=1, missing=(f"{self.data.path} is read as of {self.time.isoformat()}, which is to come",)
@@ -94,7 +106,6 @@ class BigQuerySnapshot(Snapshot):
         return Delivery(parts=len(session.streams), bytes=session.estimated_total_bytes_scanned)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
-        """A source a stream."""
         session = self._session(day, spec)
         schema = session.arrow_schema.serialized_schema
         return [
@@ -110,7 +121,6 @@ class BigQuerySnapshot(Snapshot):
         ]
 
     def excerpt(self, rows: int) -> Excerpt:
-        """The first rows."""
         session, frames = self._whole, list[pl.DataFrame]()
         schema = _schema(session)
         for stream in session.streams:
@@ -127,8 +137,8 @@ class BigQuerySnapshot(Snapshot):
         return self._create(ReadSession.TableReadOptions(), streams=1)
 
     def _session(self, day: date | None, spec: DataSpec | None = None) -> Any:
-        spec = spec or data_spec(self.data)
         if day not in self._sessions:
+            spec = spec or data_spec(self.data)
             schema = _schema(self._whole)
             require_columns(spec, schema.names, self.version, header=False)
             check_types(spec, schema, self.version)
@@ -151,20 +161,6 @@ class BigQuerySnapshot(Snapshot):
             return client_of(self.data).create_read_session(
                 parent=parent, read_session=wanted, max_stream_count=streams, retry=retry, timeout=SECONDS
             )
-
-
-def _time_of(data: DataConfig) -> datetime:
-    """When the table is read; ConfigError where neither a day nor a time is named."""
-    if data.snapshot is not None:
-        return datetime.fromisoformat(data.snapshot)
-    if not data.days:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:00:00Z")
-        raise ConfigError(
-            f"data.path={data.path} changes, and neither data.day nor data.snapshot says as of when it is read",
-            hint=f"data.snapshot={now}, or data.day",
-        )
-    hours = float(data.options.get("settled_hours", "3"))
-    return datetime.fromtimestamp(end_of_day(data.days[-1], data.time_zone) + hours * SECONDS_PER_HOUR, UTC)
 
 
 def _schema(session: Any) -> pa.Schema:
@@ -228,6 +224,6 @@ class StreamSource(Source):
         if waiting:
             yield self._block(waiting, first)
 
-    def _block(self, batches: list[pa.RecordBatch], first: int) -> RawBlock:
-        frame = frame_of(pa.Table.from_batches(batches), list(self.spec.columns))
+    def _block(self, waiting: list[pa.RecordBatch], first: int) -> RawBlock:
+        frame = frame_of(pa.Table.from_batches(waiting), list(self.spec.columns))
         return RawBlock(frame=frame, file=self.label, lines=np.arange(first, first + frame.height))

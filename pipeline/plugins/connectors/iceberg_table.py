@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -58,47 +58,33 @@ _CLIENTS = ("sqlalchemy", "thrift")  # of catalogs, besides those of a store
 MOST_BACK = 1000  # snapshots that are looked through for one that has the files of a key
 
 
-@dataclass(frozen=True)
-class _OpenIceberg:
-    """Opens a file by the table's own client."""
-
-    io: FileIO
-    path: str
-
-    def __call__(self) -> BinaryIO:
-        return opened(self.path, lambda: cast(BinaryIO, self.io.new_input(self.path).open()))
+def _open_file(io: FileIO, path: str) -> BinaryIO:
+    return opened(path, lambda: cast(BinaryIO, io.new_input(path).open()))
 
 
-@dataclass(frozen=True)
-class _IcebergDeletes:
+def _deleted_rows(io: FileIO, path: str, delete_files: Sequence[IcebergFile]) -> np.ndarray:
     """The rows that delete files take out of the file at ``path``: positions, or vectors of version 3."""
-
-    io: FileIO
-    path: str
-    files: tuple[IcebergFile, ...]
-
-    def __call__(self) -> np.ndarray:
-        rows = [self._rows(file) for file in self.files]
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
-
-    def _rows(self, file: IcebergFile) -> np.ndarray:
-        """Those that one of the delete files takes out: columns of the format's specification, "Delete Formats"."""
-        with _OpenIceberg(self.io, file.file_path)() as stream:
+    rows = [np.zeros(0, np.int64)]
+    for file in delete_files:
+        with _open_file(io, file.file_path) as stream:
+            # The names of the columns are those of the format's specification, "Delete Formats".
             if file.file_format == FileFormat.PUFFIN:
-                vectors = deletion_vectors_from_puffin_file(PuffinFile(stream.read()))
-                own = [each.to_vector().to_numpy() for each in vectors if each.referenced_data_file == self.path]
-                return np.concatenate([np.zeros(0, np.int64), *own]).astype(np.int64)
+                for vector in deletion_vectors_from_puffin_file(PuffinFile(stream.read())):
+                    if vector.referenced_data_file == path:
+                        rows.append(vector.to_vector().to_numpy().astype(np.int64))
+                continue
             if file.file_format == FileFormat.PARQUET:
                 table = pq.read_table(stream, columns=["file_path", "pos"])
             elif file.file_format == FileFormat.ORC:
                 table = orc.read_table(stream, columns=["file_path", "pos"])
             else:
                 raise DataError(
-                    f"{file.file_path}, which deletes rows of {self.path}, is {file.file_format.name}, expected "
+                    f"{file.file_path}, which deletes rows of {path}, is {file.file_format.name}, expected "
                     "Parquet, ORC or Puffin",
                     hint="rewrite the position deletes: CALL <catalog>.system.rewrite_position_delete_files(...)",
                 )
-        return table.filter(pc.field("file_path") == self.path).column("pos").to_numpy().astype(np.int64)
+        rows.append(table.filter(pc.field("file_path") == path).column("pos").to_numpy().astype(np.int64))
+    return np.unique(np.concatenate(rows))
 
 
 class IcebergSnapshot(TableSnapshot):
@@ -106,7 +92,10 @@ class IcebergSnapshot(TableSnapshot):
 
     def __init__(self, data: DataConfig, table: Table, number: int | None) -> None:
         self.data, self.table, self.number = data, table, number
-        columns = _columns(self._schema)
+        types = schema_to_pyarrow(self._schema, include_field_ids=False)
+        columns = []
+        for field in self._schema.fields:
+            columns.append(TableColumn(name=field.name, type=types.field(field.name).type, key=field.field_id))
         self._planned: dict[date | None, list[DataFile]] = {}
         identity = str(table.metadata.table_uuid)
         super().__init__(data, columns, identity=identity, version=f"snapshot {number} of {data.path}")
@@ -120,7 +109,6 @@ class IcebergSnapshot(TableSnapshot):
         return self.table.scan(row_filter=where, snapshot_id=self.number)
 
     def files(self, day: date | None) -> list[DataFile]:
-        """By partitions and by the least and largest values, as pyiceberg plans it."""
         if day not in self._planned:
             tasks = [] if self.number is None else self._tasks(AlwaysTrue() if day is None else self._of(day))
             self._planned[day] = sorted((self._file(task) for task in tasks), key=lambda file: file.path)
@@ -155,7 +143,8 @@ class IcebergSnapshot(TableSnapshot):
         if isinstance(kind, TimestampType):
             return _between(name, f"{start}T00:00:00", end and f"{end}T00:00:00")
         if isinstance(kind, TimestamptzType):
-            return _between(name, _utc(low), high and _utc(high))
+            start = datetime.fromtimestamp(low, UTC).isoformat()
+            return _between(name, start, high and datetime.fromtimestamp(high, UTC).isoformat())
         packed = start.replace("-", "")
         if isinstance(kind, StringType) and self.data.time_format is not None:
             return AlwaysTrue()  # such text has another order than the days
@@ -180,6 +169,12 @@ class IcebergSnapshot(TableSnapshot):
                 f"{file.file_path} of {self.version} is {file.file_format.name}, expected Parquet",
                 hint="write.format.default=parquet for the table, and rewrite its data files",
             )
+        # Values of the columns by which the table is partitioned: files that came from Hive lack them.
+        constants = {}
+        for place, field in enumerate(self.table.metadata.specs()[file.spec_id].fields):
+            name = self._schema.find_column_name(field.source_id)
+            if isinstance(field.transform, IdentityTransform) and name in self.columns:
+                constants[name] = _partition_value(file.partition[place], self.columns[name].type)
         deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
         marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
         return DataFile(
@@ -187,28 +182,10 @@ class IcebergSnapshot(TableSnapshot):
             bytes=file.file_size_in_bytes,
             mark="|".join([file.file_path, str(file.file_size_in_bytes), *marks]),
             rows=file.record_count,
-            open=_OpenIceberg(io, file.file_path),
-            constants=self._constants(file),
-            deleted=_IcebergDeletes(io, file.file_path, deletes) if deletes else None,
+            open=partial(_open_file, io, file.file_path),
+            constants=constants,
+            deleted=partial(_deleted_rows, io, file.file_path, deletes) if deletes else None,
         )
-
-    def _constants(self, file: IcebergFile) -> dict[str, Any]:
-        """Values of the columns by which the table is partitioned: files that came from Hive lack them."""
-        spec, schema = self.table.metadata.specs()[file.spec_id], self._schema
-        names = {
-            schema.find_column_name(field.source_id): place
-            for place, field in enumerate(spec.fields)
-            if isinstance(field.transform, IdentityTransform)
-        }
-        return {
-            name: _partition_value(file.partition[place], self.columns[name].type)
-            for name, place in names.items()
-            if name in self.columns
-        }
-
-
-def _utc(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _between(name: str, low: Any, high: Any) -> BooleanExpression:
@@ -228,11 +205,6 @@ def _partition_value(value: Any, kind: pa.DataType) -> Any:
         whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
         return pa.array([value], whole).cast(kind)[0].as_py()
     return value
-
-
-def _columns(schema: Schema) -> list[TableColumn]:
-    types = schema_to_pyarrow(schema, include_field_ids=False)
-    return [TableColumn(name=each.name, type=types.field(each.name).type, key=each.field_id) for each in schema.fields]
 
 
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:

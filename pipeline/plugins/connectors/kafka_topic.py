@@ -105,13 +105,13 @@ def consumer_of(data: DataConfig) -> Iterator[Any]:
     try:
         yield consumer
     except KafkaException as error:
-        told = error.args[0] if error.args else error
-        if isinstance(told, KafkaError) and told.code() in _REFUSALS:
+        cause = error.args[0] if error.args else error
+        if isinstance(cause, KafkaError) and cause.code() in _REFUSALS:
             raise DataError(
-                f"the brokers of topic {data.path} refuse: {told}",
+                f"the brokers of topic {data.path} refuse: {cause}",
                 hint="the rights of that account; its credentials are in data.options.config.file",
             ) from None
-        raise _silent(data, str(told)) from error
+        raise _silent(data, str(cause)) from error
     finally:
         consumer.close()
 
@@ -136,7 +136,6 @@ class TopicSnapshot(Snapshot):
         self.version = f"{total:,} offsets of topic {data.path}: {'; '.join(days)}"
 
     def delivery(self, day: date | None) -> Delivery:
-        """By the offsets."""
         spans = [span for span in self.spans[day] if span.size]
         over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
         missing = () if over else (f"{day} is not over yet, and topic {self.data.path} still takes messages of it",)
@@ -148,7 +147,6 @@ class TopicSnapshot(Snapshot):
         )
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
-        """A source a partition."""
         return [
             SpanSource(data=self.data, spec=spec, span=span, block_bytes=block_bytes)
             for span in self.spans[day]
@@ -156,7 +154,6 @@ class TopicSnapshot(Snapshot):
         ]
 
     def excerpt(self, rows: int) -> Excerpt:
-        """The last messages of some partitions."""
         spans = [span for span in self.spans[None] if span.size]
         chosen = [spans[round(at)] for at in np.linspace(0, len(spans) - 1, min(len(spans), _EXCERPT_PARTS))]
         each = rows // max(len(chosen), 1)
@@ -166,11 +163,6 @@ class TopicSnapshot(Snapshot):
             values += [value for _, value in read_span(self.data, some)]
         frame, bad = decoder.sampled(values)
         return Excerpt(frame=frame, total=sum(span.size for span in spans), parts=len(spans), bad=bad)
-
-
-def _start(day: date, zone: str | None) -> int:
-    """Milliseconds since 1970 at which ``day`` begins in ``zone``."""
-    return int(end_of_day(day - timedelta(days=1), zone) * 1000)
 
 
 def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
@@ -187,13 +179,14 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
             )
         if data.snapshot is not None:
             return TopicSnapshot(data, cluster, {days[0]: _named(data, partitions)})
-        kept = {
-            each: consumer.get_watermark_offsets(TopicPartition(data.path or "", each), timeout=SECONDS)
-            for each in partitions
-        }
+        # The first offset that retention has left of each partition, and the one behind its last.
+        watermarks = {}
+        for partition in partitions:
+            place = TopicPartition(data.path or "", partition)
+            watermarks[partition] = consumer.get_watermark_offsets(place, timeout=SECONDS)
         if days[0] is None:
-            return TopicSnapshot(data, cluster, {None: [Span(each, *kept[each]) for each in partitions]})
-        return _by_days(consumer, data, cluster, kept)
+            return TopicSnapshot(data, cluster, {None: [Span(each, *watermarks[each]) for each in partitions]})
+        return _by_days(consumer, data, cluster, watermarks)
 
 
 def _partitions(consumer: Any, data: DataConfig) -> tuple[str, list[int]]:
@@ -223,24 +216,29 @@ def _named(data: DataConfig, partitions: list[int]) -> list[Span]:
 
 def first_offsets(consumer: Any, topic: str, partitions: Sequence[int], milliseconds: int) -> list[int | None]:
     """By partition, the offset of the first message from ``milliseconds`` since 1970 on; None where there is none."""
-    asked = [TopicPartition(topic, partition, milliseconds) for partition in partitions]
-    told = {each.partition: each for each in consumer.offsets_for_times(asked, timeout=SECONDS)}
-    for each in told.values():
-        if each.error is not None:
-            raise KafkaException(each.error)
-    return [told[partition].offset if told[partition].offset >= 0 else None for partition in partitions]
+    times = [TopicPartition(topic, partition, milliseconds) for partition in partitions]
+    offsets: dict[int, int | None] = {}
+    for answer in consumer.offsets_for_times(times, timeout=SECONDS):
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+        # A negative offset stands for the end of the partition.
+        offsets[answer.partition] = answer.offset if answer.offset >= 0 else None
+    return [offsets[partition] for partition in partitions]
 
 
-def _by_days(consumer: Any, data: DataConfig, cluster: str, kept: dict[int, tuple[int, int]]) -> TopicSnapshot:
-    days, numbers = data.days, sorted(kept)
-    bounds = [*days, days[-1] + timedelta(days=1)]
-    offsets = [first_offsets(consumer, data.path or "", numbers, _start(day, data.time_zone)) for day in bounds]
+def _by_days(consumer: Any, data: DataConfig, cluster: str, watermarks: dict[int, tuple[int, int]]) -> TopicSnapshot:
+    days, numbers = data.days, sorted(watermarks)
+    offsets = []
+    for day in [*days, days[-1] + timedelta(days=1)]:
+        # The time of a message is in milliseconds since 1970; a day begins where the one before ends.
+        begin = int(end_of_day(day - timedelta(days=1), data.time_zone) * 1000)
+        offsets.append(first_offsets(consumer, data.path or "", numbers, begin))
     spans: dict[date | None, list[Span]] = {}
     unended = set()
     for at, day in enumerate(days):
         each = []
         for place, number in enumerate(numbers):
-            low, high = kept[number]
+            low, high = watermarks[number]
             first, last = offsets[at][place], offsets[at + 1][place]
             start, end = high if first is None else first, high if last is None else last
             if at == 0 and start == low > 0 and end > start:

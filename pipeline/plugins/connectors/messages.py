@@ -33,6 +33,12 @@ from pipeline.ingest.sources import RawBlock
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0
+# In all, for answers that a registry has no schema of a number that one message of a block bears.
+ASK_SECONDS = 30.0
+# The largest number of a schema: registries have them as signed integers.
+MOST = 2**31 - 1
+_TOMBSTONE = "tombstone", "the message has no value (a tombstone)"
+_EMPTY = "empty message", "the message is empty"
 # The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
 _WRONG = (
@@ -67,7 +73,7 @@ class LineDecoder(Decoder):
     data: DataConfig
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
-        """As the format reads lines in the middle of a file: the first bytes are those of a row."""
+        # As the format reads lines in the middle of a file: the first bytes are those of a row.
         text = b"\n" + b"".join(_line(value) for value in values)
         file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
         if len(values) >= TELLING_LINES:
@@ -103,17 +109,16 @@ class AvroDecoder(Decoder):
     registry: str
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
-        """Field by field."""
         records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
-        borne = Counter(map(_number_of, values))
+        numbers = Counter(map(_number_of, values))
         for at, value in enumerate(values):
             try:
-                records.append(self._record(value, lone=borne[_number_of(value)] == 1))
+                records.append(self._record(value, lone=numbers[_number_of(value)] == 1))
                 good.append(at)
             except _WRONG as error:
-                rejects.append(
-                    Reject(at, "no Avro record", f"the message is no record of its schema: {_error_message(error)}")
-                )
+                # A decoder's own words, or those of Python where it raises of itself.
+                reason = str(error) if type(error) is ValueError else repr(error)
+                rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {reason}"))
         if records:
             require_columns(spec, list(records[0]), label, header=False)
         columns = [
@@ -122,7 +127,6 @@ class AvroDecoder(Decoder):
         return pl.DataFrame(columns), np.array(good, np.int64), rejects
 
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
-        """Records as dictionaries."""
         records = []
         for value in values:
             try:
@@ -158,18 +162,8 @@ def _number_of(value: bytes) -> int | None:
     return int.from_bytes(value[1:5], "big") if value[:1] == b"\0" and len(value) >= 5 else None
 
 
-def _error_message(error: Exception) -> str:
-    # A decoder's own words, or those of Python where it raises of itself.
-    return str(error) if type(error) is ValueError else repr(error)
-
-
 def _pairs(value: Any) -> Any:
     return [{"key": key, "value": each} for key, each in value.items()] if isinstance(value, dict) else value
-
-
-ASK_SECONDS = 30.0  # in all, for answers that a registry has no schema of a number that one message of a block bears
-# The largest number of a schema: registries have them as signed integers.
-MOST = 2**31 - 1
 
 
 @dataclass
@@ -315,7 +309,7 @@ class MessageBlock:
         """The rows; messages without a value and those that do not parse aside, by their offsets."""
         filled = [at for at, value in enumerate(self.values) if value is not None and value.strip()]
         rejects = [
-            Reject(int(self.offsets[at]), *_EMPTY[value is None])
+            Reject(int(self.offsets[at]), *(_TOMBSTONE if value is None else _EMPTY))
             for at, value in enumerate(self.values)
             if value is None or not value.strip()
         ]
@@ -326,9 +320,3 @@ class MessageBlock:
         offsets = self.offsets[filled]
         rejects += [replace(reject, line=int(offsets[reject.line])) for reject in bad]
         return RawBlock(frame=frame, file=self.file, lines=offsets[good], rejects=sorted(rejects, key=lambda r: r.line))
-
-
-_EMPTY = {
-    True: ("tombstone", "the message has no value (a tombstone)"),
-    False: ("empty message", "the message is empty"),
-}

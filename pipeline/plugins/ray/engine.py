@@ -28,14 +28,15 @@ from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.state import fitted_dense
 from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.plugins.ray import work as work
+from pipeline.plugins.ray import work
 from pipeline.records.dataset import EVENTS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store.artifacts import Draft
 
 CALL_SECONDS = 10
 LOOPBACK = "127.0.0.1"
-AHEAD = 3  # parts for each core that are under way at a time
+# Parts for each core that are under way at a time.
+AHEAD = 3
 # Each range of hashes is merged by a process of its own. To start one takes a second of a core; what four cores count
 # keeps it busy for a quarter of the time.
 CORES_PER_RANGE = 4
@@ -71,28 +72,29 @@ class RayEngine(IngestEngine):
             self.callback(ray.kill, each)
         self._remote: dict[Callable[..., Any], Any] = {}
         self._numbering = Numbering()
-        self._typed: list[tuple[Any, int]] = []  # of every part, with its rows
-        self._fitted: dict[str, Any] = {}  # mappings by table, with the workers
-        self._tables: dict[str, Any] = {}  # what pass 2 needs of them
-        self._known: dict[str, Any] = {}  # the hashes of their ids
-        self._none = ray.put(pl.Series([], dtype=pl.UInt64))
+        # What lies with the workers: the typed rows of every part, with their number, and by table the fitted mapping,
+        # what pass 2 needs of it, and the hashes of its ids.
+        self._typed: list[tuple[Any, int]] = []
+        self._fitted: dict[str, Any] = {}
+        self._tables: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
+        self._no_hashes = ray.put(pl.Series([], dtype=pl.UInt64))
+        # What workers compute beside pass 2, and the objects of the driver that ``end_day`` tells the results.
         self._alone: Any = None
-        self._looking: tuple[LabelLeakCounts, Any] | None = None  # who hears what was looked at
-        self._asked: list[tuple[RemoteCounts, Any]] = []  # of the workers, who answer beside pass 2
+        self._looking: tuple[LabelLeakCounts, Any] | None = None
+        self._answering: list[tuple[RemoteCounts, Any]] = []
         self._areas: tuple[LabelLeakCounts, Any] | None = None
         self._writing: tuple[Draft, list[Any]] | None = None
 
     def parts(self, source: Source) -> Sequence[Source]:
-        """As the source gives them."""
         return source.parts()
 
     def map_blocks(
         self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        """See ``IngestEngine``; wherever Ray has room, and what is made travels to the driver."""
-        looking, shared = self._task(work.look_at), self._ray.put(work_on)
-        for number, made in enumerate(self._ahead(looking(part, shared) for part in parts)):
-            for data in self._get(made):
+        look_at, shared = self._task(work.look_at), self._ray.put(work_on)
+        for number, frames in enumerate(self._ahead(look_at(part, shared) for part in parts)):
+            for data in self._get(frames):
                 yield number, pl.read_ipc(io.BytesIO(data))
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
@@ -103,21 +105,21 @@ class RayEngine(IngestEngine):
         for merger in self._mergers:
             merger.begin.remote(shared)
         ranges = len(self._mergers)
-        counting = self._task(work.count_part, 2 + ranges)
+        count_part = self._task(work.count_part, 2 + ranges)
         merged: deque[list[Any]] = deque()
-        asked = ((part, counting(part, shared, ranges)) for part in parts)
-        for number, (part, (heard, typed, *shares)) in enumerate(self._ahead(asked)):
-            blocks = self._get(heard)
-            merged.append([each.merge.remote(share) for each, share in zip(self._mergers, shares, strict=True)])
+        counts = ((part, count_part(part, shared, ranges)) for part in parts)
+        for number, (part, (counted, typed, *shares)) in enumerate(self._ahead(counts)):
+            blocks = self._get(counted)
+            merged.append([merger.merge.remote(share) for merger, share in zip(self._mergers, shares, strict=True)])
+            # A merger that falls behind would fill the object store with shares.
             if len(merged) > AHEAD * self._cores:
                 self._get(merged.popleft())
             self._typed.append((typed, sum(block.kept for block in blocks)))
             yield from (self._numbering.numbered(number, part, block) for block in blocks)
-        for each in merged:
-            self._get(each)
+        for merging in merged:
+            self._get(merging)
 
     def fit(self) -> SplitCounts:
-        """Sums and sketches; the counts of ids answer once they are settled."""
         fit: SplitCounts = self._get(self._mergers[0].figures.remote())
         fit.train.counts = {feature.name: RemoteCounts() for feature in fit.spec.sparse}
         return fit
@@ -133,24 +135,22 @@ class RayEngine(IngestEngine):
         self._looking = alone, looked
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
-        """The typed train rows, wherever they are asked for."""
-        return partial(_sampled, [typed for typed, _ in self._typed], first_test_day)
+        return partial(_sample_rows, [typed for typed, _ in self._typed], first_test_day)
 
     def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
-        fitting, given, told = self._task(work.fit_mapping, 4), self._ray.put(day), {}
+        fit_mapping, shared, light = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
-            name, sharing = feature.name, [each for each in spec.sparse if each.owner == feature.name]
-            known = self._known.get(name, self._none)
-            pieces = [each.counts.remote(sharing, known, all_days=False) for each in self._mergers]
-            made = fitting(feature, self._fitted.get(name), given, known, *pieces)
-            self._fitted[name], self._tables[name], told[name], self._known[name] = made
+            name, sharing = feature.name, [column for column in spec.sparse if column.owner == feature.name]
+            known = self._known.get(name, self._no_hashes)
+            pieces = [merger.counts.remote(sharing, known, all_days=False) for merger in self._mergers]
+            mappings = fit_mapping(feature, self._fitted.get(name), shared, known, *pieces)
+            self._fitted[name], self._tables[name], light[name], self._known[name] = mappings
         for merger in self._mergers:
             merger.close.remote()
-        tables = dict(zip(told, self._get(list(told.values())), strict=True))
-        return FittedState(
-            dense=fitted_dense(spec, fit.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse}
-        )
+        tables = dict(zip(light, self._get(list(light.values())), strict=True))
+        sparse = {column.name: tables[column.owner] for column in spec.sparse}
+        return FittedState(dense=fitted_dense(spec, fit.train, before), sparse=sparse)
 
     def continued(self, state: FittedState) -> FittedState:
         """The state of another dataset, handed to the workers; what is left has no ids."""
@@ -161,17 +161,16 @@ class RayEngine(IngestEngine):
         return FittedState(dense=state.dense, sparse={name: mapping.told() for name, mapping in state.sparse.items()})
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> _SplitFiles:
-        """Files written by workers."""
         return _SplitFiles(self, draft, folder, config)
 
     def write(self, job: TransformJob, writers: Mapping[str, _SplitFiles]) -> Iterator[tuple[int, pl.DataFrame | None]]:
         """Pass 2, wherever Ray keeps the typed rows; they are forgotten."""
         light = self._ray.put(replace(job, state=FittedState(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
-        transforming = self._task(work.transform_part, 1 + len(writers))
+        transform_part = self._task(work.transform_part, 1 + len(writers))
         parts, self._typed = self._typed, []
-        asked = (transforming(typed, light, list(writers), *tables) for typed, rows in parts if rows)
-        for heights, *rows in self._ahead(asked):
+        transformed = (transform_part(typed, light, list(writers), *tables) for typed, rows in parts if rows)
+        for heights, *rows in self._ahead(transformed):
             counts = self._get(heights)
             events = None
             for folder, part, height in zip(writers, rows, counts, strict=True):
@@ -185,20 +184,22 @@ class RayEngine(IngestEngine):
         """Ask the workers what checks and profile will ask of the counts."""
         for feature in train.spec.sparse:
             before, known = then.get(feature.name), self._known[feature.owner]
-            pieces = [each.counts.remote([feature], known, before, all_days=True) for each in self._mergers]
+            pieces = [merger.counts.remote([feature], known, before, all_days=True) for merger in self._mergers]
             fitted, missing = self._fitted[feature.owner], train.missing[feature.name]
             counts = train.counts[feature.name]
             assert isinstance(counts, RemoteCounts)
-            self._asked.append((counts, self._task(work.answers)(before, fitted, missing, known, *pieces)))
+            self._answering.append((counts, self._task(work.answers)(before, fitted, missing, known, *pieces)))
         if self._alone is not None:
             self._areas = alone, self._task(work.areas)(self._alone)
 
     def write_mappings(
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
-        """Written by the workers that hold them, until the day ends."""
-        writing, apart = self._task(work.write_mapping), replace(draft, files={})
-        written = [writing(apart, f, self._fitted[f.name], compression, continued) for f in spec.owners]
+        # By the workers that hold them, beside all else; ``end_day`` waits for the files.
+        write_mapping, copied, written = self._task(work.write_mapping), replace(draft, files={}), []
+        for feature in spec.owners:
+            fitted = self._fitted[feature.name]
+            written.append(write_mapping(copied, feature, fitted, compression, continued))
         self._writing = draft, written
 
     def end_day(self) -> None:
@@ -210,24 +211,25 @@ class RayEngine(IngestEngine):
         if self._areas is not None:
             alone, areas = self._areas
             alone.areas = self._get(areas)
-        for (counts, _), answers in zip(self._asked, self._get([asked for _, asked in self._asked]), strict=True):
-            counts.answers = answers
+        answers = self._get([answer for _, answer in self._answering])
+        for (counts, _), answer in zip(self._answering, answers, strict=True):
+            counts.answers = answer
         if self._writing is not None:
             draft, written = self._writing
             for files in self._get(written):
                 draft.files.update(files)
 
     def _task(self, function: Callable[..., Any], returns: int = 1) -> Callable[..., Any]:
-        """What runs ``function`` on a worker: Ray sends its code once for each that is made."""
+        # Ray sends the code of a function to the workers once for every remote function that is made.
         if function not in self._remote:
             self._remote[function] = self._ray.remote(function)
         call: Callable[..., Any] = self._remote[function].options(num_returns=returns).remote
         return call
 
-    def _ahead(self, asked: Iterator[Any]) -> Iterator[Any]:
-        """``asked``, whose items start work as they are taken, some items ahead."""
+    def _ahead(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``tasks``, which start as they are taken, some of them ahead."""
         ahead: deque[Any] = deque()
-        for item in asked:
+        for item in tasks:
             ahead.append(item)
             if len(ahead) >= AHEAD * self._cores:
                 yield ahead.popleft()
@@ -265,34 +267,29 @@ class RemoteCounts(Counts):
         self.answers: work.Answers | None = None
 
     @property
-    def _said(self) -> work.Answers:
+    def _settled(self) -> work.Answers:
         assert self.answers is not None, "the counts are not settled"
         return self.answers
 
     @property
     def kind(self) -> str:
-        """See ``Counts``."""
-        return self._said.kind
+        return self._settled.kind
 
     @property
     def distinct(self) -> int:
-        """Distinct ids."""
-        return self._said.distinct
+        return self._settled.distinct
 
     def merge(self, other: Any) -> None:
         """Nothing: the workers add up their days themselves."""
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
-        """See ``Counts``."""
-        return self._said.curve
+        return self._settled.curve
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """See ``Counts``."""
-        return self._said.distribution
+        return self._settled.distribution
 
     def shares_of(self, then: Mapping[str, Any]) -> Any:
-        """See ``Counts``."""
-        return self._said.shares
+        return self._settled.shares
 
 
 class _SplitFiles:
@@ -306,13 +303,16 @@ class _SplitFiles:
         self.rows = 0
         self.files: list[str] = []
         self.groups: list[list[int]] = []
-        self._pending: list[tuple[Any, int, int]] = []  # rows from, to of a part
-        self._waiting = 0  # rows of them
-        self._encoded: list[tuple[Any, int]] = []  # row groups of the file that comes next
+        # Parts with the rows [start, stop) of them that no row group has yet; how many rows these are; the row groups
+        # of the file that comes next.
+        self._pending: list[tuple[Any, int, int]] = []
+        self._waiting = 0
+        self._encoded: list[tuple[Any, int]] = []
         self._written: list[Any] = []
         self._encode = engine._task(work.encode_group)
         self._write = engine._task(work.write_file)
-        self._apart = replace(draft, files={})
+        # The draft's files are added here, when the workers have told them.
+        self._copied = replace(draft, files={})
 
     def __enter__(self) -> _SplitFiles:
         return self
@@ -328,11 +328,9 @@ class _SplitFiles:
             self._draft.files.update(files)
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Append rows of this process."""
         self.add_part(self._engine._ray.put(work.bytes_of(frame)), frame.height)
 
     def add_part(self, part: Any, rows: int) -> None:
-        """Append the rows of a part that lies with the workers."""
         self._pending.append((part, 0, rows))
         self.rows += rows
         self._waiting += rows
@@ -340,17 +338,17 @@ class _SplitFiles:
             self._group(self._config.rows_per_group)
 
     def _group(self, rows: int) -> None:
-        taken, left = [], rows
+        parts, spans, left = list[Any](), list[tuple[int, int]](), rows
         while left:
             part, start, stop = self._pending.pop(0)
             cut = min(stop, start + left)
-            taken.append((part, (start, cut)))
+            parts.append(part)
+            spans.append((start, cut))
             if cut < stop:
                 self._pending.insert(0, (part, cut, stop))
             left -= cut - start
         self._waiting -= rows
-        spans = [span for _, span in taken]
-        self._encoded.append((self._encode(spans, self._config.compression, *(part for part, _ in taken)), rows))
+        self._encoded.append((self._encode(spans, self._config.compression, *parts), rows))
         if len(self._encoded) == self._config.groups_per_file:
             self._file()
 
@@ -358,13 +356,13 @@ class _SplitFiles:
         name = f"{self._folder}/part-{len(self.files):05d}.parquet"
         sizes = [rows for _, rows in self._encoded]
         groups = [group for group, _ in self._encoded]
-        self._written.append(self._write(self._apart, name, self._config.compression, sizes, *groups))
+        self._written.append(self._write(self._copied, name, self._config.compression, sizes, *groups))
         self.files.append(name)
         self.groups.append(sizes)
         self._encoded = []
 
 
-def _sampled(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame]:
+def _sample_rows(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame]:
     import ray
 
     for part in parts:
@@ -383,7 +381,10 @@ def _connect(ray: Any, address: str | None) -> None:
             raise ConfigError(message, hint=hint) from None
         return
     try:
-        _call(address)
+        # A connection that is opened and closed: Ray itself would try for a minute and a half.
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if port.isdigit():
+            socket.create_connection((host, int(port)), timeout=CALL_SECONDS).close()
         ray.init(address=address, **INIT_OPTIONS)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
@@ -421,10 +422,3 @@ def start_local_ray(ray: Any, **options: Any) -> None:
             hint="ingest.engine=local, another version of Ray (2.40 to 2.60 are known to work), or ingest.ray.address="
             "<host>:<port> of a Ray that you guard yourself",
         )
-
-
-def _call(address: str) -> None:
-    """Open a connection to ``host:port`` and close it: Ray itself tries for a minute and a half. OSError if none."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CALL_SECONDS).close()

@@ -40,14 +40,14 @@ class Answers:
 
 def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
     """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
-    fit, heard, typed = job.fit(), list[Counted](), list[np.ndarray]()
+    fit, blocks, typed = job.fit(), list[Counted](), list[np.ndarray]()
     for block in part.blocks():
         counted, partial, rows = count(block, job)
         fit.merge(partial)
-        heard.append(counted)
+        blocks.append(counted)
         if rows:
             typed.append(np.frombuffer(rows, np.uint8))
-    return (heard, typed, *fit.shares(ranges))
+    return (blocks, typed, *fit.shares(ranges))
 
 
 def look_at(part: Source, work: Callable[[Block], pl.DataFrame]) -> list[bytes]:
@@ -63,11 +63,9 @@ class Merger:
         self.total: SplitCounts | None = None
 
     def begin(self, job: CountJob) -> None:
-        """Count a day, or the whole log."""
         self.day = job.fit()
 
     def merge(self, share: SplitCounts) -> None:
-        """Take in what was counted of this range."""
         assert self.day is not None
         self.day.merge(share)
 
@@ -91,12 +89,12 @@ class Merger:
         fit = self.total if all_days else self.day
         assert fit is not None
         counts = [fit.train.counts[feature.name] for feature in features]
-        together = counts[0]
+        total = counts[0]
         if len(counts) > 1:
-            together = features[0].mapping.counts(features[0], len(fit.spec.sparse))
-            for each in counts:
-                together.merge(each)
-        return together.condensed(wanted_of(known, then)) if isinstance(together, VocabCounts) else together
+            total = features[0].mapping.counts(features[0], len(fit.spec.sparse))
+            for share in counts:
+                total.merge(share)
+        return total.condensed(wanted_of(known, then)) if isinstance(total, VocabCounts) else total
 
 
 def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
@@ -132,13 +130,15 @@ def answers(
 ) -> Answers:
     """See ``Answers``."""
     counts = whole(wanted_of(known, then), pieces)
-    same = then is not None and then.get("mapping") == counts.kind
+    shares = None
+    if then is not None and then.get("mapping") == counts.kind:
+        shares = counts.shares_of(then)
     return Answers(
         kind=counts.kind,
         distinct=counts.distinct,
         distribution=counts.distribution(TOP, BINS),
         curve=counts.curve(fitted, missing),
-        shares=counts.shares_of(then) if same and then is not None else None,
+        shares=shares,
     )
 
 
@@ -165,13 +165,16 @@ def transform_part(
     typed: Sequence[np.ndarray], job: TransformJob, folders: Sequence[str], *tables: FittedMapping
 ) -> tuple[Any, ...]:
     """Pass 2 of a part: rows by folder, and those rows as Arrow IPC. ``tables``: of ``job.spec.owners``."""
-    by_owner = dict(zip((f.name for f in job.spec.owners), tables, strict=True))
-    sparse = {f.name: by_owner[f.owner] for f in job.spec.sparse}
+    by_owner = dict(zip((column.name for column in job.spec.owners), tables, strict=True))
+    sparse = {column.name: by_owner[column.owner] for column in job.spec.sparse}
     job = replace(job, state=FittedState(dense=job.state.dense, sparse=sparse))
     blocks = [transformed(block, job) for block in typed]
-    frames = [pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else None for folder in folders]
-    heights = [0 if frame is None else frame.height for frame in frames]
-    return heights, *(bytes_of(frame) if frame is not None and frame.height else None for frame in frames)
+    heights, parts = list[int](), list[np.ndarray | None]()
+    for folder in folders:
+        frame = pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else pl.DataFrame()
+        heights.append(frame.height)
+        parts.append(bytes_of(frame) if frame.height else None)
+    return heights, *parts
 
 
 def bytes_of(frame: pl.DataFrame) -> np.ndarray:
@@ -195,7 +198,6 @@ def encode_group(spans: Sequence[tuple[int, int]], compression: str, *parts: np.
 def write_file(
     draft: Draft, name: str, compression: str, sizes: Sequence[int], *groups: Encoded
 ) -> dict[str, FileEntry]:
-    """Write file ``name`` of ``groups``, which have ``sizes`` rows."""
     with draft.open(name) as sink:
         file = RowsFile(sink, groups[0].schema, compression)
         for rows, group in zip(sizes, groups, strict=True):
@@ -207,7 +209,6 @@ def write_file(
 def write_mapping(
     draft: Draft, feature: SparseSpec, fitted: FittedMapping, compression: str, continued: bool
 ) -> dict[str, FileEntry]:
-    """Write the files of a fitted mapping."""
     for name, frame in feature.mapping.files(feature.name, fitted, continued=continued).items():
         write_frame(draft, name, frame, compression)
     return draft.files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +21,7 @@ from pipeline.config import SparseFeature, WatermarkConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.stage import raw_fingerprint
-from pipeline.plugins.connectors.iceberg_table import _IcebergDeletes
+from pipeline.plugins.connectors.iceberg_table import _deleted_rows
 from tests.ingest.test_formats import log
 from tests.plugins.connectors import test_delta
 from tests.plugins.connectors.test_delta import DAY, of_days, pinned
@@ -311,7 +312,7 @@ def test_deleted_rows_are_read_in_every_form(tmp_path, kind):
     else:
         (orc.write_table if kind == "orc" else pq.write_table)(table, str(file))
     deletes = DataFile.from_args(file_path=str(file), file_format=FileFormat[kind.upper()])
-    deleted = _IcebergDeletes(load_file_io({}, str(file)), "mine", (deletes,))
+    deleted = partial(_deleted_rows, load_file_io({}, str(file)), "mine", (deletes,))
     if kind == "avro":
         with pytest.raises(DataError, match="deletes, which deletes rows of mine, is AVRO, expected Parquet, ORC or"):
             deleted()
