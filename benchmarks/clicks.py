@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, TrainConfig
-from pipeline.ingest.footers import rows_writer
+from pipeline.ingest.output import rows_writer
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store

@@ -73,11 +73,11 @@ def _child(name: str, log: str) -> dict[str, Any]:
 
 
 def _ingested(log: str, *, held: bool) -> dict[str, Any]:
-    from pipeline.ingest import vocab_counts
+    from pipeline.ingest import counts
     from pipeline.ingest.stage import ingest
 
     if held:
-        vocab_counts.IDS_IN_MEMORY = vocab_counts.IDS_OF_A_FEATURE = 1 << 40
+        counts.IDS_IN_MEMORY = counts.IDS_OF_A_FEATURE = 1 << 40
     overrides = ["+data.dense.x={}", "+data.sparse.user={rows: 500000, min_count: 1}", "data.checks.leak=off"]
     config = compose(["data=csv", "data.name=ids", f"data.path={log}", *overrides])
     began = time.perf_counter()

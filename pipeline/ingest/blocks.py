@@ -13,16 +13,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipeline.ingest.dictionary_encoding import Coded, coded_ids, without_hashes
 from pipeline.ingest.duplicate_rate import place_hashes
+from pipeline.ingest.ids import Coded, coded_ids, without_hashes
+from pipeline.ingest.labels import thinned
 from pipeline.ingest.parse import DayRule, parse
-from pipeline.ingest.rejects import Reject
-from pipeline.ingest.sampling import thinned
 from pipeline.ingest.schema import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
+from pipeline.ingest.values import Reject
 from pipeline.native.column_kernels import narrowed
 from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 

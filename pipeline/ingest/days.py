@@ -15,11 +15,10 @@ from datetime import date, timedelta
 from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest.formats import format_named
-from pipeline.ingest.partitions import missing_partitions
-from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint, missing_partitions
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import decompressed, readable
-from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
+from pipeline.ingest.times import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records.dataset import dataset_path
 from pipeline.specs.connector import Delivery, Snapshot
 from pipeline.store.artifacts import Store

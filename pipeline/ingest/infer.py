@@ -23,20 +23,24 @@ from pipeline.ingest.columns import (
     comma_columns,
     first_and_last_day,
     form_of,
+    holds_numbers,
     is_hour,
     is_other_date,
     is_time,
     list_settings,
     shorten,
+    text_vector,
     transform_of,
+    unit_length,
+    weights_of,
+    width_of,
     without_broken_classes,
     without_broken_times,
 )
-from pipeline.ingest.kinds import holds_numbers, text_vector, unit_length, weights_of, width_of
 from pipeline.ingest.quality import left_out_auc
 from pipeline.ingest.sample import LogSample
+from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
-from pipeline.ingest.zones import standard
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
 # Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.

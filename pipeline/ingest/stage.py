@@ -21,28 +21,28 @@ from pipeline.config.data import DataConfig
 from pipeline.config.ingest import IngestConfig
 from pipeline.core.errors import ArtifactError, DataError
 from pipeline.core.registry import ENGINES, load_hooks
-from pipeline.ingest import days, history, synthetic, table_specs
+from pipeline.ingest import days, repeats, synthetic, table_specs
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.delayed_labels import corrected_rows
 from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import IngestEngine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
-from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
-from pipeline.ingest.histories.build_histories import BuiltHistories, build_histories
-from pipeline.ingest.histories.event_store import marks as history_marks
+from pipeline.ingest.histories import BuiltHistories, build_histories
+from pipeline.ingest.histories import history_marks as history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.parse import DayRule
-from pipeline.ingest.quality import LabelLeakCounts, distribution, verdict
+from pipeline.ingest.quality import LabelLeakCounts, RejectCounts, check_day, check_kept, distribution, held, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
-from pipeline.ingest.rejects import Quarantine
-from pipeline.ingest.schema import DataSpec, data_spec
+from pipeline.ingest.repeats import FoundRepeats, find_repeats
+from pipeline.ingest.schema import DataSpec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.state import continued_state, dataset_schema, make_profile, transforms_json
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
+from pipeline.ingest.values import Quarantine
 from pipeline.records.dataset import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs.connector import Snapshot
 from pipeline.specs.id_mapping import FittingDay
@@ -66,7 +66,7 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
         if mark:
-            others = [*history.marks(data, store), *history_marks(store, data)]
+            others = [*repeats.event_marks(data, store), *history_marks(store, data)]
             if others:
                 mark += days.LATE + "-".join(others)
     if not mark:
@@ -154,7 +154,7 @@ class _IngestRun:
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
         folders = [*self.splits, RAW, UNSEEN]
-        if history.keeps_events(data):
+        if repeats.keeps_events(data):
             folders.append(EVENTS)
         self.writers = {}
         for folder in folders:
@@ -174,7 +174,7 @@ class _IngestRun:
         self.repeats: FoundRepeats | None = None
         self.histories: BuiltHistories | None = None
         self.cut: TimeSplit | None = None
-        self.kept_events = history.Digest()
+        self.kept_events = repeats.EventDigest()
         self.corrected: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
@@ -364,8 +364,8 @@ class _IngestRun:
         assert self.state is not None
         store = self.draft.store
         for day, events in self.repeats.judged.late.items():
-            write_frame(self.draft, history.corrected_name(days.day_of(day)), events, self.settings.compression)
-            dataset = history.former_dataset(store, self.data, day)
+            write_frame(self.draft, repeats.corrected_name(days.day_of(day)), events, self.settings.compression)
+            dataset = repeats.former_dataset(store, self.data, day)
             assert dataset is not None
             rows = corrected_rows(store, dataset, events, day, self.spec, self.state)
             if rows is not None and rows.height:
@@ -416,10 +416,10 @@ class _IngestRun:
         if self.repeats is not None:
             judged = self.repeats.judged
             summary["rows_repeated"] = sum(judged.repeated.values())
-            summary["rows_relabelled"] = history.counted(judged.corrected)
-            summary["rows_corrected"] = history.counted(self.corrected)
+            summary["rows_relabelled"] = repeats.figures_by_day(judged.corrected)
+            summary["rows_corrected"] = repeats.figures_by_day(self.corrected)
             summary["events"] = str(self.kept_events)
-            summary.update(history.age(draft.store, self.data))
+            summary.update(repeats.label_dates(draft.store, self.data))
         if self.snapshot is not None:
             summary["snapshot"] = self.snapshot.version
         if profile.sequences:

@@ -17,12 +17,11 @@ import polars as pl
 from pipeline.config.features import PERCENTILE
 from pipeline.config.ingest import SplitConfig
 from pipeline.core.errors import ArtifactError, ConfigError
-from pipeline.ingest.binning import bin_bounds
+from pipeline.ingest.labels import CLICKS_FOR, COUNTS_FOR, typed
 from pipeline.ingest.moments import LOG_QUANTUM, Moments
-from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
 from pipeline.ingest.schema import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
+from pipeline.ingest.sketch import bin_bounds
 from pipeline.ingest.statistics_pass import Partial, SplitCounts
-from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform_pass import DenseTransform, FittedState, lossy, with_vocabulary
 from pipeline.records.dataset import (
     ROW_WEIGHT,

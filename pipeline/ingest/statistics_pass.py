@@ -16,17 +16,14 @@ import polars.selectors as cs
 
 from pipeline.config.ingest import SplitConfig
 from pipeline.ingest.counts import BinCounts
-from pipeline.ingest.dictionary_encoding import Coded, coded_ids, without_hashes
 from pipeline.ingest.duplicate_rate import Contents, row_hashes
 from pipeline.ingest.event_columns import Lengths, left_out_column
-from pipeline.ingest.ids import of_bits
-from pipeline.ingest.moments import Moments, measure, quantised_moments
-from pipeline.ingest.sampling import kept, sums
+from pipeline.ingest.ids import Coded, coded_ids, of_bits, without_hashes
+from pipeline.ingest.labels import kept, sums, typed
+from pipeline.ingest.moments import Moments, lengths_of, measure, moments_of, quantised_moments
 from pipeline.ingest.schema import DAY, DataSpec, DenseSpec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
-from pipeline.ingest.vectors import lengths_of, moments_of
 from pipeline.records.dataset import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 

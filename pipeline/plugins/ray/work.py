@@ -14,14 +14,13 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, transformed
-from pipeline.ingest.footers import Encoded, RowsFile, encoded
-from pipeline.ingest.output import plain, write_frame
+from pipeline.ingest.counts import VocabCounts
+from pipeline.ingest.output import Encoded, RowsFile, encoded, plain, write_frame
 from pipeline.ingest.quality import BINS, TOP, LabelLeakCounts
 from pipeline.ingest.schema import SparseSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store.artifacts import Draft
 from pipeline.store.manifest import FileEntry

@@ -18,7 +18,7 @@ from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConf
 from pipeline.core.errors import DataError, LaunchError, UnreachableError
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import answering
 from pipeline.plugins.ray.engine import RayEngine
 from tests.ingest.conftest import csv_config
