@@ -53,7 +53,7 @@ class CountJob:
     by_place: bool = False
     cut: TimeSplit | None = None
 
-    def fit(self) -> SplitCounts:
+    def empty_counts(self) -> SplitCounts:
         """What counts the rows; empty."""
         return SplitCounts(self.spec, self.test, by_place=self.by_place, cut=self.cut)
 
@@ -110,11 +110,11 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
     height, parsed = raw.frame.height, parse(raw.frame, raw.lines, job.spec, job.rule)
     # The raw rows are typed now and need not stay in memory.
     raw = replace(raw, frame=raw.frame.clear())
-    fit, typed = job.fit(), b""
+    split_counts, typed = job.empty_counts(), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
         places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
-        splits = fit.add(parsed.frame, coded, places)
+        splits = split_counts.add(parsed.frame, coded, places)
         masks = {TEST: splits.test, VALIDATION_ROW: splits.validation, KEPT: splits.kept, GAP: splits.left_out}
         columns = [mask.alias(name) for name, mask in masks.items() if mask is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
@@ -133,7 +133,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
         other_days=parsed.other_days,
         dropped=parsed.dropped,
     )
-    return counted, fit, typed
+    return counted, split_counts, typed
 
 
 def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:

@@ -181,7 +181,9 @@ class RowsWriter(Protocol):
 
 
 class IngestEngine(ExitStack, ABC):
-    """A log, or its days one after the other: ``count``, ``fit``, ``leaks``, ``fitted``, ``write``, ``end_day``.
+    """A log, or its days one after the other.
+
+    In this order: ``count``, ``split_counts``, ``count_label_leaks``, ``fit_state``, ``write``, ``end_day``.
 
     Of the last day, ``finalize`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
     the same sources again starts the day anew. What is kept in between is gone after ``with``.
@@ -202,11 +204,11 @@ class IngestEngine(ExitStack, ABC):
         """Pass 1 over every block of ``sources``."""
 
     @abstractmethod
-    def fit(self) -> SplitCounts:
+    def split_counts(self) -> SplitCounts:
         """What the last count counted, once all of its blocks were taken."""
 
     @abstractmethod
-    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Add typed train rows to ``alone`` until it has enough."""
 
     @abstractmethod
@@ -214,11 +216,13 @@ class IngestEngine(ExitStack, ABC):
         """The typed train rows of every block, for a mapping that looks at them again."""
 
     @abstractmethod
-    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fit_state(
+        self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
+    ) -> FittedState:
         """The transforms that the train rows ask for, after those of the day ``before``."""
 
     def continued(self, state: FittedState) -> FittedState:
-        """The state of another dataset, as ``fitted`` takes it for ``before``."""
+        """The state of another dataset, as ``fit_state`` takes it for ``before``."""
         return state
 
     @abstractmethod
@@ -272,8 +276,8 @@ class LocalEngine(IngestEngine):
         self.numbers: list[int] = []
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
-        self._fit: SplitCounts | None = None
-        self._leaks: Future[None] | None = None
+        self._split_counts: SplitCounts | None = None
+        self._label_leaks: Future[None] | None = None
         self._numbering = Numbering()
 
     def parts(self, source: Source) -> Sequence[Source]:
@@ -289,19 +293,19 @@ class LocalEngine(IngestEngine):
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
-        self._fit = total = job.fit()
+        self._split_counts = total = job.empty_counts()
         parts = list[Source]()
         for source in sources:
             parts += self.parts(source)
         parts = self._numbering.start(parts)
 
         def work(block: Block) -> tuple[Counted, SplitCounts, int | None]:
-            counted, fit, typed = count(block, job)
-            return counted, fit, self.spill.write(typed) if typed else None
+            counted, split_counts, typed = count(block, job)
+            return counted, split_counts, self.spill.write(typed) if typed else None
 
         def merge(result: tuple[Counted, SplitCounts, int | None]) -> tuple[Counted, int | None]:
-            counted, fit, number = result
-            total.merge(fit)
+            counted, split_counts, number = result
+            total.merge(split_counts)
             return counted, number
 
         for part, (counted, number) in map_in_order(parts, work, merge, self._blocks_at_once(job.spec)):
@@ -314,12 +318,12 @@ class LocalEngine(IngestEngine):
         # workers. Polars divides a wide block among threads of its own.
         return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
 
-    def fit(self) -> SplitCounts:
+    def split_counts(self) -> SplitCounts:
         """Everything, merged as it came."""
-        assert self._fit is not None
-        return self._fit
+        assert self._split_counts is not None
+        return self._split_counts
 
-    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
 
         def read() -> None:
@@ -328,32 +332,34 @@ class LocalEngine(IngestEngine):
                     return
                 alone.add(*train_codes(self.spill.block(number), first_test_day))
 
-        self._leaks = self._encoders.submit(read)
+        self._label_leaks = self._encoders.submit(read)
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
         return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
 
-    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fit_state(
+        self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
+    ) -> FittedState:
         # What pass 1 leaves behind lies elsewhere than pass 2 needs memory: glibc hands freed pages to the system.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
         # As many fits at a time as take no more memory than that of a single one may; of ids on disk one.
         features_at_once = 1
-        if not any(counts.on_disk for counts in fit.train.counts.values()):
+        if not any(counts.on_disk for counts in split_counts.train.counts.values()):
             ids = IDS_IN_MEMORY // max(sum(feature.mapping.vocabulary for feature in spec.sparse), 1)
             features_at_once = max(min(self.workers, IDS_OF_A_FEATURE // max(ids, 1)), 1)
 
         def fit_in_order(work: Callable[[A], B], features: Iterable[A]) -> Iterable[B]:
             return in_order(work, iter(features), features_at_once)
 
-        return fitted_state(spec, fit.train, before, day, fit_in_order)
+        return fitted_state(spec, split_counts.train, before, day, fit_in_order)
 
     def end_day(self) -> None:
         """Have the look at ids that give the label away end with the day."""
-        if self._leaks is not None:
-            self._leaks.result()
-            self._leaks = None
+        if self._label_leaks is not None:
+            self._label_leaks.result()
+            self._label_leaks = None
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> PartWriter:
         """Files written by this process, whose threads encode the columns."""

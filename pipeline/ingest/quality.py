@@ -41,9 +41,9 @@ LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
 _SMALLEST = 1e-4
 
 
-def distribution(spec: DataSpec, fit: SplitCounts) -> dict[str, Any]:
+def distribution(spec: DataSpec, split_counts: SplitCounts) -> dict[str, Any]:
     """What the next day is compared with: {"label_rate", "features": {name: missing, distinct, bins and shares}}."""
-    train = fit.train
+    train = split_counts.train
     features: dict[str, Any] = {}
     for dense in spec.dense:
         sketch = train.sketches[dense.name]
@@ -74,7 +74,7 @@ class Drift:
         return f"feature {self.feature!r}: {word} {self.before:.4g}, now {self.now:.4g}"
 
 
-def drifts(before: dict[str, Any], now: dict[str, Any], fit: SplitCounts) -> list[Drift]:
+def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCounts) -> list[Drift]:
     """Every figure of ``now`` beside that of the day ``before`` (both as ``distribution`` gives them)."""
     rate, rate_now = before["label_rate"], now["label_rate"]
     moved = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
@@ -85,7 +85,7 @@ def drifts(before: dict[str, Any], now: dict[str, Any], fit: SplitCounts) -> lis
         missing, distinct = (then["missing"], current["missing"]), (then["distinct"], current["distinct"])
         moved.append(Drift(name, "missing_share", *missing, abs(missing[1] - missing[0])))
         moved.append(Drift(name, "distinct", *distinct, abs(distinct[1] / max(distinct[0], 1) - 1)))
-        counted: Counts | Sketch = fit.train.counts.get(name) or fit.train.sketches[name]
+        counted: Counts | Sketch = split_counts.train.counts.get(name) or split_counts.train.sketches[name]
         shares = counted.shares_of(then)
         moved.append(Drift(name, "psi", 0.0, 0.0, psi(_whole(then["shares"], then), _whole(shares, current))))
     return moved
@@ -164,14 +164,14 @@ def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
     return grouped_auc(hits + misses, hits)
 
 
-def leaks(spec: DataSpec, fit: SplitCounts, alone: LabelLeakCounts, limit: float) -> dict[str, float]:
+def leaks(spec: DataSpec, split_counts: SplitCounts, alone: LabelLeakCounts, limit: float) -> dict[str, float]:
     """{feature: AUC} of those that predict the label alone better than ``limit``; none where there are few rows."""
     least = min(alone.positives, alone.rows - alone.positives)
     if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
         return {}
     areas = {}
     for dense in spec.dense:
-        areas[dense.name] = _dense_auc(fit.train.sketches[dense.name], fit.train)
+        areas[dense.name] = _dense_auc(split_counts.train.sketches[dense.name], split_counts.train)
     for sparse in spec.sparse:
         areas[sparse.name] = alone.auc(sparse.name)
     return {name: area for name, area in areas.items() if area > limit}
@@ -211,7 +211,7 @@ class QualityVerdict:
 
 def verdict(
     spec: DataSpec,
-    fit: SplitCounts,
+    split_counts: SplitCounts,
     alone: LabelLeakCounts,
     checks: ChecksConfig,
     now: dict[str, Any],
@@ -221,12 +221,12 @@ def verdict(
     """Look at leaks, and at drift of the distribution ``now`` from the one ``before``, of the dataset ``against``."""
     judged = QualityVerdict(against=against)
     if before is not None:
-        judged.drift = drifts(before, now, fit)
+        judged.drift = drifts(before, now, split_counts)
         held = beyond(judged.drift, checks.hold)
         judged.held += [drift.line() for drift in held]
         judged.warnings += [drift.line() for drift in beyond(judged.drift, checks.warn) if drift not in held]
     if checks.leak != "off":
-        judged.leaks = leaks(spec, fit, alone, checks.leak_auc)
+        judged.leaks = leaks(spec, split_counts, alone, checks.leak_auc)
         lines = judged.held if checks.leak == "hold" else judged.warnings
         for name, area in judged.leaks.items():
             lines.append(f"feature {name!r} alone predicts the label with AUC {area:.4f}")
@@ -252,7 +252,7 @@ class RejectCounts:
 
 
 def check_day(
-    fit: SplitCounts,
+    split_counts: SplitCounts,
     quarantine: Quarantine,
     data: DataConfig,
     day: date | None,
@@ -264,8 +264,8 @@ def check_day(
     Rows in quarantine of which no day is known count against the whole log.
     """
     where = data.path or "the synthetic log"
-    rows, clicks = fit.rows, fit.positives["train"]
-    kept = sum(rows.values()) + fit.gap.rows
+    rows, clicks = split_counts.rows, split_counts.positives["train"]
+    kept = sum(rows.values()) + split_counts.gap.rows
     # Then nothing tells that these rows are of another day.
     no_other = not kept and not counts.of_others
     quarantined = counts.of_day
@@ -289,17 +289,17 @@ def check_day(
     _check_share(quarantine, data, quarantined, seen)
     _check_share(quarantine, data, counts.of_none, seen + counts.of_none + counts.of_others)
     # A split by time may take all rows of a later day from training: the days before it have train rows.
-    cuts = fit.cut is not None and fit.tested.rows + fit.gap.rows > 0
-    if fit.test or (day in data.days[1:] and cuts):
+    cuts = split_counts.cut is not None and split_counts.tested.rows + split_counts.gap.rows > 0
+    if split_counts.test or (day in data.days[1:] and cuts):
         return
     if not rows["train"]:
-        raise _no_train_rows(fit, data)
-    if fit.test is None and not rows.get(VALIDATION, 1):
+        raise _no_train_rows(split_counts, data)
+    if split_counts.test is None and not rows.get(VALIDATION, 1):
         raise DataError(
             f"none of the {rows['train']:,} rows that are no test rows falls into the validation split",
             hint="data.split.validation_share=<larger> or data.split.validation_hours=<more>, or more rows",
         )
-    if data.split.by == "hours" and fit.test is None and not rows["test"]:
+    if data.split.by == "hours" and split_counts.test is None and not rows["test"]:
         raise DataError(
             f"none of the {rows['train']:,} rows of {day} falls into the test split, which is {_hours(data)}",
             hint="data.split.test_hours=<more>, or data.split.by=hash",
@@ -310,22 +310,22 @@ def check_day(
             f"{data.label.positive if clicks else data.label.negative!r}",
             hint="data.label.positive=<value that counts as a click>, or logs that hold both",
         )
-    _check_tasks(fit)
-    if data.weight is not None and not fit.train.labels[ROW_WEIGHT].maximum:
+    _check_tasks(split_counts)
+    if data.weight is not None and not split_counts.train.labels[ROW_WEIGHT].maximum:
         raise DataError(
             f"the weight of all {rows['train']:,} train rows is 0 ({data.weight})",
             hint="data.weight=null, or logs with rows that count",
         )
 
-    _check_shares(fit, data)
+    _check_shares(split_counts, data)
 
 
-def _check_shares(fit: SplitCounts, data: DataConfig) -> None:
+def _check_shares(split_counts: SplitCounts, data: DataConfig) -> None:
     # Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'.
     column = data.sampling.column
     if column is None or data.sampling.correct != BY_LOGIT:
         return
-    clicks, rows = fit.train.labels[OF_CLICKS], fit.train.labels[COUNTS_FOR]
+    clicks, rows = split_counts.train.labels[OF_CLICKS], split_counts.train.labels[COUNTS_FOR]
     if clicks.minimum == 1 and rows.mean > 1:
         raise DataError(
             f"{column} is 1 in all {clicks.count:,} train rows with a click, and less in others: it seems to be how "
@@ -334,20 +334,21 @@ def _check_shares(fit: SplitCounts, data: DataConfig) -> None:
         )
 
 
-def check_kept(train: int, fit: SplitCounts, data: DataConfig) -> None:
+def check_kept(train: int, split_counts: SplitCounts, data: DataConfig) -> None:
     """Raise DataError where none of the rows without a click stayed among the ``train`` rows."""
-    if data.sampling.negatives is not None and train <= fit.positives["train"]:
+    if data.sampling.negatives is not None and train <= split_counts.positives["train"]:
         raise DataError(
             f"data.sampling.negatives={data.sampling.negatives:g} leaves none of "
-            f"{fit.rows['train'] - fit.positives['train']:,} train rows without a click",
+            f"{split_counts.rows['train'] - split_counts.positives['train']:,} train rows without a click",
             hint="data.sampling.negatives=<larger>",
         )
 
 
-def _check_tasks(fit: SplitCounts) -> None:
-    for task in fit.spec.tasks:
-        seen = fit.train.labels[typed(task.name)]
-        message = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
+def _check_tasks(split_counts: SplitCounts) -> None:
+    for task in split_counts.spec.tasks:
+        seen = split_counts.train.labels[typed(task.name)]
+        rows = split_counts.train.rows
+        message = f"task {task.name!r}: of {rows:,} train rows, {seen.count:,} have a label ({task.column})"
         if not seen.count:
             raise DataError(message, hint=f"~data.tasks.{task.name}, or logs with such labels")
         if task.kind.classes and seen.minimum == seen.maximum:
@@ -357,22 +358,23 @@ def _check_tasks(fit: SplitCounts) -> None:
             )
 
 
-def _no_train_rows(fit: SplitCounts, data: DataConfig) -> DataError:
+def _no_train_rows(split_counts: SplitCounts, data: DataConfig) -> DataError:
     split = data.split
-    if fit.cut is not None:
+    if split_counts.cut is not None:
+        rows = sum(split_counts.rows.values()) + split_counts.gap.rows
         return DataError(
-            f"none of {sum(fit.rows.values()) + fit.gap.rows:,} rows can be trained on: the train rows of a split by "
-            f"time end at {time_text(fit.cut.train_until)}",
+            f"none of {rows:,} rows can be trained on: the train rows of a split by "
+            f"time end at {time_text(split_counts.cut.train_until)}",
             hint="data.split.gap_hours=<fewer>, data.split.test_share=<smaller>, or data.split.by=hash",
         )
-    days = f" (there are {len(fit.days)} days, the last {split.test_days} test)"
+    days = f" (there are {len(split_counts.days)} days, the last {split.test_days} test)"
     why, hint = {
         "hash": ("", "data.split.test_share=0.2, or more rows"),
         "day": (days, "data.split.test_days=<fewer>, or data.split.by=hash"),
         "hours": (f" ({_hours(data)})", "data.split.test_hours=<fewer>, or data.split.by=hash"),
     }[split.by]
     return DataError(
-        f"all {fit.rows['test']:,} rows fall into the test split, expected some train rows{why}", hint=hint
+        f"all {split_counts.rows['test']:,} rows fall into the test split, expected some train rows{why}", hint=hint
     )
 
 

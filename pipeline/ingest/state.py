@@ -368,12 +368,12 @@ def _read_table(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | No
         raise ArtifactError(f"{url} cannot be read: {error}", hint="data.mapping_from=<another day's>") from error
 
 
-def make_profile(spec: DataSpec, fit: SplitCounts, state: FittedState) -> Profile:
+def make_profile(spec: DataSpec, split_counts: SplitCounts, state: FittedState) -> Profile:
     """``profile.json`` of a fitted log, for the planner and people; every share is of train rows or train lookups."""
-    train = fit.train
+    train = split_counts.train
     label_rate, dense, sparse = dict[str, float](), dict[str, DenseProfile](), dict[str, FeatureProfile]()
-    for split, count in fit.rows.items():
-        label_rate[split] = fit.positives[split] / count if count else 0.0
+    for split, count in split_counts.rows.items():
+        label_rate[split] = split_counts.positives[split] / count if count else 0.0
     for number in spec.dense:
         dense[number.name] = _dense_profile(train.raw[number.name], train.rows * number.width)
     for feature in spec.sparse:
@@ -384,7 +384,7 @@ def make_profile(spec: DataSpec, fit: SplitCounts, state: FittedState) -> Profil
     if COUNTS_FOR in train.labels and train.labels[COUNTS_FOR].mean:
         base_rate = train.labels[CLICKS_FOR].mean / train.labels[COUNTS_FOR].mean
     return Profile(
-        rows=fit.rows,
+        rows=split_counts.rows,
         label_rate=label_rate,
         dense=dense,
         sparse=sparse,

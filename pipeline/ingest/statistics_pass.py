@@ -347,25 +347,27 @@ class SplitCounts:
         self.contents.merge(other.contents)
 
     def shares(self, count: int) -> list[SplitCounts]:
-        """Return ``count`` fits that merge to this one: ids by ranges of their hashes, all else in the first."""
-        fits = list[SplitCounts]()
-        for part in self.train.shares(count):
-            fit = copy.copy(self)
-            fit.train, fit.days = part, {}
-            if fits:
-                fit.validation, fit.tested, fit.gap, fit.contents = Tally(), Tally(), Tally(), Contents()
-            fits.append(fit)
+        """Return ``count`` counts that merge to this one: ids by ranges of their hashes, all else in the first."""
+        parts = list[SplitCounts]()
+        for share in self.train.shares(count):
+            part = copy.copy(self)
+            part.train, part.days = share, {}
+            if parts:
+                part.validation, part.tested, part.gap, part.contents = Tally(), Tally(), Tally(), Contents()
+            parts.append(part)
         for day, counted in self.days.items():
-            for fit, part in zip(fits, counted.train.shares(count), strict=True):
-                fit.days[day] = _Day(part, counted.validation if fit is fits[0] else Tally())
-        return fits
+            for part, share in zip(parts, counted.train.shares(count), strict=True):
+                part.days[day] = _Day(share, counted.validation if part is parts[0] else Tally())
+        return parts
 
     def without_counts(self) -> SplitCounts:
         """Return all but the counts of ids."""
-        fit = copy.copy(self)
-        fit.train = self.train.without_counts()
-        fit.days = {day: _Day(part.train.without_counts(), part.validation) for day, part in self.days.items()}
-        return fit
+        part = copy.copy(self)
+        part.train = self.train.without_counts()
+        part.days = {
+            day: _Day(counted.train.without_counts(), counted.validation) for day, counted in self.days.items()
+        }
+        return part
 
     @property
     def first_test_day(self) -> int:
@@ -373,8 +375,8 @@ class SplitCounts:
         return min(self.days, default=0)
 
     @property
-    def fits(self) -> bool:
-        """Whether there is anything to fit: the last days of a range that is split by time may have no train rows."""
+    def has_train_rows(self) -> bool:
+        """Whether there are rows to fit on: the last days of a range that is split by time may have none."""
         return not self.test and (self.cut is None or self.train.rows > 0)
 
     @property

@@ -116,13 +116,13 @@ class RayEngine(IngestEngine):
         for each in merged:
             self._get(each)
 
-    def fit(self) -> SplitCounts:
+    def split_counts(self) -> SplitCounts:
         """Sums and sketches; the counts of ids answer once they are settled."""
-        fit: SplitCounts = self._get(self._mergers[0].figures.remote())
-        fit.train.counts = {feature.name: RemoteCounts() for feature in fit.spec.sparse}
-        return fit
+        split_counts: SplitCounts = self._get(self._mergers[0].figures.remote())
+        split_counts.train.counts = {feature.name: RemoteCounts() for feature in split_counts.spec.sparse}
+        return split_counts
 
-    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
         if alone.enough:
             return
@@ -136,7 +136,9 @@ class RayEngine(IngestEngine):
         """The typed train rows, wherever they are asked for."""
         return partial(_sampled, [typed for typed, _ in self._typed], first_test_day)
 
-    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fit_state(
+        self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
+    ) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
         fitting, given, told = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
@@ -149,7 +151,7 @@ class RayEngine(IngestEngine):
             merger.close.remote()
         tables = dict(zip(told, self._get(list(told.values())), strict=True))
         return FittedState(
-            dense=fitted_dense(spec, fit.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse}
+            dense=fitted_dense(spec, split_counts.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse}
         )
 
     def continued(self, state: FittedState) -> FittedState:

@@ -39,14 +39,14 @@ class Answers:
 
 def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
     """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
-    fit, heard, typed = job.fit(), list[Counted](), list[np.ndarray]()
+    split_counts, heard, typed = job.empty_counts(), list[Counted](), list[np.ndarray]()
     for block in part.blocks():
         counted, partial, rows = count(block, job)
-        fit.merge(partial)
+        split_counts.merge(partial)
         heard.append(counted)
         if rows:
             typed.append(np.frombuffer(rows, np.uint8))
-    return (heard, typed, *fit.shares(ranges))
+    return (heard, typed, *split_counts.shares(ranges))
 
 
 def look_at(part: Source, work: Callable[[Block], pl.DataFrame]) -> list[bytes]:
@@ -63,7 +63,7 @@ class Merger:
 
     def begin(self, job: CountJob) -> None:
         """Count a day, or the whole log."""
-        self.day = job.fit()
+        self.day = job.empty_counts()
 
     def merge(self, share: SplitCounts) -> None:
         """Take in what was counted of this range."""
@@ -87,12 +87,12 @@ class Merger:
         self, features: Sequence[SparseSpec], known: pl.Series, then: Mapping[str, Any] | None = None, *, all_days: bool
     ) -> Counts:
         """Sums, the most frequent ids and the wanted ones of ``features``, which share a table, in this range."""
-        fit = self.total if all_days else self.day
-        assert fit is not None
-        counts = [fit.train.counts[feature.name] for feature in features]
+        split_counts = self.total if all_days else self.day
+        assert split_counts is not None
+        counts = [split_counts.train.counts[feature.name] for feature in features]
         together = counts[0]
         if len(counts) > 1:
-            together = features[0].mapping.counts(features[0], len(fit.spec.sparse))
+            together = features[0].mapping.counts(features[0], len(split_counts.spec.sparse))
             for each in counts:
                 together.merge(each)
         return together.condensed(wanted_of(known, then)) if isinstance(together, VocabCounts) else together

@@ -175,7 +175,7 @@ def test_a_worker_that_dies_is_replaced_and_what_ray_cannot_make_again_is_an_err
         assert "ingest.block_mib" in error.value.hint
         ray.kill(engine._mergers[0])
         with pytest.raises(LaunchError, match="Ray lost a worker"):
-            engine.fit()
+            engine.split_counts()
         merged = engine._mergers[0].figures.remote()
         with pytest.raises(LaunchError, match="Ray lost a worker"):
             engine._get(engine._task(killed_once)(merged))  # a task that waits for it
