@@ -1,4 +1,4 @@
-"""What a column of several values a row is: ids, weights of ids, a map of ids to weights, or a vector."""
+"""What a column of a log holds, by its values alone: numbers, times, a tail, lists of ids, maps, vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""How often the rows of a hashed feature and the values of a binned one were looked up; counts merge in any order."""
+"""How often the rows of a hashed feature and the values of a binned one were looked up; counts merge in any order.
+
+Of a vocabulary every id is counted, exactly and in bounded memory: beyond a limit the counts go to disk.
+There they lie in partitions by hash, so that those of an id meet again in one of them, and each partition is small
+enough to be added up by itself.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
-"""Blocks of the parts of a log, dealt to threads: one thread at a time reads a part, several read several.
+"""Who runs the two passes over the blocks of a log: threads of this process (``local``), or workers of Ray (``ray``).
 
-Whoever is free takes the next block of the first part that nobody reads at the moment, so a part that is slow to decode
-holds nobody up, and a second one is opened only where the first cannot keep all threads busy. Each open part takes
-memory: of a Parquet file a row group.
+An engine counts every block of its sources, keeps their typed rows, fits the mappings of ids, and writes those rows.
+Everything happens in the order of the blocks, whoever finishes first, so a dataset's bytes are the same out of both.
+
+Threads of this process share the parts of a log: one thread at a time reads a part, several read several. Whoever is
+free takes the next block of the first part that nobody reads at the moment, so a part that is slow to decode holds
+nobody up, and a second one is opened only where the first cannot keep all threads busy. Each open part takes memory:
+of a Parquet file a row group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Gzip files of several members (RFC 1952, section 2.2), as ``cat a.gz b.gz``, bgzip and log collectors write them.
+"""Files of a log as sources of blocks, whole or in parts.
 
-Every member can be unpacked by itself. Where one begins is found by its first bytes and by unpacking what follows:
-bytes that look so by chance unpack to nothing of that length. Members end anywhere, also within a line, so a part is
-some members without the rest of the line before, and with the rest of its own last line.
+A gzip file may have several members (RFC 1952, section 2.2), as ``cat a.gz b.gz``, bgzip and log collectors write
+them. Every member can be unpacked by itself. Where one begins is found by its first bytes and by unpacking what
+follows: bytes that look so by chance unpack to nothing of that length. Members end anywhere, also within a line, so a
+part is some members without the rest of the line before, and with the rest of its own last line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The events that a dataset keeps for the histories of the days after it: ``histories/<name>/part-*.parquet``.
+"""Histories that a log does not have: of every row, what its user did before, from the log and the days before.
 
-Each dataset keeps those of its own days, and a night reads those of the days before that its histories reach. Their
-checksums are part of the night's key, so a day that is ingested again with other events makes the next days again.
+A pass of its own finds which events belong to which row, and keeps them in a temporary file. Each dataset keeps the
+events of its own days (``histories/<name>/part-*.parquet``), and a night reads those of the days before that its
+histories reach. Their checksums are part of the night's key, so a day that is ingested again with other events makes
+the next days again.
 """
 
 from __future__ import annotations

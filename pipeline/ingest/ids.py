@@ -1,4 +1,8 @@
-"""Stable 64-bit hashes: of ids (xxhash64 of their UTF-8 bytes, seed per feature), of events' keys and of whole rows."""
+"""Ids: fields to 64-bit hashes, one or several a row, with their weights; crosses of columns; hashes of whole rows.
+
+A hash is xxhash64 of the UTF-8 bytes of an id, seeded per feature. ``Coded`` has the ids of a block as codes into its
+distinct hashes: they are counted and mapped once for each id, not for each lookup.
+"""
 
 from __future__ import annotations
 

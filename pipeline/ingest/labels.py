@@ -1,4 +1,6 @@
-"""Rows without a click that are left out: which ones, the share that stays, and what a row then counts for.
+"""Labels of further tasks, weights of rows, and rows without a click that are left out.
+
+Typed columns: ``task:<name>`` (Float32, null where the row has no label of the task) and ``ROW_WEIGHT`` (Float32).
 
 With a share w of the rows without a click kept, the odds of a click among the kept rows are 1 / w times the true ones
 (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", section 6.3).

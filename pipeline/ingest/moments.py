@@ -3,6 +3,11 @@
 Sums are kept as integers, so merging partial sums is associative: the figures, down to the last bit, do
 not depend on how rows were cut into blocks. Logarithms are rounded to multiples of 2^-16 for the sums
 (not in the data), which moves mean and deviation by less than 1e-5.
+
+Vectors are dense features whose value is several numbers, such as an embedding of another model. A typed column of
+vectors is an Array(Float32, width), null where missing. Float32 is what such vectors are stored as, so that 0.1 is
+the same number out of a Parquet file and out of text. Statistics are of all numbers together; what a sketch counts is
+the vector's length. -0 is 0.
 """
 
 from __future__ import annotations

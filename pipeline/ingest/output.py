@@ -1,8 +1,8 @@
-"""Parquet files put together from columns that were encoded apart, on several threads or machines.
+"""Writing the dataset: Parquet parts with row groups of exact size, whose columns are encoded on several threads.
 
-Arrow encodes one column after the other. The bytes of a column do not depend on what lies around them; only the footer,
-a Thrift structure in the compact protocol, says where they are. So a file can be written piece by piece: it is the one
-that Arrow writes from the same rows alone, byte for byte (Apache Parquet: file format, metadata).
+Arrow encodes one column after the other. The bytes of a column do not depend on what lies around them; only the
+footer, a Thrift structure in the compact protocol, says where they are. So a file can be written piece by piece: it
+is the one that Arrow writes from the same rows alone, byte for byte (Apache Parquet: file format, metadata).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """``quality.json``: how these rows differ from the day before's, and whether a feature gives the label away.
 
-Population stability index (PSI): sum of (p - q) ln(p / q) over the bins of the day before, p and q their shares of the
-rows then and now. Below 0.1 nothing moved, above 0.25 much did.
+Population stability index (PSI): sum of (p - q) ln(p / q) over the bins of the day before, p and q their shares of
+the rows then and now. Below 0.1 nothing moved, above 0.25 much did.
+
+Also what stops an ingestion: nothing to train on, too many rows in quarantine, checks that hold the logs.
 """
 
 from __future__ import annotations

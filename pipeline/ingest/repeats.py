@@ -1,7 +1,11 @@
 """Which rows of an event stay, and which labels clicks that came later correct: exact, in bounded memory.
 
-Events lie in a temporary file, in partitions by the hash of their key, so that those of an event meet in one of them. A
-partition is judged by itself. What stays in memory is 8 bytes for each row that is dropped or corrected.
+Events lie in a temporary file, in partitions by the hash of their key, so that those of an event meet in one of them.
+A partition is judged by itself. What stays in memory is 8 bytes for each row that is dropped or corrected.
+
+A dataset with ``data.dedupe`` keeps the events of its rows (``events/``), as they came. Where clicks of its logs
+belong to rows of days before, it keeps their events in ``corrected/<day>.parquet``: its own training sees these rows
+again, and the next ingestion of that day corrects their labels.
 """
 
 from __future__ import annotations

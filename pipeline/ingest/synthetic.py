@@ -1,11 +1,18 @@
-"""Synthetic logs of users: a click depends on the last item of the row's category that the user saw.
+"""Synthetic click logs: Criteo-shaped, with a planted logistic truth, so that the best reachable NE is known.
 
-A user sees items of a few categories (``data.synthetic.interests``), one in every slot of a day, and each item has an
-effect drawn once. The log odds of a row are a bias plus the effect of one item: of the user's earlier rows in the row's
-own category, the last. So the best model finds that one event. A sum over the history mixes its effect with those of
-all earlier items of the category, and the row's own item says nothing.
+A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs
++ products of the effects of four features). A click may convert, by a planted truth of its own.
+The pairs are a few drawn ones, or all within planted blocks of features (``data.synthetic.blocks``).
+Days (``data.day``) are drawn from a truth that changes from one to the next, each from its own seeds.
+Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
+into blocks. It holds strings, as a log does, and takes the same path as a real one.
 
-Slots are drawn one after the other, each from its own seed; the log of a day goes on from what its users saw before.
+With ``data.synthetic.users`` the log is one of users: a click depends on the last item of the row's category that the
+user saw. A user sees items of a few categories (``data.synthetic.interests``), one in every slot of a day, and each
+item has an effect drawn once. The log odds of a row are a bias plus the effect of one item: of the user's earlier
+rows in the row's own category, the last. So the best model finds that one event. A sum over the history mixes its
+effect with those of all earlier items of the category, and the row's own item says nothing. Slots are drawn one after
+the other, each from its own seed; the log of a day goes on from what its users saw before.
 """
 
 from __future__ import annotations

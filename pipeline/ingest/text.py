@@ -1,9 +1,12 @@
-"""Records of delimited text that go over several lines: a quoted field may hold line breaks.
+"""Delimited text: bytes to blocks of whole lines, blocks to frames of strings, bad lines aside.
 
-A line with an odd number of quotes opens a quoted field that it does not close, or closes one. It is the first line of
-a record if the text up to the end of the next such line is one record, with as many fields as there are columns, and
-no longer than LONGEST; else a quote in it is a stray one, which costs that line alone. So what is a record depends on
-what follows its first line and on nothing before it, and on no cut of the file.
+A record is a line, or several where a quoted field holds line breaks. Blocks are cut between records, and
+a stray quote costs one line, not the rest of the file.
+
+A line with an odd number of quotes opens a quoted field that it does not close, or closes one. It is the first line
+of a record if the text up to the end of the next such line is one record, with as many fields as there are columns,
+and no longer than LONGEST; else a quote in it is a stray one, which costs that line alone. So what is a record
+depends on what follows its first line and on nothing before it, and on no cut of the file.
 """
 
 from __future__ import annotations

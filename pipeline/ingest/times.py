@@ -1,4 +1,4 @@
-"""Days and hours of a time zone: where a day ends, which hours it lacks, and points in time from what a log writes."""
+"""The day, the hour and the time of a row, read from numbers, dates, timestamps or text; zones; a split by time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rows that cannot be trained on: why each is rejected, and the quarantine that lists them.
+"""Fields to typed values: text, numbers, and the rows that are rejected on the way, which the quarantine lists.
 
-Parsers have limits of their own, and what one raises for a row must not end a night. Whatever it raises, ``by_halves``
-finds the rows that can be read, and the others are rejected. Faults of the machine, and messages for the user, are
-raised as they are.
+Parsers have limits of their own, and what one raises for a row must not end a night. Whatever it raises,
+``by_halves`` finds the rows that can be read, and the others are rejected. Faults of the machine, and messages for
+the user, are raised as they are.
 """
 
 from __future__ import annotations

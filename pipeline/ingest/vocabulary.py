@@ -1,11 +1,19 @@
 """Ids that stay: the vocabulary of a feature, continued from day to day.
 
-On the first build ids are ranked by falling count, later ones are appended in the same order. An id keeps its row until
-it was not seen for ``evict_after_days``, or until the table is full and an id without a row is looked up more: the row
-then becomes that id's. Ids that are too rare, or for which there is no row, wait as candidates with their counts, the
-most frequent ``kept_ids`` of them.
+On the first build ids are ranked by falling count, later ones are appended in the same order. An id keeps its row
+until it was not seen for ``evict_after_days``, or until the table is full and an id without a row is looked up more:
+the row then becomes that id's. Ids that are too rare, or for which there is no row, wait as candidates with their
+counts, the most frequent ``kept_ids`` of them.
 
 How much an id is looked up by now is its heat: its lookups, each of which counts for a tenth less with every day.
+
+Mapping ``learned`` decides which ids share a row (Learning to Collide, arXiv 2203.15837). Frequent ids have rows of
+their own. A factorisation machine (Rendle 2010) with a few dimensions, trained for a moment on some of the train
+rows, tells what the others are like: a k-d tree over its weights cuts them into as many cells of equal lookups as
+there are rows for them. What it says of an id that was seen a few times is the luck of its labels: ids put together
+by that would fit the train rows and nothing else. So an id counts only where more than half of what is seen of it is
+its own (empirical Bayes, Efron and Morris 1975); the others, and those never seen, hash into the rest of the rows.
+The clustering is our own design; the paper gives none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrow batches, of whatever source, as raw frames: maps as lists of pairs, arrays of fixed size as lists."""
+"""Files of typed columns, Parquet and ORC: read in blocks of rows by Arrow, only the columns that are asked for."""
 
 from __future__ import annotations
 
