@@ -27,8 +27,7 @@ from pipeline.ingest.delayed_labels import corrected_rows
 from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import IngestEngine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
-from pipeline.ingest.histories import BuiltHistories, build_histories
-from pipeline.ingest.histories import history_marks as history_marks
+from pipeline.ingest.histories import BuiltHistories, build_histories, history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.quality import LabelLeakCounts, RejectCounts, check_day, check_kept, distribution, held, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
