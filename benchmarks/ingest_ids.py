@@ -61,10 +61,10 @@ def _generate(log: str, ids: int) -> None:
 
 
 def _one(log: str, *, held: bool) -> None:
-    from pipeline.ingest import vocab_counts
+    from pipeline.ingest import counts
 
     if held:
-        vocab_counts.IDS_IN_MEMORY = vocab_counts.IDS_OF_A_FEATURE = 1 << 40
+        counts.IDS_IN_MEMORY = counts.IDS_OF_A_FEATURE = 1 << 40
     columns = ["+data.dense.x={}", "+data.sparse.user={rows: 500000, min_count: 1}", "data.checks.leak=off"]
     config = compose(["data=csv", "data.name=ids", f"data.path={log}", *columns])
     began = time.perf_counter()

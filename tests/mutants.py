@@ -134,7 +134,7 @@ MODULES = {
         ),
     ),
     "ids": Module(
-        (*("ingest/ids.py", "ingest/hashing.py", "ingest/vocabulary.py", "ingest/id_mappings.py"),),
+        (*("ingest/ids.py", "ingest/ids.py", "ingest/vocabulary.py", "ingest/id_mappings.py"),),
         (
             (
                 "ingest/test_ids.py",

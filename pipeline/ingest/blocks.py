@@ -13,16 +13,16 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipeline.ingest.dictionary_encoding import Coded, coded_ids, without_hashes
 from pipeline.ingest.duplicate_rate import place_hashes
+from pipeline.ingest.ids import Coded, coded_ids, without_hashes
+from pipeline.ingest.labels import thinned
 from pipeline.ingest.parse import DayRule, parse
-from pipeline.ingest.rejects import Reject
-from pipeline.ingest.sampling import thinned
 from pipeline.ingest.schema import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
+from pipeline.ingest.values import Reject
 from pipeline.native.column_kernels import narrowed
 from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
@@ -53,7 +53,7 @@ class CountJob:
     by_place: bool = False
     cut: TimeSplit | None = None
 
-    def fit(self) -> SplitCounts:
+    def empty_counts(self) -> SplitCounts:
         """What counts the rows; empty."""
         return SplitCounts(self.spec, self.test, by_place=self.by_place, cut=self.cut)
 
@@ -110,11 +110,11 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
     height, parsed = raw.frame.height, parse(raw.frame, raw.lines, job.spec, job.rule)
     # The raw rows are typed now and need not stay in memory.
     raw = replace(raw, frame=raw.frame.clear())
-    fit, typed = job.fit(), b""
+    split_counts, typed = job.empty_counts(), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
         places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
-        splits = fit.add(parsed.frame, coded, places)
+        splits = split_counts.add(parsed.frame, coded, places)
         masks = {TEST: splits.test, VALIDATION_ROW: splits.validation, KEPT: splits.kept, GAP: splits.left_out}
         columns = [mask.alias(name) for name, mask in masks.items() if mask is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
@@ -133,7 +133,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
         other_days=parsed.other_days,
         dropped=parsed.dropped,
     )
-    return counted, fit, typed
+    return counted, split_counts, typed
 
 
 def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:

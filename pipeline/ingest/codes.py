@@ -51,179 +51,42 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
 # Letters of a word of the lists by which longer ones end: workclass, but not velocity by city.
 _LEAST_ENDING = 5
-_CODE_WORDS = (
-    "user",
-    "visitor",
-    "item",
-    "ad",
-    "movie",
-    "city",
-    "country",
-    "weekday",
-    "dow",
-    "campaign",
-    "advertiser",
-    "brand",
-    "genre",
-    "region",
-    "state",
-    "shop",
-    "store",
-    "site",
-    "website",
-    "device",
-    "product",
-    "customer",
-    "member",
-    "publisher",
-    "creative",
-    "occupation",
-    "gender",
-    "sex",
-    "race",
-    "status",
-    "relationship",
-    "ip",
-    "app",
-    "os",
-    "channel",
-    "browser",
-    "carrier",
-    "network",
-    "slot",
-    "placement",
-    "banner",
-    "job",
-    "education",
-    "language",
-    "locale",
-    "seller",
-    "vendor",
-    "author",
-    "artist",
-    "news",
-    "hotel",
-    "route",
-    "airport",
-    "department",
-    "account",
-    "flight",
-    "platform",
-    "domain",
-    "province",
-    "district",
-    "currency",
-    "weather",
-    "daytime",
+
+
+def _words_of(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_CODE_WORDS = _words_of(
+    """
+    user visitor item ad movie city country weekday dow campaign advertiser brand genre region state shop store
+    site website device product customer member publisher creative occupation gender sex race status
+    relationship ip app os channel browser carrier network slot placement banner job education language locale
+    seller vendor author artist news hotel route airport department account flight platform domain province
+    district currency weather daytime
+    """
 )
 # These make a code of what stands before them, of a quantity too: age_group, price_category, time_zone.
-_GROUP_WORDS = (
-    "id",
-    "code",
-    "key",
-    "zip",
-    "group",
-    "bucket",
-    "bracket",
-    "band",
-    "zone",
-    "timezone",
-    "category",
-    "segment",
-    "cluster",
-    "type",
-    "class",
+_GROUP_WORDS = _words_of(
+    """
+    id code key zip group bucket bracket band zone timezone category segment cluster type class
+    """
 )
-_QUANTITY_WORDS = (
-    "age",
-    "price",
-    "count",
-    "cnt",
-    "amount",
-    "duration",
-    "year",
-    "years",
-    "yr",
-    "hours",
-    "minutes",
-    "seconds",
-    "days",
-    "timestamp",
-    "time",
-    "gain",
-    "loss",
-    "cost",
-    "total",
-    "sum",
-    "size",
-    "length",
-    "width",
-    "height",
-    "weight",
-    "score",
-    "rating",
-    "rate",
-    "rank",
-    "income",
-    "distance",
-    "views",
-    "clicks",
-    "visits",
-    "orders",
-    "impressions",
-    "stock",
-    "stars",
-    "position",
-    "quantity",
-    "qty",
-    "volume",
-    "balance",
-    "budget",
-    "salary",
-    "revenue",
-    "sales",
-    "population",
-    "percent",
-    "ratio",
-    "speed",
-    "temperature",
-    "latency",
-    "delay",
-    "discount",
-    "bid",
-    "fee",
-    "tip",
-    "feedback",
-    "pct",
+_QUANTITY_WORDS = _words_of(
+    """
+    age price count cnt amount duration year years yr hours minutes seconds days timestamp time gain loss cost
+    total sum size length width height weight score rating rate rank income distance views clicks visits orders
+    impressions stock stars position quantity qty volume balance budget salary revenue sales population percent
+    ratio speed temperature latency delay discount bid fee tip feedback pct
+    """
 )
 # Quantities (num_visits), but for things that are numbered.
 _NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")
-_NUMBERED = frozenset(
-    (
-        "account",
-        "customer",
-        "department",
-        "device",
-        "flight",
-        "gate",
-        "invoice",
-        "item",
-        "line",
-        "member",
-        "order",
-        "part",
-        "phone",
-        "product",
-        "room",
-        "route",
-        "seat",
-        "serial",
-        "shop",
-        "store",
-        "train",
-        "user",
-        "vendor",
-    )
+_NUMBERED = _words_of(
+    """
+    account customer department device flight gate invoice item line member order part phone product room route
+    seat serial shop store train user vendor
+    """
 )
 _KINDS = {
     **dict.fromkeys(_CODE_WORDS, "code"),

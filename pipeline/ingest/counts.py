@@ -1,16 +1,23 @@
-"""How often the rows of a hashed feature and the values of a binned one were looked up; counts merge in any order."""
+"""How often the rows of a hashed feature and the values of a binned one were looked up; counts merge in any order.
+
+Of a vocabulary every id is counted, exactly and in bounded memory: beyond a limit the counts go to disk.
+There they lie in partitions by hash, so that those of an id meet again in one of them, and each partition is small
+enough to be added up by itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.hashing import estimated_distinct
+from pipeline.ingest.ids import estimated_distinct
 from pipeline.ingest.sketch import Sketch
-from pipeline.records.dataset import MISSING_ROW
+from pipeline.ingest.spill import KeyPartitions
+from pipeline.records.dataset import MISSING_ROW, RESERVED_ROWS
 from pipeline.specs.id_mapping import BINS, FittedMapping, HeldCounts, IdCounts
 
 # Distinct ids of a hashed feature are exact up to here, then estimated.
@@ -116,3 +123,217 @@ class BinCounts(HeldCounts):
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
         """Shares of the bins between ``then["bounds"]``."""
         return self.sketch.shares_of(then)
+
+
+COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
+# Distinct ids of all features together, about 64 bytes each.
+IDS_IN_MEMORY = 1 << 23
+# Of one feature at most: while they are merged they take several times as much.
+IDS_OF_A_FEATURE = 1 << 21
+LEAST_KEPT = 1 << 18
+_MERGE_ROWS = 1 << 15
+_PARTITION_BITS = 6
+
+
+class VocabCounts(IdCounts):
+    """How often each id of one feature was looked up; what was counted merges in any order.
+
+    ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
+    """
+
+    IDS = "ids"
+
+    def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
+        self.kept, self.limit = kept, limit
+        self.pieces: list[pl.DataFrame] = []
+        self.merged_rows = 0
+        self._disk: KeyPartitions | None = None
+        self._settled: _Settled | None = None
+
+    @staticmethod
+    def sharing(rows: int, vocabularies: int) -> VocabCounts:
+        """Empty counts for a table of ``rows``, of one of ``vocabularies`` features that share the memory for ids."""
+        return VocabCounts(kept_ids(rows), min(IDS_IN_MEMORY // max(vocabularies, 1), IDS_OF_A_FEATURE))
+
+    def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
+        """Count lookups of distinct ``hashes`` with their raw ``ids``."""
+        columns = [pl.Series("hash", hashes, pl.UInt64), ids.alias("id"), pl.Series("count", counts, pl.Int64)]
+        self._append([pl.DataFrame(columns)])
+
+    def merge(self, other: VocabCounts) -> None:
+        """Take in what ``other`` counted."""
+        if other._disk is not None:
+            for part in other._disk.blocks():
+                self._append([part])
+        self._append([_copied(piece) for piece in other.pieces])
+
+    def shares(self, count: int) -> list[VocabCounts]:
+        """By ranges of hashes."""
+        if count == 1 and self._disk is None:
+            self._merged()
+            return [self]
+        parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
+        for table in [self._merged()] if self._disk is None else [*self._disk.blocks(), self._merged()]:
+            hashes = table["hash"].to_numpy()
+            order = np.argsort(hashes)
+            bounds = [(number << 64) // count for number in range(1, count)]
+            cuts = [0, *np.searchsorted(hashes[order], np.array(bounds, np.uint64)).tolist(), len(order)]
+            for part, start, stop in zip(parts, cuts[:-1], cuts[1:], strict=True):
+                if stop > start:
+                    part.pieces.append(table[order[start:stop]])
+        return parts
+
+    def condensed(self, wanted: pl.Series) -> VocabCounts:
+        """What a fit and the checks need of these counts: sums, the ``kept`` most frequent ids and the ``wanted``."""
+        self.settle(wanted)
+        every = self._all()
+        return self._of(_Settled(_best([every.table], self.kept, wanted), every.distinct, every.total))
+
+    @staticmethod
+    def joined(pieces: Sequence[VocabCounts], wanted: pl.Series) -> VocabCounts:
+        """The ``condensed`` counts of all ranges of hashes, together."""
+        tables, distinct, total = [], 0, 0
+        for piece in pieces:
+            part = piece._all()
+            tables.append(part.table)
+            distinct += part.distinct
+            total += part.total
+        return pieces[0]._of(_Settled(_best(tables, pieces[0].kept, wanted), distinct, total))
+
+    def _of(self, settled: _Settled) -> VocabCounts:
+        other = VocabCounts(self.kept, self.limit)
+        other._settled = settled
+        return other
+
+    def _append(self, pieces: list[pl.DataFrame]) -> None:
+        self.pieces += pieces
+        self._settled = None
+        # Merging whenever what waits outgrows half of the merged table costs O(1) per row in total.
+        rows = sum(piece.height for piece in self.pieces)
+        if rows - self.merged_rows > self.merged_rows // 2 + _MERGE_ROWS or rows > 2 * self.limit:
+            self._merged()
+            if self.merged_rows > self.limit:
+                self._disk = self._disk or KeyPartitions("hash", waiting=0, bits=_PARTITION_BITS)
+                self._disk.add(self.pieces[0])
+                self.pieces, self.merged_rows = [], 0
+
+    def _merged(self) -> pl.DataFrame:
+        if not self.pieces:
+            return pl.DataFrame(schema=COUNTS)
+        if len(self.pieces) > 1:
+            merged = _added_up(self.pieces)
+            self.pieces, self.merged_rows = [merged], merged.height
+        return self.pieces[0]
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether there were more than ``limit``."""
+        return self._disk is not None
+
+    def settle(self, wanted: pl.Series | None = None) -> None:
+        """Add up what is on disk, if anything is: ``table`` then has the hashes ``wanted`` among others."""
+        wanted = pl.Series([], dtype=pl.UInt64) if wanted is None else wanted
+        known = self._settled
+        if self._disk is None or (known is not None and wanted.is_in(known.table["hash"].implode()).all()):
+            return
+        self._disk.add(self._merged())
+        self.pieces, self.merged_rows = [], 0
+        self._settled = _settled(self._disk, self.kept, wanted)
+
+    def _all(self) -> _Settled:
+        if self._disk is None and self._settled is None:
+            merged = self._merged()
+            return _Settled(merged, merged.height, int(merged["count"].sum()))
+        if self._settled is None:
+            self.settle()
+        assert self._settled is not None
+        return self._settled
+
+    def table(self) -> pl.DataFrame:
+        """Counts, one row per id, in no particular order: of all ids, or (many on disk) the ``kept`` most frequent."""
+        return self._all().table
+
+    @property
+    def distinct(self) -> int:
+        """Distinct ids, exactly."""
+        return self._all().distinct
+
+    @property
+    def total(self) -> int:
+        """Lookups of all ids."""
+        return self._all().total
+
+    @property
+    def kind(self) -> str:
+        """Ids are compared by their hashes, whatever rows they have."""
+        return self.IDS
+
+    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
+        """See ``HeldCounts``; a continued row may have no lookup."""
+        known = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
+        if fitted.lookup is not None:
+            seen = self.table().join(fitted.lookup, on="hash", how="inner").select("row", "count")
+            np.add.at(known, seen["row"].to_numpy() - RESERVED_ROWS, seen["count"].to_numpy())
+        return np.concatenate([[missing, self.total - int(known.sum())], known])
+
+    def distribution(self, ids: int, bins: int) -> dict[str, Any]:
+        """Shares of the most frequent ids."""
+        top = self.table().top_k(ids, by=["count", "hash"]).sort(["count", "hash"], descending=True)
+        shares = top["count"].to_numpy() / max(self.total, 1)
+        return {"distinct": self.distinct, "keys": top["hash"].to_numpy().tolist(), "shares": shares.tolist()}
+
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """Shares of the ids whose hashes are ``then["keys"]``."""
+        wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
+        seen = wanted.join(self.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
+        return seen.to_numpy() / max(self.total, 1)
+
+
+def kept_ids(rows: int) -> int:
+    """How many ids of a feature with a table of ``rows`` are told apart where there are too many for memory."""
+    return max(2 * rows, LEAST_KEPT)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The sums over all that was counted, and a ``table`` of the ids that are told apart."""
+
+    table: pl.DataFrame
+    distinct: int
+    total: int
+
+
+def _settled(disk: KeyPartitions, kept: int, wanted: pl.Series) -> _Settled:
+    best, named = pl.DataFrame(schema=COUNTS), []
+    distinct = total = 0
+    for counted in disk:
+        part = _added_up([counted])
+        distinct += part.height
+        total += int(part["count"].sum())
+        named.append(part.filter(pl.col("hash").is_in(wanted.implode())))
+        best = pl.concat([best, part]).sort(["count", "hash"], descending=[True, False]).head(kept)
+    rest = pl.concat(named).join(best.select("hash"), on="hash", how="anti")
+    return _Settled(pl.concat([best, rest]).rechunk(), distinct, total)
+
+
+def _best(tables: Sequence[pl.DataFrame], kept: int, wanted: pl.Series) -> pl.DataFrame:
+    # The `kept` most frequent ids of `tables` (ties by hash), and those with hashes in `wanted`.
+    table = pl.concat(tables)
+    if table.height <= kept:
+        return table
+    ranked = table.sort(["count", "hash"], descending=[True, False])
+    rest = ranked.slice(kept)
+    return pl.concat([ranked.head(kept), rest.filter(pl.col("hash").is_in(wanted.implode()))]).rechunk()
+
+
+def _copied(piece: pl.DataFrame) -> pl.DataFrame:
+    # The same in memory of its own.
+    # What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
+    # again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
+    half = piece.height // 2
+    return pl.concat([piece.head(half), piece.slice(half)], rechunk=True)
+
+
+def _added_up(pieces: list[pl.DataFrame]) -> pl.DataFrame:
+    # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
+    return pl.concat(pieces).group_by("hash").agg(pl.min("id"), pl.sum("count"))

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 
 from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest.formats import format_named
-from pipeline.ingest.partitions import missing_partitions
-from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.parse import DayRule
+from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint, missing_partitions
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import decompressed, readable
-from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
+from pipeline.ingest.times import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records.dataset import dataset_path
 from pipeline.specs.connector import Delivery, Snapshot
 from pipeline.store.artifacts import Store
@@ -256,3 +256,22 @@ def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
         return None
     dataset = day_dataset(store, data.name, data.day)
     return dataset if dataset is not None and dataset.key != key else None
+
+
+def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
+    """Return the rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
+
+    Args:
+        day: the day that is ingested; None is the whole log, which has no rule.
+        named: all days of the dataset. Late rows of these belong to the day that brings them, early rows to their own.
+    """
+    if day is None:
+        return None
+    if not data.has_file_per_day:
+        others = "drop"
+    elif data.late == "own_day":
+        others = "keep"
+    else:
+        others = "quarantine"
+    first = day_number(named[0]) if named else None
+    return DayRule(day=day_number(day), others=others, reach=data.late_days, first=first)

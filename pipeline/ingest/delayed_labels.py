@@ -13,11 +13,11 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.blocks import TRAIN_EVENT
-from pipeline.ingest.history import events_of
+from pipeline.ingest.labels import after_click
 from pipeline.ingest.parse import parse
+from pipeline.ingest.repeats import events_of
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, transforms_json, unreadable_sequence
-from pipeline.ingest.tasks import after_click
 from pipeline.ingest.transform_pass import FittedState, transform
 from pipeline.records.dataset import LABEL, MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, task_column
 from pipeline.records.record import read

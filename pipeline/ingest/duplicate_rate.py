@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 import xxhash
 
-from pipeline.ingest.hashing import estimated_distinct, hash_rows
+from pipeline.ingest.ids import estimated_distinct, hash_rows
+from pipeline.ingest.moments import hashes_of
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import added_up
-from pipeline.ingest.vectors import hashes_of
 from pipeline.native.column_kernels import mixed
 
 # Distinct contents, those with the smallest hashes.

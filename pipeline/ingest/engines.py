@@ -2,18 +2,25 @@
 
 An engine counts every block of its sources, keeps their typed rows, fits the mappings of ids, and writes those rows.
 Everything happens in the order of the blocks, whoever finishes first, so a dataset's bytes are the same out of both.
+
+Threads of this process share the parts of a log: one thread at a time reads a part, several read several. Whoever is
+free takes the next block of the first part that nobody reads at the moment, so a part that is slow to decode holds
+nobody up, and a second one is opened only where the first cannot keep all threads busy. Each open part takes memory:
+of a Parquet file a row group.
 """
 
 from __future__ import annotations
 
 import ctypes
+import queue
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -21,8 +28,8 @@ import pyarrow as pa
 from pipeline.config.ingest import IngestConfig
 from pipeline.core.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
+from pipeline.ingest.counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
 from pipeline.ingest.output import PartWriter, encoded_frame
-from pipeline.ingest.parallel import map_in_order
 from pipeline.ingest.quality import LabelLeakCounts
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sources import Block, Source
@@ -30,17 +37,140 @@ from pipeline.ingest.spill import Spill
 from pipeline.ingest.state import fitted_state
 from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
 from pipeline.records.dataset import EVENTS
 from pipeline.specs.id_mapping import FittingDay
 from pipeline.store.artifacts import Draft
+
+# Threads that one reader keeps busy: a block takes less to be read than to be worked on.
+_BY_EACH_READER = 3
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def map_in_order(
+    parts: Sequence[Source], work: Callable[[Block], A], take: Callable[[A], B], workers: int
+) -> Iterator[tuple[int, B]]:
+    """Yield what comes of every block of ``parts``, with the number of its part, in the order of the blocks.
+
+    ``work``: of a block, by ``workers`` threads. ``take``: of what it makes, by the calling thread, as soon as that is
+    there, in any order; what it returns waits for its turn. An error is raised when the turn of its block comes.
+    """
+    deal = _PartQueue(parts, work, workers)
+    waiting: dict[tuple[int, int], _BlockOutcome[B]] = {}
+    at = (0, 0)
+    with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
+        try:
+            for _ in range(workers):
+                pool.submit(deal.run)
+            while at[0] < len(parts):
+                place, outcome = deal.next()
+                waiting[place] = _BlockOutcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
+                del outcome
+                while at in waiting:
+                    ready = waiting.pop(at)
+                    if ready.error is not None:
+                        raise ready.error
+                    for each in ready.made:
+                        yield at[0], each
+                    at = (at[0] + 1, 0) if ready.ended else (at[0], at[1] + 1)
+        finally:
+            deal.stop()
+
+
+@dataclass(frozen=True)
+class _BlockOutcome(Generic[A]):
+    """Of a place in a part: an error, or that the part has ended, or what was made of the block."""
+
+    error: BaseException | None
+    ended: bool
+    made: list[A]
+
+
+class _OpenPart:
+    """A part that is being read."""
+
+    def __init__(self, number: int, source: Source) -> None:
+        self.number, self.blocks, self.read, self.is_read = number, _blocks(source), 0, False
+
+
+class _PartQueue(Generic[A]):
+    """Which thread reads which part, and what they have made. ``_room``: for blocks that are under way."""
+
+    def __init__(self, parts: Sequence[Source], work: Callable[[Block], A], workers: int) -> None:
+        self._parts, self._work, self._workers = parts, work, workers
+        self._most_open = -(-workers // _BY_EACH_READER)
+        self._open: list[_OpenPart] = []
+        self._opened = 0
+        self._changed, self._stopped = threading.Condition(), False
+        self._room = threading.Semaphore(workers + 1)
+        self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
+
+    def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
+        done = self._done.get()
+        self._room.release()
+        return done
+
+    def stop(self) -> None:
+        # Have the threads end after the blocks that they work on.
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._room.release(self._workers)
+
+    def run(self) -> None:
+        while True:
+            self._room.acquire()
+            part = self._claimed()
+            if part is None:
+                return
+            self._done.put(((part.number, part.read), self._outcome(part)))
+
+    def _outcome(self, part: _OpenPart) -> _BlockOutcome[A]:
+        try:
+            block = self._next_block(part)
+            return _BlockOutcome(None, block is None, [] if block is None else [self._work(block)])
+        except BaseException as error:
+            # Raised in the calling thread, whatever it is.
+            return _BlockOutcome(error, False, [])
+
+    def _claimed(self) -> _OpenPart | None:
+        with self._changed:
+            while not self._stopped:
+                part = next((each for each in self._open if not each.is_read), None)
+                if part is None and self._opened < len(self._parts) and len(self._open) < self._most_open:
+                    part = _OpenPart(self._opened, self._parts[self._opened])
+                    self._open.append(part)
+                    self._opened += 1
+                if part is not None:
+                    part.is_read = True
+                    return part
+                if not self._open:
+                    return None
+                self._changed.wait()
+        return None
+
+    def _next_block(self, part: _OpenPart) -> Block | None:
+        # The next block of `part`, which others may read from then on; None at its end.
+        block = None
+        try:
+            block = next(part.blocks, None)
+            return block
+        finally:
+            with self._changed:
+                part.is_read, part.read = False, part.read + 1
+                if block is None:
+                    self._open.remove(part)
+                self._changed.notify_all()
+
+
+def _blocks(source: Source) -> Iterator[Block]:
+    yield from source.blocks()
+
 
 # Columns of all blocks that are under way at a time: each has counts, and copies, of its own.
 _COLUMNS_TOGETHER = 2560
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
 _MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class RowsWriter(Protocol):
@@ -55,7 +185,9 @@ class RowsWriter(Protocol):
 
 
 class IngestEngine(ExitStack, ABC):
-    """A log, or its days one after the other: ``count``, ``fit``, ``leaks``, ``fitted``, ``write``, ``end_day``.
+    """A log, or its days one after the other.
+
+    In this order: ``count``, ``split_counts``, ``count_label_leaks``, ``fit_state``, ``write``, ``end_day``.
 
     Of the last day, ``finalize`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
     the same sources again starts the day anew. What is kept in between is gone after ``with``.
@@ -76,11 +208,11 @@ class IngestEngine(ExitStack, ABC):
         """Pass 1 over every block of ``sources``."""
 
     @abstractmethod
-    def fit(self) -> SplitCounts:
+    def split_counts(self) -> SplitCounts:
         """What the last count counted, once all of its blocks were taken."""
 
     @abstractmethod
-    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Add typed train rows to ``alone`` until it has enough."""
 
     @abstractmethod
@@ -88,11 +220,13 @@ class IngestEngine(ExitStack, ABC):
         """The typed train rows of every block, for a mapping that looks at them again."""
 
     @abstractmethod
-    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fit_state(
+        self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
+    ) -> FittedState:
         """The transforms that the train rows ask for, after those of the day ``before``."""
 
     def continued(self, state: FittedState) -> FittedState:
-        """The state of another dataset, as ``fitted`` takes it for ``before``."""
+        """The state of another dataset, as ``fit_state`` takes it for ``before``."""
         return state
 
     @abstractmethod
@@ -146,8 +280,8 @@ class LocalEngine(IngestEngine):
         self.numbers: list[int] = []
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
-        self._fit: SplitCounts | None = None
-        self._leaks: Future[None] | None = None
+        self._split_counts: SplitCounts | None = None
+        self._label_leaks: Future[None] | None = None
         self._numbering = Numbering()
 
     def parts(self, source: Source) -> Sequence[Source]:
@@ -163,19 +297,19 @@ class LocalEngine(IngestEngine):
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
-        self._fit = total = job.fit()
+        self._split_counts = total = job.empty_counts()
         parts = list[Source]()
         for source in sources:
             parts += self.parts(source)
         parts = self._numbering.start(parts)
 
         def work(block: Block) -> tuple[Counted, SplitCounts, int | None]:
-            counted, fit, typed = count(block, job)
-            return counted, fit, self.spill.write(typed) if typed else None
+            counted, split_counts, typed = count(block, job)
+            return counted, split_counts, self.spill.write(typed) if typed else None
 
         def merge(result: tuple[Counted, SplitCounts, int | None]) -> tuple[Counted, int | None]:
-            counted, fit, number = result
-            total.merge(fit)
+            counted, split_counts, number = result
+            total.merge(split_counts)
             return counted, number
 
         for part, (counted, number) in map_in_order(parts, work, merge, self._blocks_at_once(job.spec)):
@@ -188,12 +322,12 @@ class LocalEngine(IngestEngine):
         # workers. Polars divides a wide block among threads of its own.
         return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
 
-    def fit(self) -> SplitCounts:
+    def split_counts(self) -> SplitCounts:
         """Everything, merged as it came."""
-        assert self._fit is not None
-        return self._fit
+        assert self._split_counts is not None
+        return self._split_counts
 
-    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
 
         def read() -> None:
@@ -202,32 +336,34 @@ class LocalEngine(IngestEngine):
                     return
                 alone.add(*train_codes(self.spill.block(number), first_test_day))
 
-        self._leaks = self._encoders.submit(read)
+        self._label_leaks = self._encoders.submit(read)
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
         return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
 
-    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fit_state(
+        self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
+    ) -> FittedState:
         # What pass 1 leaves behind lies elsewhere than pass 2 needs memory: glibc hands freed pages to the system.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
         # As many fits at a time as take no more memory than that of a single one may; of ids on disk one.
         features_at_once = 1
-        if not any(counts.on_disk for counts in fit.train.counts.values()):
+        if not any(counts.on_disk for counts in split_counts.train.counts.values()):
             ids = IDS_IN_MEMORY // max(sum(feature.mapping.vocabulary for feature in spec.sparse), 1)
             features_at_once = max(min(self.workers, IDS_OF_A_FEATURE // max(ids, 1)), 1)
 
         def fit_in_order(work: Callable[[A], B], features: Iterable[A]) -> Iterable[B]:
             return in_order(work, iter(features), features_at_once)
 
-        return fitted_state(spec, fit.train, before, day, fit_in_order)
+        return fitted_state(spec, split_counts.train, before, day, fit_in_order)
 
     def end_day(self) -> None:
         """Have the look at ids that give the label away end with the day."""
-        if self._leaks is not None:
-            self._leaks.result()
-            self._leaks = None
+        if self._label_leaks is not None:
+            self._label_leaks.result()
+            self._label_leaks = None
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> PartWriter:
         """Files written by this process, whose threads encode the columns."""

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.hashing import hash_ids
-from pipeline.ingest.ids import as_lists
-from pipeline.ingest.rejects import RejectedRows
+from pipeline.ingest.ids import as_lists, hash_ids
 from pipeline.ingest.schema import DataSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.values import absent_in, elements_of, nulls, strings_of
-from pipeline.ingest.zones import instants, standard
+from pipeline.ingest.times import instants, standard
+from pipeline.ingest.values import RejectedRows, absent_in, elements_of, nulls, strings_of
 from pipeline.records.dataset import SequenceProfile
 
 # Bins of the histogram of lengths, at most.

@@ -2,22 +2,26 @@
 
 An event's key is told by 128 bits, two xxhash64 of other seeds: the odds that any two of 10^12 keys share them are
 1 in 10^15.
+
+For histories: who did what, and when.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 
 from pipeline.config.ingest import SamplingConfig, SplitConfig
-from pipeline.ingest.hashing import hash_event_keys
+from pipeline.core.errors import DataError
+from pipeline.ingest.ids import hash_event_keys
 from pipeline.ingest.parse import parse
-from pipeline.ingest.rejects import RejectedRows
-from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
+from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec, HistoryPlan
 from pipeline.ingest.sources import Block, RawBlock
-from pipeline.ingest.values import text_of
+from pipeline.ingest.times import instants, standard
+from pipeline.ingest.values import RejectedRows, text_of
 from pipeline.records.dataset import LABEL
 
 # The columns of events: two hashes of the key, whether the row came with a click, its day and its line.
@@ -30,7 +34,7 @@ FOUND = {
 }
 
 
-def narrow(spec: DataSpec) -> DataSpec:
+def narrow_to_key(spec: DataSpec) -> DataSpec:
     """What is read of a row to find its event: label, key and day."""
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
@@ -113,3 +117,80 @@ class MarkedRows:
         frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, clicked)).filter(pl.Series(stay))
         further = raw.further_lines + int((~stay).sum())
         return replace(raw, frame=frame, lines=raw.lines[stay], further_lines=further)
+
+
+_KEPT = {"key": pl.UInt64, "check": pl.UInt64, "time": pl.Int64, "day": pl.Int32, "counts": pl.Boolean}
+
+
+def value_columns(plan: HistoryPlan) -> list[str]:
+    """The columns of events that hold what they are of, one for each of ``plan.of``."""
+    return [f"value{number}" for number in range(len(plan.of))]
+
+
+def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
+    """The columns of events, but for the lines of their rows.
+
+    ``key``, ``check``: hashes of the user. ``time``: microseconds since 1970. ``counts``: whether it is part of
+    histories. Values are text, "" where missing.
+    """
+    return {**_KEPT, **dict.fromkeys(value_columns(plan), pl.String)}
+
+
+def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
+    """What is read of a row to find its event: label, day, user, time, and what it is of."""
+    narrowed = replace(narrow_to_key(spec), event_key=None)
+    columns = {}
+    for name, override in narrowed.columns.items():
+        if name != spec.event_key or name in plan.read:
+            columns[name] = override
+    for name in plan.read:
+        columns[name] = spec.columns[name]
+    return replace(narrowed, columns=columns)
+
+
+@dataclass(frozen=True)
+class ReadEvents:
+    """The events of the rows of a block whose label and day parse and that have a user and a time, with their lines.
+
+    ``spec``: as of ``narrow_to_history``. ``day``: of rows that carry none.
+    """
+
+    spec: DataSpec
+    plan: HistoryPlan
+    day: int = 0
+
+    def __call__(self, block: Block) -> pl.DataFrame:
+        """Columns of ``event_schema``, and ``line``."""
+        plan, spec = self.plan, self.spec
+        raw = block.read()
+        parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
+        frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
+        rejected = RejectedRows(parsed.lines)
+        text, present = {}, {}
+        for name in plan.read:
+            if isinstance(frame[name].dtype, pl.List):
+                raise DataError(
+                    f"{raw.file}: column {name!r} holds lists, expected one value a row: a row is one event of one "
+                    "user",
+                    hint=f"{plan.setting_of(name)}=<a column with one value a row>",
+                )
+            text[name] = text_of(frame[name], spec, rejected)
+            is_missing = text[name].is_in(list(spec.missing)).fill_null(False)
+            present[name] = text[name].set(is_missing, None)
+        user = present[plan.by]
+        key, check = hash_event_keys(user.fill_null(""))
+        written = standard(frame[plan.time], text[plan.time], spec.time_format)
+        time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
+        day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
+        values = [present[column] for column in plan.of.values()]
+        # What an event is of comes first; one that is of nothing is none.
+        counts = values[0].is_not_null()
+        if plan.where == spec.label:
+            counts &= parsed.frame[LABEL] > 0
+        elif plan.where is not None:
+            counts &= (text[plan.where].cast(pl.Float64, strict=False) > 0).fill_null(False)
+        columns = {"key": key, "check": check, "time": time, "day": day.cast(pl.Int32), "counts": counts}
+        for name, value in zip(value_columns(plan), values, strict=True):
+            columns[name] = value.fill_null("")
+        columns["line"] = pl.Series(parsed.lines, dtype=pl.Int64)
+        return pl.DataFrame(columns).filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))

@@ -13,8 +13,7 @@ from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay, IdMappi
 if TYPE_CHECKING:
     import polars as pl
 
-    from pipeline.ingest.counts import BinCounts
-    from pipeline.ingest.vocab_counts import VocabCounts
+    from pipeline.ingest.counts import BinCounts, VocabCounts
 
 
 class VocabMapping(IdMapping):
@@ -25,7 +24,7 @@ class VocabMapping(IdMapping):
 
     def counts(self, feature: MappedFeature, vocabularies: int) -> VocabCounts:
         """Exact counts by id: a share of eight million ids in memory, the rest on disk."""
-        from pipeline.ingest.vocab_counts import VocabCounts
+        from pipeline.ingest.counts import VocabCounts
 
         return VocabCounts.sharing(feature.rows, vocabularies)
 
@@ -75,7 +74,7 @@ class HashMapping(IdMapping):
     @property
     def ways(self) -> tuple[Callable[[pl.Series, int], pl.Series], ...]:
         """Functions of hashes and the table's rows to row numbers."""
-        from pipeline.ingest.hashing import hash_rows_of
+        from pipeline.ingest.ids import hash_rows_of
 
         return (hash_rows_of,)
 
@@ -103,7 +102,7 @@ class _DoubleHash(HashMapping):
     @property
     def ways(self) -> tuple[Callable[[pl.Series, int], pl.Series], ...]:
         # Two hashes that are as good as independent.
-        from pipeline.ingest.hashing import hash_rows_of, second_rows_of
+        from pipeline.ingest.ids import hash_rows_of, second_rows_of
 
         return hash_rows_of, second_rows_of
 
@@ -118,7 +117,7 @@ class _Learned(VocabMapping):
         self, feature: MappedFeature, counts: VocabCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
         # Decided once: later days keep who shares a row with whom.
-        from pipeline.ingest.learned_collision import probe, shared_rows
+        from pipeline.ingest.vocabulary import probe, shared_rows
 
         return before or shared_rows(feature, counts.table(), day.once(probe)[feature.name])
 
@@ -159,7 +158,7 @@ class _Bins(IdMapping):
         self, feature: MappedFeature, counts: BinCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
         # Bounds of bins, as `data.sparse.<name>.bins_by` says; decided once.
-        from pipeline.ingest.binning import bin_bounds
+        from pipeline.ingest.sketch import bin_bounds
 
         bounds = bin_bounds(counts.sketch, feature.bins_by, feature.rows - RESERVED_ROWS)
         return before or FittedMapping(rows=feature.rows, bounds=bounds)

@@ -1,17 +1,122 @@
-"""Ids: fields to 64-bit hashes, one or several a row, with their weights; numbers as ids; crosses of columns."""
+"""Ids: fields to 64-bit hashes, one or several a row, with their weights; crosses of columns; hashes of whole rows.
+
+A hash is xxhash64 of the UTF-8 bytes of an id, seeded per feature. ``Coded`` has the ids of a block as codes into its
+distinct hashes: they are counted and mapped once for each id, not for each lookup.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import polars as pl
+import polars_hash as plh
 import pyarrow as pa
+import xxhash
 
-from pipeline.ingest.hashing import hash_ids
-from pipeline.ingest.rejects import RejectedRows, shown
-from pipeline.ingest.schema import DataSpec, SparseSpec
+from pipeline.ingest.schema import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
-from pipeline.ingest.values import FLOAT32_MAX, absent_in, elements_of, nulls, number_of, strings_of
+from pipeline.ingest.values import (
+    FLOAT32_MAX,
+    RejectedRows,
+    absent_in,
+    elements_of,
+    nulls,
+    number_of,
+    shown,
+    strings_of,
+)
+from pipeline.native.column_kernels import coded, counted
+from pipeline.native.text_kernels import hashed
+from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import MappedFeature
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+# Rows mixed at a time.
+_IN_CACHE = 1 << 14
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Series:
+    """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null, and so does an id that is ``missing``."""
+    words = [hash_of(word, seed) for word in missing]
+    own = hashed(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words) if ids.dtype == pl.String else None
+    if own is not None:
+        return pl.Series(own)
+    hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
+    absent = ids.is_null() | hashes.is_in(pl.Series(words, dtype=pl.UInt64).implode()).fill_null(False)
+    return hashes.zip_with(~absent, nulls(pl.UInt64, len(ids))) if absent.any() else hashes
+
+
+def hash_of(text: str, seed: int) -> int:
+    """xxhash64 of the UTF-8 bytes of ``text``."""
+    return xxhash.xxh64_intdigest(text.encode(), seed)
+
+
+def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Table row (Int32) of each hash: 2 + hash modulo (rows - 2)."""
+    return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int32) + RESERVED_ROWS
+
+
+def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Another row (Int32) of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
+    mixed = hashes.fill_null(0).to_numpy() * _MULTIPLIER
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX[0]
+    return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
+
+
+def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
+    """One uint64 per row over ``columns`` (uint64 words, one array per column, in the schema's order).
+
+    Depends on the row's values alone: not on its place, its file or the format it came in.
+    """
+    total = np.zeros(len(columns[0]), np.uint64)
+    for start in range(0, len(total), _IN_CACHE):
+        part = slice(start, start + _IN_CACHE)
+        _mix(total[part], [words[part] for words in columns])
+    return total
+
+
+def _mix(total: np.ndarray, columns: list[np.ndarray]) -> None:
+    shifted = np.empty_like(total)
+    for words in columns:
+        np.bitwise_xor(total, words, out=total)
+        np.multiply(total, _MULTIPLIER, out=total)
+        np.bitwise_xor(total, np.right_shift(total, np.uint64(32), out=shifted), out=total)
+    for factor in _MIX:
+        np.bitwise_xor(total, np.right_shift(total, np.uint64(30), out=shifted), out=total)
+        np.multiply(total, factor, out=total)
+    np.bitwise_xor(total, np.right_shift(total, np.uint64(31), out=shifted), out=total)
+
+
+def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
+    """Distinct hashes by the at most ``kept`` smallest, rising: exact below that, else within a few percent (KMV)."""
+    if len(smallest) < kept:
+        return len(smallest)
+    return round((kept - 1) / (float(smallest[-1]) / 2.0**64))
+
+
+def event_key_columns(
+    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: RejectedRows
+) -> list[pl.Series]:
+    """The typed columns of the rows' events; a row without a key is rejected. ``clicked``: labels as they came."""
+    column = spec.event_key or ""
+    text = texts.get(column)
+    if text is None:  # of a list
+        text = nulls(pl.String, raw.height)
+    rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    key, check = hash_event_keys(text.fill_null(""))
+    own = clicked > 0
+    if CLICKED_LATER in raw.columns:
+        own |= raw[CLICKED_LATER] == 1
+    return [key.alias(EVENT), check.alias(EVENT_CHECK), own.alias(CAME_CLICKED)]
+
+
+def hash_event_keys(text: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """The two hashes (UInt64) of each key."""
+    return hash_ids(text, xxhash.xxh64_intdigest(b"event")), hash_ids(text, xxhash.xxh64_intdigest(b"event check"))
+
 
 # How lists explode into their elements and nothing else.
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
@@ -281,3 +386,75 @@ def crossed(flat: pl.DataFrame, beside: pl.Series | None) -> pl.DataFrame:
     own = beside.gather(flat["row"]).alias("beside")
     joined = flat.with_columns(own).filter(pl.col("beside").is_not_null())
     return joined.with_columns(pl.concat_str("id", "beside", separator=CROSS).alias("id")).drop("beside")
+
+
+@dataclass(frozen=True)
+class Coded:
+    """``hashes``: the distinct ones, uint64; ``codes``: each lookup's place in them, ``len(hashes)`` for a missing id.
+
+    ``lengths``: lookups of each row, int64, at least one; None where every row has one.
+    """
+
+    hashes: np.ndarray
+    codes: np.ndarray
+    lengths: np.ndarray | None = None
+
+    @staticmethod
+    def of(frame: pl.DataFrame, feature: SparseSpec) -> Coded:
+        """The lookups of ``feature`` in typed rows."""
+        distinct, codes = coded(flat_hashes(frame, feature).to_arrow())
+        return Coded(distinct, codes, ids_per_row(frame, feature) if feature.multi else None)
+
+    @staticmethod
+    def of_codes(hashes: np.ndarray, codes: pl.Series) -> Coded:
+        """As ``codes_by_row`` gives the ``codes``."""
+        if codes.dtype != pl.List:
+            return Coded(hashes, codes.to_numpy())
+        return Coded(hashes, codes.explode().to_numpy(), codes.list.len().to_numpy().astype(np.int64))
+
+    def codes_by_row(self) -> pl.Series:
+        """The codes, or lists of them, in as few bytes as they need."""
+        codes = self.codes
+        if len(codes) <= 1 << 16 or codes.max() < 1 << 16:
+            codes = codes.astype(np.uint16)
+        return self.by_row(pl.Series(codes))
+
+    def by_row(self, values: pl.Series) -> pl.Series:
+        """A value of each lookup as a value, or as a list, of each row."""
+        if self.lengths is None:
+            return values
+        return as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
+
+    def by_lookup(self, values: np.ndarray) -> np.ndarray:
+        """A value of each row for each of its lookups."""
+        return values if self.lengths is None else np.repeat(values, self.lengths)
+
+    def of_rows(self, keep: np.ndarray) -> Coded:
+        """The lookups of the rows ``keep`` (bool [rows]); all hashes."""
+        lengths = None if self.lengths is None else self.lengths[keep]
+        return Coded(self.hashes, self.codes[self.by_lookup(keep)], lengths)
+
+    def counts(self, keep: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, int]:
+        """Of the rows ``keep`` (bool [rows]; None: all): lookups of each hash, the first of them; those of none.
+
+        All int64. The first lookup of a hash that those rows do not have means nothing.
+        """
+        lookups = None if keep is None else self.by_lookup(keep)
+        counts, first = counted(self.codes, lookups, len(self.hashes))
+        return counts[:-1], first[:-1], int(counts[-1])
+
+    def hashes_by_row(self) -> pl.Series:
+        """The hash, or the list of hashes, of every row; null where missing."""
+        known = pl.concat([pl.Series(self.hashes), pl.Series([None], dtype=pl.UInt64)])
+        return self.by_row(known.gather(self.codes))
+
+
+def without_hashes(frame: pl.DataFrame, coded: Iterable[str]) -> pl.DataFrame:
+    """Typed rows without raw ids, and without the hashes of the ``coded`` features."""
+    hashes = {f"hash:{name}" for name in coded}
+    return frame.select(name for name in frame.columns if name not in hashes and not name.startswith("id:"))
+
+
+def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
+    """The ids of typed rows by feature, of those that are no numbers."""
+    return {feature.name: Coded.of(frame, feature) for feature in spec.sparse if not feature.mapping.numbers}

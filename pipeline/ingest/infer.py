@@ -12,31 +12,33 @@ import polars as pl
 
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.config.ingest import ChecksConfig
-from pipeline.core.errors import DataError
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.codes import why_codes
 from pipeline.ingest.columns import (
     BINS,
-    NUMERIC_SHARE,
     SampleColumn,
     bins_of,
     comma_columns,
     first_and_last_day,
     form_of,
+    holds_numbers,
     is_hour,
     is_other_date,
     is_time,
     list_settings,
     shorten,
+    text_vector,
     transform_of,
-    without_broken_classes,
+    unit_length,
+    weights_of,
+    width_of,
     without_broken_times,
 )
-from pipeline.ingest.kinds import holds_numbers, text_vector, unit_length, weights_of, width_of
+from pipeline.ingest.label_choice import choose_label, happened, label_classes, only_among
 from pipeline.ingest.quality import left_out_auc
 from pipeline.ingest.sample import LogSample
+from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
-from pipeline.ingest.zones import standard
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
 # Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
@@ -48,8 +50,6 @@ ROW_ID_SHARE = 0.98
 MOST_REPEATED = 0.8
 # Rows by which anything is concluded from how many values differ.
 LEAST_ROWS = 100
-# Share of a label's values that its two classes are at least.
-LABEL_SHARE = 0.95
 # NE that exact values gain over bins, from which on a number is looked up too.
 ALSO_AN_ID = 0.001
 # Values of a whole number, and rows for each of them, by which it is looked up too.
@@ -57,9 +57,6 @@ FEW = 100
 # Periods of a log whose rows have times: what a value says is judged by rows of other periods.
 PERIODS = 10
 LEAST_ROWS_OF_A_TABLE = 1000
-# Probability below which it is no luck that a column says something in clicked rows alone.
-BY_CHANCE = 1e-9
-_LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
 # Words run into ``id`` only where what is before it has ids: bid, paid and valid end so, too.
 _ID_NAMES = re.compile(
     r"(?i:(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$)|[a-z]I[dD]$"
@@ -69,7 +66,6 @@ _ID_NAMES = re.compile(
     r"|client|company|slot|banner)"
     r"id$)"
 )
-_POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +138,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         columns.append(column)
 
     # 2. The label, and the time of the rows: of several the one that tells most.
-    chosen, others = _label(columns, label)
-    positive, negative = _classes(chosen)
+    chosen, others = choose_label(columns, label)
+    positive, negative = label_classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
     rate = float(clicks.to_numpy().mean())
     times = [column for column in columns if column.name != chosen.name and is_time(column)]
@@ -228,83 +224,6 @@ def _missing_words(frame: pl.DataFrame) -> list[str]:
     return sorted(words)
 
 
-def _label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn, list[SampleColumn]]:
-    if name is not None:
-        named = [column for column in columns if column.name == name]
-        if not named:
-            has = ", ".join(column.name for column in columns)
-            raise DataError(f"the log has no column {name!r}; it has: {has}", hint="--label <one of them>")
-        return without_broken_classes(named[0]), []
-    columns = [without_broken_classes(column) for column in columns]
-    two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
-    if not two:
-        raise DataError(
-            "no column has two values and is nearly always filled, so none can be the label (click or no click)",
-            hint="--label <the column that says whether a row was clicked>; of a column of more than two values, such "
-            "as a rating, write one of 0 and 1 into the log",
-        )
-    ends = (columns[0], columns[-1])
-    ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
-    first = ranked[0]
-    for other in ranked[1:]:
-        # What follows a click is a further task: the click is the label.
-        if _likeness(other) == _likeness(first) and only_among(_happened(first), _positives(other)):
-            first = other
-    return first, [column for column in ranked if column is not first]
-
-
-def _likeness(column: SampleColumn) -> int:
-    named = 2 * bool(_LABEL_NAMES.search(column.name))
-    return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
-
-
-def _positives(label: SampleColumn) -> np.ndarray:
-    return (label.text == _classes(label)[0]).fill_null(False).to_numpy()
-
-
-def _happened(column: SampleColumn) -> np.ndarray:
-    # Whether `column` says that something happened: a value that is none of missing, 0 and no.
-    if column.distinct == 2:
-        return _positives(column)
-    present = column.text.is_not_null()
-    if column.is_numeric:
-        present = present & (column.numbers != 0).fill_null(False)
-    return present.to_numpy()
-
-
-def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
-    """Whether only clicks have what ``says`` (bools [n] both), and some do not, in more rows than by chance."""
-    rate, rows = float(clicks.mean()), int(says.sum())
-    return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
-
-
-def _classes(label: SampleColumn) -> tuple[str, str]:
-    # The label's positive and negative value: the one that says yes, else the rarer one.
-    counts = label.present.value_counts(sort=True)[label.name].to_list()
-    if len(counts) < 2:
-        raise DataError(
-            f"column {label.name!r} has one value in the sample, {shorten(counts[0]) if counts else 'none'}, expected "
-            "clicks and rows without one",
-            hint="--label <another column>, or a log that holds both",
-        )
-    others = len(label.present) - int(label.present.is_in(counts[:2]).sum())
-    if others > (1 - LABEL_SHARE) * len(label.present):
-        raise DataError(
-            f"column {label.name!r} has {len(counts):,} values in the sample, expected two: clicks and rows without",
-            hint="--label <another column>, or write one of 0 and 1 into the log, such as "
-            f"{label.name} == {shorten(max(counts, key=_as_number))}",
-        )
-    yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
-    return yes, next(word for word in counts if word != yes)
-
-
-def _as_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -math.inf
-
-
 @dataclass(frozen=True)
 class _Facts:
     """What a column is, by how its values go with the ``clicks`` of the sample.
@@ -368,7 +287,7 @@ class _Facts:
         if area > ChecksConfig().leak_auc:
             why = f"it alone predicts the label with AUC {area:.4f}: known only after the click?"
             return [Guess(column=column.name, kind="out", seen=f"{why} ({seen})")]
-        if only_among(_happened(column), self.clicks.astype(bool)):
+        if only_among(happened(column), self.clicks.astype(bool)):
             return [Guess(column=column.name, kind="out", seen=self._why_follows(column, seen))]
 
         # 3. Ids; numbers; numbers whose exact values say more than bins of them.
@@ -455,7 +374,7 @@ class _Facts:
         # Why no model should see `column`, which says something in rows with a click alone.
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
-        positive, negative = _classes(column)
+        positive, negative = label_classes(column)
         words = "" if (positive, negative) == ("1", "0") else f', positive: "{positive}", negative: "{negative}"'
         task = feature_name(column.name)
         named = "" if task == column.name else f"column: {column.name}, "

@@ -28,8 +28,7 @@ class Binary(LabelKind):
         """See ``LabelKind.read``; numbers equal ``positive`` and ``negative`` by value."""
         import polars as pl
 
-        from pipeline.ingest.rejects import shown
-        from pipeline.ingest.values import absent_in, equals
+        from pipeline.ingest.values import absent_in, equals, shown
 
         if text is None:
             text = values.cast(pl.List(pl.String)).list.join(",")

@@ -3,7 +3,8 @@
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
 null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
 ``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
-``split_time`` (Int64, seconds since 1970), ``true_probability``, and what ``tasks`` and ``event_key_columns`` add.
+``split_time`` (Int64, seconds since 1970), ``true_probability``, and what ``task_columns`` and
+``event_key_columns`` add.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.event_columns import event_columns as sequence_columns
-from pipeline.ingest.hashing import event_key_columns
-from pipeline.ingest.ids import check_ids, cross_text, ids_of
-from pipeline.ingest.rejects import Reject, RejectedRows, by_halves, is_of_rows, not_read, shown
-from pipeline.ingest.sampling import read_rates
+from pipeline.ingest.ids import check_ids, cross_text, event_key_columns, ids_of
+from pipeline.ingest.labels import read_rates, task_columns
+from pipeline.ingest.moments import vector_of
 from pipeline.ingest.schema import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
-from pipeline.ingest.tasks import task_columns
-from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_hour_of
-from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
-from pipeline.ingest.vectors import vector_of
-from pipeline.ingest.zones import beginning_of
+from pipeline.ingest.times import HOUR, beginning_of, day_of, hour_of, seconds_of_rows, whole_hour_of
+from pipeline.ingest.values import (
+    Reject,
+    RejectedRows,
+    by_halves,
+    equals,
+    is_of_rows,
+    not_read,
+    number_of,
+    plain_numbers,
+    shown,
+    text_of,
+)
 from pipeline.records.dataset import LABEL, TRUE_PROBABILITY
 
 

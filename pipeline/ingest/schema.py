@@ -5,30 +5,19 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import xxhash
 
-from pipeline.config.data import DataConfig
-from pipeline.config.features import BINNINGS, LIST, MAP, ONE, PERCENTILE
+from pipeline.config.features import BINNINGS, LIST, MAP, PERCENTILE
 from pipeline.config.ingest import SamplingConfig, SplitConfig
-from pipeline.config.sequences import AGE, DROP, EVENT_TIME, EventColumn, SequenceConfig, event_feature
-from pipeline.config.tasks import TaskLabel
-from pipeline.core.errors import ConfigError, DataError
-from pipeline.ingest.histories.history_plan import HistoryPlan
+from pipeline.config.sequences import AGE, event_feature
+from pipeline.core.errors import DataError
 from pipeline.records.dataset import (
-    LABEL,
-    NEGATIVE_RATE,
-    RESERVED_ROWS,
-    ROW_WEIGHT,
-    SPLIT_HOUR,
-    TRUE_PROBABILITY,
-    task_column,
     vector_columns,
-    weight_column,
 )
-from pipeline.specs.id_mapping import IdMapping, mapping_of
-from pipeline.specs.label_kind import LABEL_KINDS, TaskSpec
+from pipeline.specs.id_mapping import IdMapping
+from pipeline.specs.label_kind import TaskSpec
 
 DAY = "day"
 # Columns of typed rows: two hashes of an event's key, and the label by the dataset's own logs, whatever came later.
@@ -42,6 +31,9 @@ TIME = "time"
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 # The default of `data.quote`, for formats without quotes, too.
 QUOTE = '"'
+# Microseconds, in which times are counted.
+DAY_US = 86_400_000_000
+MINUTE_US = 60_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +214,50 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HistoryPlan:
+    """A history, which rows get as column ``name``: of the user in column ``by``, the newest ``most`` events.
+
+    ``of``: the column of the log for each field of an event. ``time``: that of the rows' times. Events are strictly
+    earlier than their row, by ``lag_minutes`` at least, and by no more than ``days`` (None: however much). ``where``:
+    the column that says which events count; None: all do.
+    """
+
+    name: str
+    by: str
+    of: Mapping[str, str]
+    time: str
+    days: int | None
+    most: int
+    where: str | None = None
+    lag_minutes: float = 0.0
+
+    @property
+    def reach(self) -> int:
+        """Whole days before a row's own that may have events of its history.
+
+        A day more than ``days``: a day of 23 hours, or a day as it is written in another zone, moves its end.
+        """
+        assert self.days is not None, "a log of days has histories of days"
+        return self.days + 1
+
+    @property
+    def read(self) -> list[str]:
+        """The columns of the log that are read."""
+        columns = [self.by, self.time, *self.of.values()]
+        if self.where:
+            columns.append(self.where)
+        return list(dict.fromkeys(columns))
+
+    def setting_of(self, column: str) -> str:
+        """The setting that names ``column``, one of ``read``."""
+        path = f"data.sequences.{self.name}"
+        settings = {self.by: f"{path}.history.by", self.time: "data.timestamp"}
+        for feature, source in self.of.items():
+            settings.setdefault(source, f"{path}.features.{feature}.column")
+        return settings.get(column, f"{path}.history.where")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
@@ -306,322 +342,6 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def data_spec(data: DataConfig) -> DataSpec:
-    """Return the schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
-    synthetic = data.format == "synthetic"
-    dense = []
-    for name, feature in data.dense.items():
-        number = DenseSpec(
-            name=name,
-            column=feature.column or name,
-            transform=data.transform_of(name),
-            clip=tuple(feature.clip),
-            bins=feature.bins,
-            low=feature.min,
-            high=feature.max,
-            required=feature.required,
-            width=feature.width,
-            separator=feature.separator,
-        )
-        dense.append(number)
-    sparse = [_sparse_spec(data, name) for name in data.sparse]
-
-    day = data.day_column or (DAY if synthetic else None)
-    row_time = data.timestamp or (TIME if synthetic else None)
-    by_time = data.split.by == "time"
-    hour = None
-    if data.split.by == "hours":
-        hour = data.hour_column or row_time
-    elif by_time and row_time is None:
-        # Rows without a time are split by their hour, or by their day.
-        hour = data.hour_column
-
-    sequences, events, histories = list[SequenceSpec](), list[SparseSpec](), list[HistoryPlan]()
-    for name, config in data.sequences.items():
-        sequence = _sequence_spec(name, config)
-        sequences.append(sequence)
-        events += [_event_spec(data, sequence, feature) for feature in sequence.features]
-        if config.built:
-            histories.append(_history_plan(data, name, row_time or ""))
-    timed = any(sequence.time for sequence in sequences)
-
-    columns = _columns(data, dense, sparse, day, hour, row_time if by_time or timed else None)
-    _add_event_columns(columns, sequences, histories)
-    spec = DataSpec(
-        label=data.label.column,
-        positive=data.label.positive,
-        negative=data.label.negative,
-        dense=tuple(dense),
-        sparse=(*sparse, *events),
-        day_column=day,
-        timestamp=None if day else data.timestamp,
-        true_probability=synthetic and data.label.column == LABEL,
-        missing=tuple(data.missing),
-        strip=data.strip,
-        split=data.split,
-        columns=columns,
-        hour_column=hour,
-        tasks=_task_specs(data.tasks),
-        sequences=tuple(sequences),
-        row_time=row_time if timed else None,
-        histories=tuple(histories),
-        whole_hours=data.hour_column is not None,
-        row_weight=data.weight,
-        time_zone=data.time_zone,
-        sampling=data.sampling,
-        event_key=data.dedupe.key,
-        decimal=data.decimal,
-        time_format=data.time_format,
-        split_time=row_time if by_time else None,
-        quote=data.quote if "csv" in (data.format, data.messages) else QUOTE,
-    )
-    _check_names(spec)
-    return spec
-
-
-def _task_specs(tasks: dict[str, TaskLabel]) -> tuple[TaskSpec, ...]:
-    # By name, each behind the one that it is given, however the configuration lists them. A model's parts for a task go
-    # by its place, and records of a configuration have no order, so nothing else would tell that a checkpoint's places
-    # are others.
-    def place(name: str) -> tuple[int, str]:
-        depth, given = 0, tasks[name].given
-        while given in tasks:
-            depth, given = depth + 1, tasks[given].given
-        return depth, name
-
-    specs = []
-    for name in sorted(tasks, key=place):
-        task = tasks[name]
-        spec = TaskSpec(
-            name=name,
-            column=task.column or name,
-            kind=LABEL_KINDS.get(task.kind),
-            positive=task.positive,
-            negative=task.negative,
-            given=task.given,
-        )
-        specs.append(spec)
-    return tuple(specs)
-
-
-def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
-    feature, defaults = data.sparse[name], data.sparse_defaults
-    owner = data.sparse[data.table_of(name)]
-    separator = None
-    if not feature.bins and feature.holds != ONE:
-        separator = feature.separator or None
-        if separator is None and not feature.cross:
-            separator = defaults.separator
-    cross_bins = {}
-    for column, bounds in feature.cross_bins.items():
-        cross_bins[column] = [float(bound) for bound in bounds]
-    return SparseSpec(
-        name=name,
-        column=feature.cross[0] if feature.cross else feature.column or name,
-        mapping=mapping_of(owner.mapping, defaults.mapping, owner.bins),
-        rows=RESERVED_ROWS + owner.bins if owner.bins else owner.rows or defaults.rows,
-        min_count=owner.min_count or defaults.min_count,
-        when_full=owner.when_full or defaults.when_full,
-        evict_after_days=owner.evict_after_days or defaults.evict_after_days,
-        table=feature.table or "",
-        separator=separator,
-        weight_separator=feature.weight_separator or defaults.weight_separator,
-        cross=tuple(feature.cross),
-        bins=feature.bins,
-        bins_by=feature.bins_by,
-        max_ids=feature.max_ids,
-        integer=feature.integer,
-        required=feature.required,
-        holds=feature.holds or (LIST if feature.weights else ""),
-        weights=feature.weights,
-        cross_bins=cross_bins,
-    )
-
-
-def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
-    # A history is built as a column of its own, whose structs have a field for each feature and the time.
-    columns = {}
-    for feature, event in sequence.features.items():
-        path = f"{name}.{feature}"
-        if not sequence.built and event.column:
-            path = event.column
-        columns[event_feature(name, feature)] = EventSource.of(path, sequence.separator)
-    time = f"{name}.{EVENT_TIME}" if sequence.built else sequence.time
-    return SequenceSpec(
-        name=name,
-        columns=columns,
-        max_length=sequence.max_length,
-        time=None if time is None else EventSource.of(time, sequence.separator),
-        age_bins=sequence.age_bins,
-        drop_leaks=sequence.leaks == DROP,
-    )
-
-
-def _history_plan(data: DataConfig, name: str, time: str) -> HistoryPlan:
-    sequence = data.sequences[name]
-    history, columns = sequence.history, dict[str, str]()
-    for feature, event in sequence.features.items():
-        if event.column:
-            columns[feature] = event.column
-        elif event.table:
-            columns[feature] = data.sparse[event.table].column or event.table
-        else:
-            columns[feature] = feature
-    return HistoryPlan(
-        name=name,
-        by=history.by or "",
-        of=columns,
-        time=time,
-        days=history.days,
-        most=sequence.max_length,
-        where=history.where,
-        lag_minutes=history.lag_minutes,
-    )
-
-
-def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
-    # The column `feature` of `sequence`: a feature of lists, which shares a table or has its own.
-    configs = {}
-    for name, config in data.sequences[sequence.name].features.items():
-        configs[event_feature(sequence.name, name)] = config
-    ages, column = feature not in configs, configs.get(feature, EventColumn())
-    source = sequence.columns.get(feature, sequence.time)
-    assert source is not None
-    if column.table is not None:
-        shared = _sparse_spec(data, column.table)
-        return replace(
-            shared,
-            name=feature,
-            column=source.column,
-            table=column.table,
-            sequence=sequence.name,
-            holds=LIST,
-            separator=source.separator,
-            cross=(),
-            cross_bins={},
-            weights=None,
-            weight_separator=None,
-            max_ids=None,
-            integer=False,
-            required=False,
-        )
-    defaults = data.sparse_defaults
-    return SparseSpec(
-        name=feature,
-        column=source.column,
-        mapping=mapping_of("vocab", "vocab", None),
-        rows=RESERVED_ROWS + sequence.age_bins if ages else column.rows or defaults.rows,
-        min_count=1 if ages else column.min_count or defaults.min_count,
-        when_full=defaults.when_full,
-        evict_after_days=None if ages else defaults.evict_after_days,
-        separator=source.separator,
-        weight_separator=None,
-        holds=LIST,
-        sequence=sequence.name,
-    )
-
-
-def _add_event_columns(
-    columns: dict[str, str], sequences: Sequence[SequenceSpec], histories: Sequence[HistoryPlan]
-) -> None:
-    for plan in histories:
-        for column in plan.read:
-            columns.setdefault(column, plan.setting_of(column))
-    built = {plan.name for plan in histories}
-    for sequence in sequences:
-        if sequence.name in built:
-            continue
-        for feature, source in sequence.columns.items():
-            name = feature.removeprefix(event_feature(sequence.name, ""))
-            columns.setdefault(source.column, f"data.sequences.{sequence.name}.features.{name}.column")
-        if sequence.time is not None:
-            columns.setdefault(sequence.time.column, f"data.sequences.{sequence.name}.time")
-    for name in built & columns.keys():
-        raise ConfigError(
-            f"data.sequences.{name} is built from the log as a column {name!r}, but {columns[name]} reads a column of "
-            "that name from the log",
-            hint=f"~data.sequences.{name}, and the same as +data.sequences.{name}_events",
-        )
-
-
-def _columns(
-    data: DataConfig,
-    dense: Sequence[DenseSpec],
-    sparse: Sequence[SparseSpec],
-    day: str | None,
-    hour: str | None,
-    time: str | None,
-) -> dict[str, str]:
-    columns = {data.label.column: "data.label.column"}
-    for group, features in (("dense", dense), ("sparse", sparse)):
-        for feature in features:
-            columns.setdefault(feature.column, f"data.{group}.{feature.name}.column")
-    for feature in sparse:
-        for column in feature.cross:
-            columns.setdefault(column, f"data.sparse.{feature.name}.cross")
-        if feature.weights:
-            columns.setdefault(feature.weights, f"data.sparse.{feature.name}.weights")
-    if day:
-        columns.setdefault(day, "data.day_column")
-    elif data.timestamp:
-        columns.setdefault(data.timestamp, "data.timestamp")
-    if hour:
-        columns.setdefault(hour, "data.hour_column" if data.hour_column else "data.timestamp")
-    if time:
-        columns.setdefault(time, "data.timestamp")
-    for name, task in data.tasks.items():
-        columns.setdefault(task.column or name, f"data.tasks.{name}.column")
-    if data.weight:
-        columns.setdefault(data.weight, "data.weight")
-    if data.dedupe.key:
-        columns.setdefault(data.dedupe.key, "data.dedupe.key")
-    if data.sampling.column:
-        columns.setdefault(data.sampling.column, "data.sampling.column")
-    return columns
-
-
-def _check_names(spec: DataSpec) -> None:
-    taken = {LABEL, TRUE_PROBABILITY}
-    if spec.has_day:
-        taken.add(DAY)
-    if spec.hour_column:
-        taken.add(SPLIT_HOUR)
-    if spec.row_weight:
-        taken.add(ROW_WEIGHT)
-    if spec.sampling.active:
-        taken.add(NEGATIVE_RATE)
-    for sparse in spec.sparse:
-        if sparse.weighted:
-            taken.add(weight_column(sparse.name))
-    for task in spec.tasks:
-        taken.add(task_column(task.name))
-    for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
-        for feature in features:
-            if feature.name in taken or set(feature.name) & set("/."):
-                safe = feature.name.replace("/", "_").replace(".", "_")
-                raise ConfigError(
-                    f"data.{group} has a feature called {feature.name!r}, which the dataset uses itself or "
-                    "which cannot name a file and a module ('/' and '.' are not allowed)",
-                    hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
-                    f"{feature.column}}}' in place of {feature.name!r}",
-                )
-    names = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
-    for vector in spec.dense:
-        shared = sorted(names & set(vector.columns)) if vector.vector else []
-        if shared:
-            raise ConfigError(
-                f"data.dense.{vector.name} is a vector, and {shared[0]!r}, the name of one of its columns in the "
-                "dataset, is also that of another feature",
-                hint=f"'+data.dense.{vector.name}_vector={{column: {vector.column}, width: {vector.width}}}' in "
-                f"place of {vector.name!r}",
-            )
-    if spec.positive == spec.negative:
-        raise ConfigError(
-            f"data.label.positive and data.label.negative are both {spec.positive!r}, expected two values",
-            hint="data.label.positive=1 data.label.negative=0",
-        )
 
 
 def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, header: bool) -> None:

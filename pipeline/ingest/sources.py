@@ -19,10 +19,9 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.core.errors import DataError, NightjarError, UnreachableError
-from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rawfiles import COMPRESSED
-from pipeline.ingest.rejects import Reject
-from pipeline.ingest.text import line_count, read_lines
+from pipeline.ingest.text import TextLayout, line_count, read_lines
+from pipeline.ingest.values import Reject
 from pipeline.store.artifacts import Store
 
 # Blocks of a part that another process or thread reads.

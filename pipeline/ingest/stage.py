@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -21,28 +21,26 @@ from pipeline.config.data import DataConfig
 from pipeline.config.ingest import IngestConfig
 from pipeline.core.errors import ArtifactError, DataError
 from pipeline.core.registry import ENGINES, load_hooks
-from pipeline.ingest import days, history, synthetic, table_specs
+from pipeline.ingest import days, repeats, synthetic, table_specs
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.delayed_labels import corrected_rows
 from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import IngestEngine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
-from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
-from pipeline.ingest.histories.build_histories import BuiltHistories, build_histories
-from pipeline.ingest.histories.event_store import marks as history_marks
+from pipeline.ingest.histories import BuiltHistories, build_histories, history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
-from pipeline.ingest.parse import DayRule
-from pipeline.ingest.quality import LabelLeakCounts, distribution, verdict
+from pipeline.ingest.quality import LabelLeakCounts, RejectCounts, check_day, check_kept, distribution, held, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
-from pipeline.ingest.rejects import Quarantine
-from pipeline.ingest.schema import DataSpec, data_spec
+from pipeline.ingest.repeats import FoundRepeats, find_repeats
+from pipeline.ingest.schema import DataSpec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.state import continued_state, dataset_schema, make_profile, transforms_json
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
+from pipeline.ingest.values import Quarantine
 from pipeline.records.dataset import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs.connector import Snapshot
 from pipeline.specs.id_mapping import FittingDay
@@ -66,7 +64,7 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
         if mark:
-            others = [*history.marks(data, store), *history_marks(store, data)]
+            others = [*repeats.event_marks(data, store), *history_marks(store, data)]
             if others:
                 mark += days.LATE + "-".join(others)
     if not mark:
@@ -154,7 +152,7 @@ class _IngestRun:
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
         folders = [*self.splits, RAW, UNSEEN]
-        if history.keeps_events(data):
+        if repeats.keeps_events(data):
             folders.append(EVENTS)
         self.writers = {}
         for folder in folders:
@@ -174,7 +172,7 @@ class _IngestRun:
         self.repeats: FoundRepeats | None = None
         self.histories: BuiltHistories | None = None
         self.cut: TimeSplit | None = None
-        self.kept_events = history.Digest()
+        self.kept_events = repeats.EventDigest()
         self.corrected: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
@@ -223,27 +221,27 @@ class _IngestRun:
             )
 
         # 2. Pass 1: parse, split and count.
-        fit, counts = self._run_statistics_pass(day, f"{prefix}pass 1 of 2")
+        split_counts, reject_counts = self._run_statistics_pass(day, f"{prefix}pass 1 of 2")
         repeated = 0
         if self.repeats is not None:
             repeated = self.repeats.judged.repeated.get(number or 0, 0)
-        check_day(fit, self.quarantine, self.data, day, counts, repeated)
+        check_day(split_counts, self.quarantine, self.data, day, reject_counts, repeated)
 
         # 3. Fit transforms and mappings on the train rows, after those of the day before.
-        if fit.fits:
-            self.engine.leaks(self.alone, fit.first_test_day)
+        if split_counts.has_train_rows:
+            self.engine.count_label_leaks(self.alone, split_counts.first_test_day)
             fitting = FittingDay(
                 day=number,
                 first_day=days.day_number(self.days[0]) if self.days else 0,
                 features=self.spec.sparse,
                 seed=self.seed,
-                sample=self.engine.sample(fit.first_test_day),
+                sample=self.engine.sample(split_counts.first_test_day),
             )
-            self.state = self.engine.fitted(self.spec, fit, self.state, fitting)
+            self.state = self.engine.fit_state(self.spec, split_counts, self.state, fitting)
         if self.total is None:
-            self.total = fit
+            self.total = split_counts
         else:
-            self.total.merge(fit)
+            self.total.merge(split_counts)
         assert self.state is not None
         if day is None or day == self.days[-1]:
             # No later day changes counts or mappings, so both are completed while pass 2 goes on.
@@ -256,8 +254,8 @@ class _IngestRun:
 
         # 4. Pass 2: transform the typed rows, which the engine has kept of pass 1, and write them to the files of their
         #    splits.
-        meter = _RateReporter(f"{prefix}pass 2 of 2", self.now, sum(fit.rows.values()))
-        job = TransformJob(self.spec, self.state, fit.first_test_day)
+        meter = _RateReporter(f"{prefix}pass 2 of 2", self.now, sum(split_counts.rows.values()))
+        job = TransformJob(self.spec, self.state, split_counts.first_test_day)
         for rows, events in self.engine.write(job, self.writers):
             if events is not None:
                 if not self.spec.has_day:
@@ -269,7 +267,7 @@ class _IngestRun:
 
     def _find_cut(self) -> TimeSplit | None:
         cut = find_cut(
-            self.engine, self.data, self.spec, self._event_sources, lambda day: day_rule(self.data, day, self.days)
+            self.engine, self.data, self.spec, self._event_sources, lambda day: days.day_rule(self.data, day, self.days)
         )
         if cut is None:
             return None
@@ -290,12 +288,12 @@ class _IngestRun:
         return day in self.days[-split.test_days :]
 
     def _run_statistics_pass(self, day: date | None, title: str) -> tuple[SplitCounts, RejectCounts]:
-        job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
+        job = CountJob(self.spec, days.day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
         sources, meter = self._sources(day), _RateReporter(title, self.now)
-        counts = RejectCounts()
+        reject_counts = RejectCounts()
         for counted in self.engine.count(sources, job):
             of_day = [reject for reject in counted.rejects if reject.of_day]
-            counts.add(len(of_day), len(counted.rejects) - len(of_day), counted.dropped)
+            reject_counts.add(len(of_day), len(counted.rejects) - len(of_day), counted.dropped)
             # Rows of no day are quarantined once, with the first day, however many days of one log are read.
             self.quarantine.add(counted.file, counted.rejects if self.total is None else of_day)
             for other_day, rows in counted.other_days.items():
@@ -303,11 +301,11 @@ class _IngestRun:
             self.dropped += counted.dropped
             self.bytes += counted.bytes
             meter.add(counted.rows)
-        fit = self.engine.fit()
-        if not fit.needs_places:
-            return fit, counts
+        split_counts = self.engine.split_counts()
+        if not split_counts.needs_places:
+            return split_counts, reject_counts
 
-        contents = f"{fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents"
+        contents = f"{split_counts.contents.rows:,} rows have {split_counts.contents.distinct:,} distinct contents"
         log.info(
             "%s: %s, and most rows repeat. They are counted again, split by file and row number instead of by content",
             title,
@@ -317,7 +315,7 @@ class _IngestRun:
         meter = _RateReporter(f"{title}, again", self.now)
         for counted in self.engine.count(sources, replace(job, by_place=True)):
             meter.add(counted.rows)
-        return self.engine.fit(), counts
+        return self.engine.split_counts(), reject_counts
 
     def _sources(self, day: date | None) -> list[Source]:
         # What pass 1 reads of `day`. Adds the files' bytes on disk to the total.
@@ -364,8 +362,8 @@ class _IngestRun:
         assert self.state is not None
         store = self.draft.store
         for day, events in self.repeats.judged.late.items():
-            write_frame(self.draft, history.corrected_name(days.day_of(day)), events, self.settings.compression)
-            dataset = history.former_dataset(store, self.data, day)
+            write_frame(self.draft, repeats.corrected_name(days.day_of(day)), events, self.settings.compression)
+            dataset = repeats.former_dataset(store, self.data, day)
             assert dataset is not None
             rows = corrected_rows(store, dataset, events, day, self.spec, self.state)
             if rows is not None and rows.height:
@@ -416,10 +414,10 @@ class _IngestRun:
         if self.repeats is not None:
             judged = self.repeats.judged
             summary["rows_repeated"] = sum(judged.repeated.values())
-            summary["rows_relabelled"] = history.counted(judged.corrected)
-            summary["rows_corrected"] = history.counted(self.corrected)
+            summary["rows_relabelled"] = repeats.figures_by_day(judged.corrected)
+            summary["rows_corrected"] = repeats.figures_by_day(self.corrected)
             summary["events"] = str(self.kept_events)
-            summary.update(history.age(draft.store, self.data))
+            summary.update(repeats.label_dates(draft.store, self.data))
         if self.snapshot is not None:
             summary["snapshot"] = self.snapshot.version
         if profile.sequences:
@@ -484,25 +482,6 @@ class _IngestRun:
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
         }
         return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": today}
-
-
-def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
-    """Return the rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
-
-    Args:
-        day: the day that is ingested; None is the whole log, which has no rule.
-        named: all days of the dataset. Late rows of these belong to the day that brings them, early rows to their own.
-    """
-    if day is None:
-        return None
-    if not data.has_file_per_day:
-        others = "drop"
-    elif data.late == "own_day":
-        others = "keep"
-    else:
-        others = "quarantine"
-    first = days.day_number(named[0]) if named else None
-    return DayRule(day=days.day_number(day), others=others, reach=data.late_days, first=first)
 
 
 def engine_of(config: IngestConfig) -> IngestEngine:

@@ -17,12 +17,11 @@ import polars as pl
 from pipeline.config.features import PERCENTILE
 from pipeline.config.ingest import SplitConfig
 from pipeline.core.errors import ArtifactError, ConfigError
-from pipeline.ingest.binning import bin_bounds
+from pipeline.ingest.labels import CLICKS_FOR, COUNTS_FOR, typed
 from pipeline.ingest.moments import LOG_QUANTUM, Moments
-from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
 from pipeline.ingest.schema import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
+from pipeline.ingest.sketch import bin_bounds
 from pipeline.ingest.statistics_pass import Partial, SplitCounts
-from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform_pass import DenseTransform, FittedState, lossy, with_vocabulary
 from pipeline.records.dataset import (
     ROW_WEIGHT,
@@ -369,12 +368,12 @@ def _read_table(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | No
         raise ArtifactError(f"{url} cannot be read: {error}", hint="data.mapping_from=<another day's>") from error
 
 
-def make_profile(spec: DataSpec, fit: SplitCounts, state: FittedState) -> Profile:
+def make_profile(spec: DataSpec, split_counts: SplitCounts, state: FittedState) -> Profile:
     """``profile.json`` of a fitted log, for the planner and people; every share is of train rows or train lookups."""
-    train = fit.train
+    train = split_counts.train
     label_rate, dense, sparse = dict[str, float](), dict[str, DenseProfile](), dict[str, FeatureProfile]()
-    for split, count in fit.rows.items():
-        label_rate[split] = fit.positives[split] / count if count else 0.0
+    for split, count in split_counts.rows.items():
+        label_rate[split] = split_counts.positives[split] / count if count else 0.0
     for number in spec.dense:
         dense[number.name] = _dense_profile(train.raw[number.name], train.rows * number.width)
     for feature in spec.sparse:
@@ -385,7 +384,7 @@ def make_profile(spec: DataSpec, fit: SplitCounts, state: FittedState) -> Profil
     if COUNTS_FOR in train.labels and train.labels[COUNTS_FOR].mean:
         base_rate = train.labels[CLICKS_FOR].mean / train.labels[COUNTS_FOR].mean
     return Profile(
-        rows=fit.rows,
+        rows=split_counts.rows,
         label_rate=label_rate,
         dense=dense,
         sparse=sparse,

@@ -16,17 +16,14 @@ import polars.selectors as cs
 
 from pipeline.config.ingest import SplitConfig
 from pipeline.ingest.counts import BinCounts
-from pipeline.ingest.dictionary_encoding import Coded, coded_ids, without_hashes
 from pipeline.ingest.duplicate_rate import Contents, row_hashes
 from pipeline.ingest.event_columns import Lengths, left_out_column
-from pipeline.ingest.ids import of_bits
-from pipeline.ingest.moments import Moments, measure, quantised_moments
-from pipeline.ingest.sampling import kept, sums
+from pipeline.ingest.ids import Coded, coded_ids, of_bits, without_hashes
+from pipeline.ingest.labels import kept, sums, typed
+from pipeline.ingest.moments import Moments, lengths_of, measure, moments_of, quantised_moments
 from pipeline.ingest.schema import DAY, DataSpec, DenseSpec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
-from pipeline.ingest.vectors import lengths_of, moments_of
 from pipeline.records.dataset import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
@@ -350,25 +347,27 @@ class SplitCounts:
         self.contents.merge(other.contents)
 
     def shares(self, count: int) -> list[SplitCounts]:
-        """Return ``count`` fits that merge to this one: ids by ranges of their hashes, all else in the first."""
-        fits = list[SplitCounts]()
-        for part in self.train.shares(count):
-            fit = copy.copy(self)
-            fit.train, fit.days = part, {}
-            if fits:
-                fit.validation, fit.tested, fit.gap, fit.contents = Tally(), Tally(), Tally(), Contents()
-            fits.append(fit)
+        """Return ``count`` counts that merge to this one: ids by ranges of their hashes, all else in the first."""
+        parts = list[SplitCounts]()
+        for share in self.train.shares(count):
+            part = copy.copy(self)
+            part.train, part.days = share, {}
+            if parts:
+                part.validation, part.tested, part.gap, part.contents = Tally(), Tally(), Tally(), Contents()
+            parts.append(part)
         for day, counted in self.days.items():
-            for fit, part in zip(fits, counted.train.shares(count), strict=True):
-                fit.days[day] = _Day(part, counted.validation if fit is fits[0] else Tally())
-        return fits
+            for part, share in zip(parts, counted.train.shares(count), strict=True):
+                part.days[day] = _Day(share, counted.validation if part is parts[0] else Tally())
+        return parts
 
     def without_counts(self) -> SplitCounts:
         """Return all but the counts of ids."""
-        fit = copy.copy(self)
-        fit.train = self.train.without_counts()
-        fit.days = {day: _Day(part.train.without_counts(), part.validation) for day, part in self.days.items()}
-        return fit
+        part = copy.copy(self)
+        part.train = self.train.without_counts()
+        part.days = {
+            day: _Day(counted.train.without_counts(), counted.validation) for day, counted in self.days.items()
+        }
+        return part
 
     @property
     def first_test_day(self) -> int:
@@ -376,8 +375,8 @@ class SplitCounts:
         return min(self.days, default=0)
 
     @property
-    def fits(self) -> bool:
-        """Whether there is anything to fit: the last days of a range that is split by time may have no train rows."""
+    def has_train_rows(self) -> bool:
+        """Whether there are rows to fit on: the last days of a range that is split by time may have none."""
         return not self.test and (self.cut is None or self.train.rows > 0)
 
     @property

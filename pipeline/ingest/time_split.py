@@ -17,8 +17,7 @@ from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.schema import DAY, SPLIT_TIME, DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.times import TimeSplit, time_text
-from pipeline.ingest.zones import SECONDS_PER_HOUR
+from pipeline.ingest.times import SECONDS_PER_HOUR, TimeSplit, time_text
 
 # Times that are told apart: with 16 bytes each, 32 MiB.
 MOST_TIMES = 1 << 21
@@ -88,7 +87,7 @@ class CountTimes:
 
 def narrow(spec: DataSpec) -> DataSpec:
     """What is read of a row to find its time: label, time, day and hour."""
-    own = replace(events.narrow(spec), event_key=None)
+    own = replace(events.narrow_to_key(spec), event_key=None)
     wanted = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
     return replace(own, columns=columns, split=spec.split, split_time=spec.split_time, hour_column=spec.hour_column)

@@ -11,15 +11,13 @@ from types import MappingProxyType
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.dictionary_encoding import Coded
-from pipeline.ingest.ids import of_bits
-from pipeline.ingest.moments import prepared, small_numbers
+from pipeline.ingest.ids import Coded, of_bits
+from pipeline.ingest.labels import stored_columns
+from pipeline.ingest.moments import prepared, scaled, small_numbers
 from pipeline.ingest.schema import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
-from pipeline.ingest.tasks import stored_columns
 from pipeline.ingest.times import HOUR
 from pipeline.ingest.values import FLOAT32_MAX
-from pipeline.ingest.vectors import scaled
 from pipeline.native.column_kernels import looked_up, taken, unseen
 from pipeline.records.dataset import (
     LABEL,

@@ -1,12 +1,149 @@
-"""Fields to typed values: text, numbers, and the rows that are rejected on the way."""
+"""Fields to typed values: text, numbers, and the rows that are rejected on the way, which the quarantine lists.
+
+Parsers have limits of their own, and what one raises for a row must not end a night. Whatever it raises,
+``by_halves`` finds the rows that can be read, and the others are rejected. Faults of the machine, and messages for
+the user, are raised as they are.
+"""
 
 from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.rejects import RejectedRows, shown
+from pipeline.core.errors import NightjarError
+from pipeline.core.retrying import passes
+from pipeline.core.units import printable
 from pipeline.ingest.schema import DataSpec
+
+# Records that may fail one by one before any is read. Where more do, the code or the whole file is at fault, and taking
+# a block apart record by record would take hours.
+MOST_AT_FIRST = 1000
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says.
+
+    ``column``: the one that is wrong; "" where it is the line. ``of_day``: whether it is of the day that is wanted; of
+    a line that tells no day, in a log of many, nobody knows.
+    """
+
+    line: int
+    kind: str
+    reason: str
+    column: str = ""
+    of_day: bool = True
+
+
+class RejectedRows:
+    """Which rows are out, and why: the first complaint about a row counts."""
+
+    def __init__(self, lines: np.ndarray) -> None:
+        self.lines = lines
+        self.bad = np.zeros(len(lines), bool)
+        self.rejects: list[Reject] = []
+
+    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
+        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
+        if not mask.any():
+            return
+        for index in np.flatnonzero(mask & ~self.bad):
+            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index)), column))
+        self.bad |= mask
+
+    def add_values(self, wrong: pl.DataFrame, kind: str, reason: Callable[[str | None], str], column: str) -> None:
+        """Reject the rows of ``wrong``, columns row and value; ``reason`` tells of the first wrong value of a row."""
+        mask = np.zeros(len(self.lines), bool)
+        mask[wrong["row"].to_numpy()] = True
+        first = dict(zip(wrong["row"].to_list()[::-1], wrong["value"].to_list()[::-1], strict=True))
+        self.add(mask, kind, lambda row: reason(first[row]), column)
+
+
+def is_of_rows(error: BaseException) -> bool:
+    """Whether ``error``, of reading or parsing rows, may come of what a row holds."""
+    # The system's: parsers raise theirs without a number.
+    if isinstance(error, OSError) and error.errno is not None:
+        return False
+    return not isinstance(error, NightjarError) and not passes(error)
+
+
+def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[int, Result | BaseException]]:
+    """Read ``count`` records in as few parts as it takes, so that each failure costs one record.
+
+    A part that fails is halved until one record is left: n records of which one is bad are read in about log2(n) parts.
+    Records that fail only together, none of them alone, end up in different parts.
+
+    Args:
+        read: What is made of the records from one number up to another. A pure function.
+
+    Yields:
+        Of each part in order the number of its first record, and what ``read`` made of it, or the error of its only
+        record.
+
+    Raises:
+        Exception: A fault of the machine, or one that nearly all records meet.
+    """
+    parts, failed, any_read = [(0, count)], 0, False
+    while parts:
+        start, stop = parts.pop()
+        try:
+            found = read(start, stop)
+        except (Exception, pl.exceptions.PanicException) as error:
+            if start == stop or not is_of_rows(error):
+                raise
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                parts += [(middle, stop), (start, middle)]
+                continue
+            failed += 1
+            if failed >= MOST_AT_FIRST and not any_read:
+                raise
+            yield start, error
+        else:
+            any_read = True
+            yield start, found
+
+
+def not_read(line: int, error: BaseException, *, of_day: bool = True) -> Reject:
+    """The reject of a line that no parser takes; ``of_day``: as of ``Reject``."""
+    message = printable(str(error).split("\n", 1)[0], 100)
+    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {message}", of_day=of_day)
+
+
+def shown(value: str | None) -> str:
+    """``value`` quoted, as a message shows it: no longer than 60 characters."""
+    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
+
+
+class Quarantine:
+    """``quarantine.jsonl``: one JSON object per row that did not parse: file, line, reason."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self.sink = sink
+        self.rows = 0
+        self.kinds: Counter[str] = Counter()
+        self.columns: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+
+    def add(self, file: str, rejects: list[Reject]) -> None:
+        """Write ``rejects`` of ``file``."""
+        lines: list[str] = []
+        for reject in rejects:
+            self.kinds[reject.kind] += 1
+            self.columns[reject.column] += 1
+            self.examples.setdefault(reject.kind, f"{file} line {reject.line}: {reject.reason}")
+            record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+        self.rows += len(rejects)
+        self.sink.write("".join(lines).encode(errors="replace"))
+
 
 FLOAT32_MAX = 3.4028234663852886e38
 # Floats below this hold every whole number.

@@ -19,9 +19,9 @@ import polars as pl
 
 from pipeline.ingest.file_source import PartitionBlock
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
-from pipeline.ingest.quoted import TextLayout
-from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block, RawBlock, TextBlock
+from pipeline.ingest.text import TextLayout
+from pipeline.ingest.values import Reject
 from pipeline.serving.scorer import ScoredBlock
 
 Message = tuple[dict[str, Any], bytes]

@@ -24,9 +24,9 @@ from pipeline.core.units import MIB, plural
 from pipeline.evaluation.metrics import evaluate, evaluate_tasks, sigmoid
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files, missing_data
-from pipeline.ingest.rejects import Quarantine, Reject
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block
+from pipeline.ingest.values import Quarantine, Reject
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
 from pipeline.records.dataset import LABEL, TaskColumn

@@ -21,14 +21,14 @@ from pipeline.config.ingest import DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.sequences import given_sequences
 from pipeline.core.errors import ArtifactError
 from pipeline.ingest.engines import in_order
+from pipeline.ingest.labels import labels_of, rows_counted_for
 from pipeline.ingest.parse import parse
-from pipeline.ingest.rejects import Reject
-from pipeline.ingest.sampling import rows_counted_for
-from pipeline.ingest.schema import CRITEO_COLUMNS, DataSpec, data_spec
+from pipeline.ingest.schema import CRITEO_COLUMNS, DataSpec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.state import read_state
-from pipeline.ingest.tasks import labels_of
 from pipeline.ingest.transform_pass import transform
+from pipeline.ingest.values import Reject
 from pipeline.publishing.served import ServedModel
 from pipeline.records.dataset import weight_column
 from pipeline.records.record import read

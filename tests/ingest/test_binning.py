@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pipeline.config import SparseFeature
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
-from pipeline.ingest.binning import bin_bounds, mdl_bounds
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.sketch import Sketch
+from pipeline.ingest.sketch import Sketch, bin_bounds, mdl_bounds
 from pipeline.ingest.stage import ingest
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

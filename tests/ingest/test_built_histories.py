@@ -21,7 +21,7 @@ from pipeline.config.checks import check
 from pipeline.config.sequences import EventColumn, HistoryConfig, SequenceConfig
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.serving import scorer
 

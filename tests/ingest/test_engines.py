@@ -14,13 +14,13 @@ import pytest
 import pipeline
 from pipeline.config import IngestConfig, RayConfig, SparseFeature
 from pipeline.core.errors import ConfigError
+from pipeline.ingest.counts import VocabCounts
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.id_mappings import VocabMapping
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.stage import engine_of
-from pipeline.ingest.vocab_counts import VocabCounts
 from tests.launch.test_loopback import listening
 from tests.servers import kept_port
 from tests.waits import PATIENCE

@@ -7,8 +7,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.ingest.footers import RowsFile, encoded, rows_writer
-from pipeline.ingest.output import plain
+from pipeline.ingest.output import RowsFile, encoded, plain, rows_writer
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "snappy"])

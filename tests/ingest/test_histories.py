@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.ingest import spill
-from pipeline.ingest.hashing import hash_event_keys
-from pipeline.ingest.histories import build_histories
-from pipeline.ingest.histories.build_histories import HistoryBuilder
-from pipeline.ingest.histories.history_plan import HistoryPlan
+from pipeline.ingest import histories, spill
+from pipeline.ingest.histories import HistoryBuilder
+from pipeline.ingest.ids import hash_event_keys
+from pipeline.ingest.schema import HistoryPlan
 
 MINUTE = 60_000_000
 START = datetime(2026, 1, 5, tzinfo=UTC)
@@ -85,9 +84,9 @@ def assert_histories(rows, days, most, lag, small):
     plan = plan_of(days, most, lag)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spill, "_WAITING_ROWS", small)
-        patch.setattr(build_histories, "_ELEMENTS", small)
-        patch.setattr(build_histories, "_WAITING_EVENTS", small)
-        patch.setattr(build_histories, "_PIECE_BITS", 1)
+        patch.setattr(histories, "_ELEMENTS", small)
+        patch.setattr(histories, "_WAITING_EVENTS", small)
+        patch.setattr(histories, "_PIECE_BITS", 1)
         builder, lines = HistoryBuilder(plan), {}
         for part in (None, 0, 1):
             lines[part] = [number for number, row in enumerate(rows) if row[4] == part]
@@ -119,14 +118,14 @@ def one_event_too_few(plan, users, times, row_users, row_times):
 
 def the_oldest(plan, users, times, row_users, row_times):
     own = windows_ranges(users, times, row_users, row_times, replace(plan, most=1000))
-    return build_histories.EventRanges(own.first, np.minimum(own.last, own.first + plan.most))
+    return histories.EventRanges(own.first, np.minimum(own.last, own.first + plan.most))
 
 
 def without_lag(plan, users, times, row_users, row_times):
     return windows_ranges(users, times, row_users, row_times, replace(plan, lag_minutes=0.0))
 
 
-windows_ranges = build_histories.event_ranges
+windows_ranges = histories.event_ranges
 
 
 @pytest.mark.parametrize("wrong", [at_the_same_time, a_day_too_far, one_event_too_few, the_oldest, without_lag])
@@ -138,7 +137,7 @@ def test_brute_force_finds_histories_that_are_wrong(monkeypatch, wrong):
         for _ in range(60)
     ]
     assert_histories(rows, 1, 4, 90.0, 1000)
-    monkeypatch.setattr(build_histories, "event_ranges", lambda *given: wrong(given[4], *given[:4]))
+    monkeypatch.setattr(histories, "event_ranges", lambda *given: wrong(given[4], *given[:4]))
     with pytest.raises(AssertionError):
         assert_histories(rows, 1, 4, 90.0, 1000)
 

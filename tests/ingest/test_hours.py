@@ -10,8 +10,8 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
-from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import hour_of
+from pipeline.ingest.values import RejectedRows
 
 from .conftest import csv_config
 from .test_days import Nights, write_day

@@ -4,10 +4,20 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import SparseFeature
-from pipeline.ingest.hashing import estimated_distinct, hash_rows, hash_rows_of, second_rows_of
-from pipeline.ingest.ids import as_bits, as_lists, as_text, check_ids, of_bits
-from pipeline.ingest.rejects import RejectedRows
-from pipeline.ingest.schema import SparseSpec, data_spec
+from pipeline.ingest.ids import (
+    as_bits,
+    as_lists,
+    as_text,
+    check_ids,
+    estimated_distinct,
+    hash_rows,
+    hash_rows_of,
+    of_bits,
+    second_rows_of,
+)
+from pipeline.ingest.schema import SparseSpec
+from pipeline.ingest.schema_of_config import data_spec
+from pipeline.ingest.values import RejectedRows
 
 from .conftest import csv_config
 

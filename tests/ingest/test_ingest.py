@@ -239,8 +239,8 @@ def test_ids_counted_on_disk_get_the_rows_that_they_get_in_memory(run_ingest, tm
     config = csv_config(tmp_path / "log.csv", sparse={"c": SparseFeature(rows=300, min_count=2)})
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 700)
     in_memory = run_ingest(config)
-    monkeypatch.setattr("pipeline.ingest.vocab_counts.IDS_IN_MEMORY", 100)
-    monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 50)
+    monkeypatch.setattr("pipeline.ingest.counts.IDS_IN_MEMORY", 100)
+    monkeypatch.setattr("pipeline.ingest.counts._MERGE_ROWS", 50)
     on_disk = run_ingest(config)
     assert on_disk.checksums == in_memory.checksums
     assert len(in_memory.vocab("c")) == 298

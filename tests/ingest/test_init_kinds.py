@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import cli
-from pipeline.ingest.kinds import text_vector, with_maps
+from pipeline.ingest.columns import text_vector, with_maps
 from pipeline.ingest.sample import read_sample
 from tests.ingest.test_init import by_name, clicks, composed, guessed
 

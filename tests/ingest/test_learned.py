@@ -5,8 +5,8 @@ import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.core.errors import ConfigError
-from pipeline.ingest.learned_collision import cells, trust_in
 from pipeline.ingest.record_transform import RecordTransform
+from pipeline.ingest.vocabulary import cells, trust_in
 
 from .conftest import csv_config
 from .test_days import Nights, config_of, write_day

@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.ingest.duplicate_rate import row_hashes
 from pipeline.ingest.moments import measure, quantised_moments
-from pipeline.ingest.schema import DenseSpec, data_spec
+from pipeline.ingest.schema import DenseSpec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.transform_pass import DenseTransform, FittedState, transform
 from pipeline.native import column_kernels

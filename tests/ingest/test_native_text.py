@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from pipeline.ingest import hashing
 from pipeline.ingest import text as ingest_text
-from pipeline.ingest.quoted import TextLayout
-from pipeline.ingest.text import read_lines
+from pipeline.ingest.ids import hash_ids
+from pipeline.ingest.text import TextLayout, read_lines
 from pipeline.native import text_kernels
 
 pytestmark = pytest.mark.skipif(text_kernels.library() is None, reason="there is no C compiler")
@@ -122,10 +121,10 @@ def test_hashes_are_xxhash64(polars, size):
     missing = ("", "none")
     expected = [None if each is None or each in missing else xxhash.xxh64_intdigest(each.encode(), 77) for each in ids]
     for series in (pl.Series(ids), pl.Series(["first", *ids]).slice(1), pl.concat([pl.Series(ids)], rechunk=False)):
-        assert hashing.hash_ids(series, 77, missing).to_list() == expected
-    assert polars(lambda: hashing.hash_ids(pl.Series(ids), 77, missing).to_list()) == expected
+        assert hash_ids(series, 77, missing).to_list() == expected
+    assert polars(lambda: hash_ids(pl.Series(ids), 77, missing).to_list()) == expected
 
 
 def test_hashes_of_no_texts():
     assert text_kernels.hashed(pa.array([], pa.string_view()), 1).to_pylist() == []
-    assert hashing.hash_ids(pl.Series([None, None], dtype=pl.String), 1).to_list() == [None, None]
+    assert hash_ids(pl.Series([None, None], dtype=pl.String), 1).to_list() == [None, None]

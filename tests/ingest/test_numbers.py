@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.ingest.parse import parse
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import TextBlock
 from pipeline.ingest.text import TextLayout
 

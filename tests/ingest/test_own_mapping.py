@@ -10,7 +10,7 @@ from pipeline.cli import main
 from pipeline.config.compose import compose, from_yaml, to_yaml
 from pipeline.core.errors import ConfigError
 from pipeline.ingest import id_mappings
-from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.ingest.counts import VocabCounts
 from pipeline.records import RESERVED_ROWS
 from pipeline.specs import ID_MAPPINGS, id_mapping_names
 from pipeline.specs.id_mapping import BINS, FittedMapping, IdMapping, id_table, no_rows_freed

@@ -6,7 +6,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from pipeline.ingest.blocks import CODE, packed, unpacked
-from pipeline.ingest.dictionary_encoding import Coded
+from pipeline.ingest.ids import Coded
 
 ROWS = 1_000
 

@@ -16,11 +16,10 @@ import pytest
 from pipeline.config import DedupeConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest import stage
-from pipeline.ingest.engines import LocalEngine
+from pipeline.ingest.engines import LocalEngine, map_in_order
 from pipeline.ingest.file_source import FileSource, file_sources
-from pipeline.ingest.parallel import map_in_order
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.store import Store

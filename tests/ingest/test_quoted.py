@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature
-from pipeline.ingest import quoted
+from pipeline.ingest import text
 from pipeline.ingest.file_source import file_sources
-from pipeline.ingest.quoted import TextLayout, is_record, records
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
+from pipeline.ingest.text import TextLayout, is_record, records
 from tests.ingest.conftest import csv_config
 
 LAYOUT = TextLayout(names=("label", "x", "c"), separator=",", quote='"')
@@ -57,7 +57,7 @@ def test_a_record_has_a_field_for_every_column_and_is_not_long(monkeypatch):
     assert is_record(b'1,2,"a\nb"', LAYOUT)
     assert not is_record(b'1,"a\nb"', LAYOUT)
     assert not is_record(b'1,2,"a\nb"c', LAYOUT)
-    monkeypatch.setattr(quoted, "LONGEST", 5)
+    monkeypatch.setattr(text, "LONGEST", 5)
     assert not is_record(b'1,2,"a\nb"', LAYOUT)
 
 

@@ -21,10 +21,10 @@ from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.events import MarkedRows
 from pipeline.ingest.file_source import file_sources
-from pipeline.ingest.hashing import hash_event_keys
+from pipeline.ingest.ids import hash_event_keys
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import WrappedSource
 
 from .conftest import csv_config

@@ -12,10 +12,10 @@ from pipeline.config import DataConfig, LabelConfig, SparseFeature
 from pipeline.config.data import DataConfig as Data
 from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.ingest.arrow import check_types
 from pipeline.ingest.event_columns import Lengths
+from pipeline.ingest.formats.columnar import check_types
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from tests.ingest.conftest import csv_config
 
 DAY = 1_767_225_600  # 2026-01-01, in seconds

@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import SparseFeature
-from pipeline.ingest.counts import SKETCH, HashedCounts
-from pipeline.ingest.hashing import hash_ids, hash_rows_of
+from pipeline.ingest.counts import SKETCH, HashedCounts, VocabCounts
+from pipeline.ingest.ids import hash_ids, hash_rows_of
 from pipeline.ingest.moments import Moments, exact_sum, measure
-from pipeline.ingest.rejects import RejectedRows
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.statistics_pass import hash_split
-from pipeline.ingest.values import number_of
-from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.ingest.values import RejectedRows, number_of
 from pipeline.specs.id_mapping import access_histogram
 
 from .conftest import csv_config
@@ -115,7 +113,7 @@ def counted_in_pieces(counts, rows=20_000, ids=3_000):
 
 
 def test_counts_beyond_memory_are_exact_and_what_is_asked_for_is_kept(monkeypatch):
-    monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 100)
+    monkeypatch.setattr("pipeline.ingest.counts._MERGE_ROWS", 100)
     counts = VocabCounts(kept=100, limit=400)
     true = counted_in_pieces(counts)
     assert counts.merged_rows <= 400  # the rest is on disk
@@ -127,7 +125,7 @@ def test_counts_beyond_memory_are_exact_and_what_is_asked_for_is_kept(monkeypatc
 
 
 def test_counts_on_disk_merge_like_those_in_memory(monkeypatch):
-    monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 100)
+    monkeypatch.setattr("pipeline.ingest.counts._MERGE_ROWS", 100)
     left, right = VocabCounts(kept=10_000, limit=400), VocabCounts(kept=10_000, limit=400)
     true = counted_in_pieces(left, rows=8_000, ids=1_500)
     counted_in_pieces(right, rows=8_000, ids=1_500)

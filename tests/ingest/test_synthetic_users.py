@@ -12,7 +12,7 @@ from pipeline.config import SyntheticConfig
 from pipeline.core.errors import ConfigError
 from pipeline.ingest import synthetic
 from pipeline.ingest.ground_truth import sigmoid
-from pipeline.ingest.synthetic_users import UserLog
+from pipeline.ingest.synthetic import UserLog
 
 
 def small(**changes) -> SyntheticConfig:

@@ -11,7 +11,7 @@ import pytest
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.records import DatasetSchema, TaskColumn, read
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage

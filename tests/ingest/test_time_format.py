@@ -12,8 +12,8 @@ from pipeline.config import DataConfig, SparseFeature, SplitConfig
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import day_of, hour_of
+from pipeline.ingest.values import RejectedRows
 from pipeline.plugins.connectors.table_files import days_between
 from tests.keys import key_config
 

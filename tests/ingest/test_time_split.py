@@ -14,8 +14,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.schema import SPLIT_TIME
 from pipeline.ingest.time_split import TimeCounts, cut_of
-from pipeline.ingest.times import seconds_of_rows
-from pipeline.ingest.zones import beginning_of
+from pipeline.ingest.times import beginning_of, seconds_of_rows
 
 from .conftest import csv_config
 from .test_days import write_day

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.ingest.dictionary_encoding import coded_ids
+from pipeline.ingest.ids import coded_ids
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sketch import Sketch, bin_of, lower_edges
 from pipeline.ingest.statistics_pass import Partial
 from tests.alone import alone

@@ -11,12 +11,11 @@ import pytest
 
 from pipeline.config import Config, LabelConfig, SparseFeature
 from pipeline.core.errors import DataError
-from pipeline.ingest import parse, rejects, text
+from pipeline.ingest import parse, text, values
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
-from pipeline.ingest.quoted import TextLayout
-from pipeline.ingest.rejects import by_halves
-from pipeline.ingest.schema import data_spec
-from pipeline.ingest.text import read_lines
+from pipeline.ingest.schema_of_config import data_spec
+from pipeline.ingest.text import TextLayout, read_lines
+from pipeline.ingest.values import by_halves
 
 from .conftest import csv_config, write_rows
 
@@ -179,7 +178,7 @@ def test_a_fault_of_the_machine_is_no_bad_row(monkeypatch, fault):
 
 
 def test_an_error_that_all_records_meet_is_raised_not_taken_for_bad_rows(monkeypatch):
-    monkeypatch.setattr(rejects, "MOST_AT_FIRST", 20)
+    monkeypatch.setattr(values, "MOST_AT_FIRST", 20)
     reads = []
 
     def read(start, stop):

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
 from pipeline.core.errors import ArtifactError, ConfigError
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.vocabulary import empty, updated
 
 from .conftest import csv_config

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pipeline.config import DataConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.days import day_number, day_state
-from pipeline.ingest.rejects import RejectedRows
-from pipeline.ingest.times import day_of, hour_of
-from pipeline.ingest.zones import end_of_day, skipped_hours
+from pipeline.ingest.times import day_of, end_of_day, hour_of, skipped_hours
+from pipeline.ingest.values import RejectedRows
 
 from .conftest import csv_config
 from .test_days import Nights, write_day

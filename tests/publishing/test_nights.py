@@ -19,9 +19,9 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import LaunchError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest import parse
-from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
+from pipeline.ingest.values import Reject
 from pipeline.models.dense_model import DenseModel
 from pipeline.records import GateRecord, read
 from pipeline.serving.prediction import RejectCounter, score_file, score_sink

@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.ingest.file_source import PartitionBlock
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
-from pipeline.ingest.quoted import TextLayout
-from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import RawBlock, TextBlock
+from pipeline.ingest.text import TextLayout
+from pipeline.ingest.values import Reject
 from pipeline.serving import ipc
 from pipeline.serving.scorer import ScoredBlock
 from pipeline.serving.scoring_processes import Effort

@@ -57,7 +57,7 @@ BASE = [
     "data.checks.hold={}",
 ]
 BUILD, WRITE, STEP = (
-    "pipeline.ingest.histories.build_histories:HistoryBuilder.build",
+    "pipeline.ingest.histories:HistoryBuilder.build",
     "pipeline.ingest.output:PartWriter.add",
     "pipeline.training.step:StepExecutor.step",
 )

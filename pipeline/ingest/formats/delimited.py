@@ -12,10 +12,9 @@ from typing import BinaryIO, cast
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest.formats.file_format import BOM, FileFormat, LineReader, LogFile
-from pipeline.ingest.quoted import LONGEST, TextLayout, records
 from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
-from pipeline.ingest.text import header_line, text_blocks
+from pipeline.ingest.text import LONGEST, TextLayout, header_line, records, text_blocks
 
 # Bytes that are looked at together where records are counted.
 COUNTED_BYTES = 1 << 22

@@ -11,10 +11,9 @@ from typing import BinaryIO, cast
 
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import DataError
-from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, counted_lines
-from pipeline.ingest.text import header_line, text_blocks
+from pipeline.ingest.text import TextLayout, header_line, text_blocks
 
 
 @dataclass(frozen=True, kw_only=True)

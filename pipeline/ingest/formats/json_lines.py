@@ -15,11 +15,10 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.formats.file_format import FileFormat, LineReader, LogFile
-from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.text import LINE_TOO_LONG, TOO_LONG, looks_packed
-from pipeline.ingest.values import elements_of, nulls, strings_of
+from pipeline.ingest.values import Reject, by_halves, elements_of, is_of_rows, not_read, nulls, strings_of
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000

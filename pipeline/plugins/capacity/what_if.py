@@ -134,7 +134,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
 
 def _limits(config: Config) -> dict[str, Limit]:
     """Return the limit of every table, and the setting that says it."""
-    from pipeline.ingest.schema import data_spec
+    from pipeline.ingest.schema_of_config import data_spec
     from pipeline.plugins.capacity.growth import Limit
 
     if config.data.format == "tables":

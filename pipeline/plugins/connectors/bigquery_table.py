@@ -26,11 +26,12 @@ from google.cloud.bigquery_storage_v1.types import DataFormat, ReadSession
 
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.days import day_number
-from pipeline.ingest.schema import DataSpec, data_spec, require_columns
+from pipeline.ingest.formats.columnar import check_types, frame_of
+from pipeline.ingest.schema import DataSpec, require_columns
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import Block, RawBlock, Source
-from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day
+from pipeline.ingest.times import SECONDS_PER_HOUR, end_of_day
 from pipeline.plugins.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 

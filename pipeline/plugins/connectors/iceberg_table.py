@@ -41,7 +41,7 @@ from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.core.retrying import passes, retried
 from pipeline.ingest.days import day_number
-from pipeline.ingest.zones import end_of_day
+from pipeline.ingest.times import end_of_day
 from pipeline.plugins.connectors.table_files import (
     DataFile,
     TableColumn,

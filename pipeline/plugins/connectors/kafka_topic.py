@@ -22,7 +22,7 @@ from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.zones import end_of_day
+from pipeline.ingest.times import end_of_day
 from pipeline.plugins.connectors.messages import MessageBlock, decoder_of, schema_mark
 from pipeline.plugins.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot

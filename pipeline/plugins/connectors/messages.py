@@ -27,9 +27,9 @@ from pipeline.core.retrying import retried
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.formats.file_format import LogFile
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
-from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import RawBlock
+from pipeline.ingest.values import Reject
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest.arrow import check_types, frame_of
-from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
-from pipeline.ingest.schema import DataSpec, data_spec, require_columns
+from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, check_types, frame_of, row_groups
+from pipeline.ingest.schema import DataSpec, require_columns
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
@@ -285,9 +285,8 @@ def days_between(
 
     ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
     """
-    from pipeline.ingest.rejects import RejectedRows
     from pipeline.ingest.times import day_of
-    from pipeline.ingest.values import strings_of
+    from pipeline.ingest.values import RejectedRows, strings_of
 
     values = pl.Series("day", [low, high])
     text = strings_of(values)

@@ -119,12 +119,12 @@ class RayEngine(IngestEngine):
         for merging in merged:
             self._get(merging)
 
-    def fit(self) -> SplitCounts:
-        fit: SplitCounts = self._get(self._mergers[0].figures.remote())
-        fit.train.counts = {feature.name: RemoteCounts() for feature in fit.spec.sparse}
-        return fit
+    def split_counts(self) -> SplitCounts:
+        split_counts: SplitCounts = self._get(self._mergers[0].figures.remote())
+        split_counts.train.counts = {feature.name: RemoteCounts() for feature in split_counts.spec.sparse}
+        return split_counts
 
-    def leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
         """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
         if alone.enough:
             return
@@ -137,7 +137,9 @@ class RayEngine(IngestEngine):
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
         return partial(_sample_rows, [typed for typed, _ in self._typed], first_test_day)
 
-    def fitted(self, spec: DataSpec, fit: SplitCounts, before: FittedState | None, day: FittingDay) -> FittedState:
+    def fit_state(
+        self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
+    ) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
         fit_mapping, shared, light = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
@@ -150,7 +152,7 @@ class RayEngine(IngestEngine):
             merger.close.remote()
         tables = dict(zip(light, self._get(list(light.values())), strict=True))
         sparse = {column.name: tables[column.owner] for column in spec.sparse}
-        return FittedState(dense=fitted_dense(spec, fit.train, before), sparse=sparse)
+        return FittedState(dense=fitted_dense(spec, split_counts.train, before), sparse=sparse)
 
     def continued(self, state: FittedState) -> FittedState:
         """The state of another dataset, handed to the workers; what is left has no ids."""

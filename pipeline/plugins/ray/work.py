@@ -14,14 +14,13 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, transformed
-from pipeline.ingest.footers import Encoded, RowsFile, encoded
-from pipeline.ingest.output import plain, write_frame
+from pipeline.ingest.counts import VocabCounts
+from pipeline.ingest.output import Encoded, RowsFile, encoded, plain, write_frame
 from pipeline.ingest.quality import BINS, TOP, LabelLeakCounts
 from pipeline.ingest.schema import SparseSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store.artifacts import Draft
 from pipeline.store.manifest import FileEntry
@@ -40,14 +39,14 @@ class Answers:
 
 def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
     """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
-    fit, blocks, typed = job.fit(), list[Counted](), list[np.ndarray]()
+    split_counts, blocks, typed = job.empty_counts(), list[Counted](), list[np.ndarray]()
     for block in part.blocks():
         counted, partial, rows = count(block, job)
-        fit.merge(partial)
+        split_counts.merge(partial)
         blocks.append(counted)
         if rows:
             typed.append(np.frombuffer(rows, np.uint8))
-    return (blocks, typed, *fit.shares(ranges))
+    return (blocks, typed, *split_counts.shares(ranges))
 
 
 def look_at(part: Source, work: Callable[[Block], pl.DataFrame]) -> list[bytes]:
@@ -63,7 +62,7 @@ class Merger:
         self.total: SplitCounts | None = None
 
     def begin(self, job: CountJob) -> None:
-        self.day = job.fit()
+        self.day = job.empty_counts()
 
     def merge(self, share: SplitCounts) -> None:
         assert self.day is not None
@@ -86,12 +85,12 @@ class Merger:
         self, features: Sequence[SparseSpec], known: pl.Series, then: Mapping[str, Any] | None = None, *, all_days: bool
     ) -> Counts:
         """Sums, the most frequent ids and the wanted ones of ``features``, which share a table, in this range."""
-        fit = self.total if all_days else self.day
-        assert fit is not None
-        counts = [fit.train.counts[feature.name] for feature in features]
+        split_counts = self.total if all_days else self.day
+        assert split_counts is not None
+        counts = [split_counts.train.counts[feature.name] for feature in features]
         total = counts[0]
         if len(counts) > 1:
-            total = features[0].mapping.counts(features[0], len(fit.spec.sparse))
+            total = features[0].mapping.counts(features[0], len(split_counts.spec.sparse))
             for share in counts:
                 total.merge(share)
         return total.condensed(wanted_of(known, then)) if isinstance(total, VocabCounts) else total

@@ -278,7 +278,7 @@ def test_what_is_no_table_and_what_is_of_files_is_told(run_ingest, tmp_path, mon
 def test_sources_cross_to_another_process_and_hold_a_few_blocks(tmp_path):
     import pickle
 
-    from pipeline.ingest.schema import data_spec
+    from pipeline.ingest.schema_of_config import data_spec
 
     frame = pl.concat([log()] * 200)
     commit(tmp_path / "table", frame)

@@ -23,7 +23,7 @@ from pipeline.config import LabelConfig, SparseFeature, WatermarkConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.parse import parse
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.plugins.connectors import kafka_topic, messages
 from pipeline.plugins.connectors.messages import AvroDecoder, registered

@@ -18,7 +18,7 @@ from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConf
 from pipeline.core.errors import DataError, LaunchError, UnreachableError
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.schema import data_spec
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import answering
 from pipeline.plugins.ray.engine import RayEngine
 from tests.ingest.conftest import csv_config
@@ -175,7 +175,7 @@ def test_a_worker_that_dies_is_replaced_and_what_ray_cannot_make_again_is_an_err
         assert "ingest.block_mib" in error.value.hint
         ray.kill(engine._mergers[0])
         with pytest.raises(LaunchError, match="Ray lost a worker"):
-            engine.fit()
+            engine.split_counts()
         merged = engine._mergers[0].figures.remote()
         with pytest.raises(LaunchError, match="Ray lost a worker"):
             engine._get(engine._task(killed_once)(merged))  # a task that waits for it

@@ -1,11 +1,18 @@
-"""Builds the histories of a log's rows: which events belong to which row, in a temporary file, in a pass of its own."""
+"""Histories that a log does not have: of every row, what its user did before, from the log and the days before.
+
+A pass of its own finds which events belong to which row, and keeps them in a temporary file. Each dataset keeps the
+events of its own days (``histories/<name>/part-*.parquet``), and a night reads those of the days before that its
+histories reach. Their checksums are part of the night's key, so a day that is ingested again with other events makes
+the next days again.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import date, timedelta
 
 import numpy as np
 import polars as pl
@@ -14,15 +21,119 @@ from pipeline.config.data import DataConfig
 from pipeline.config.sequences import EVENT_TIME
 from pipeline.ingest.days import day_number
 from pipeline.ingest.engines import IngestEngine
-from pipeline.ingest.find_repeats import of_named_days
-from pipeline.ingest.histories.event_store import Keeper, events_before
-from pipeline.ingest.histories.history_plan import DAY_US, MINUTE_US, HistoryPlan
-from pipeline.ingest.histories.user_events import ReadEvents, event_schema, narrow, value_columns
+from pipeline.ingest.events import ReadEvents, event_schema, narrow_to_history, value_columns
 from pipeline.ingest.ids import as_lists
-from pipeline.ingest.schema import DataSpec
+from pipeline.ingest.output import write_frame
+from pipeline.ingest.repeats import around, of_named_days
+from pipeline.ingest.schema import DAY_US, MINUTE_US, DataSpec, HistoryPlan
+from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import LINE_BITS, RawBlock, Source, wrap_sources
 from pipeline.ingest.spill import KeyPartitions, Spill
-from pipeline.store.artifacts import Draft
+from pipeline.records.dataset import HISTORIES
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import Artifact
+
+_PART_ROWS = 1 << 20
+log = logging.getLogger(__name__)
+
+
+def folder(plan: HistoryPlan) -> str:
+    """The folder of a dataset with the events of a history."""
+    return f"{HISTORIES}/{plan.name}"
+
+
+class Keeper:
+    """Writes the events of the days of a dataset that count, for later days; none ask for those of a whole log."""
+
+    def __init__(self, draft: Draft, plan: HistoryPlan, compression: str, *, active: bool) -> None:
+        self.draft, self.plan, self.compression, self.active = draft, plan, compression, active
+        self._waiting: list[pl.DataFrame] = []
+        self._parts = 0
+
+    def add(self, events: pl.DataFrame) -> None:
+        """Take in events of some rows, in their order."""
+        if self.active:
+            self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
+        if sum(frame.height for frame in self._waiting) >= _PART_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; a dataset without events has a file without rows."""
+        if self._waiting and (self._parts == 0 or any(frame.height for frame in self._waiting)):
+            events, self._waiting = pl.concat(self._waiting), []
+            named = events.rename(_file_columns(self.plan))
+            write_frame(self.draft, f"{folder(self.plan)}/part-{self._parts:05d}.parquet", named, self.compression)
+            self._parts += 1
+
+
+def _file_columns(plan: HistoryPlan) -> dict[str, str]:
+    # Columns of events to those in files, which say what the values are of.
+    columns = {}
+    for value, (name, column) in zip(value_columns(plan), plan.of.items(), strict=True):
+        columns[value] = f"of:{name}={column}"
+    return columns
+
+
+def datasets_before(store: Store, data: DataConfig, plan: HistoryPlan) -> dict[date, Artifact]:
+    """The datasets of the days before those of ``data.day`` that histories reach, by day."""
+    if not data.days:
+        return {}
+    first = data.days[0]
+    return around(store, data, first - timedelta(days=plan.reach), first - timedelta(days=1))
+
+
+def _files(dataset: Artifact, plan: HistoryPlan) -> list[str]:
+    return sorted(name for name in dataset.files if name.startswith(f"{folder(plan)}/"))
+
+
+def history_marks(store: Store | None, data: DataConfig) -> list[str]:
+    """What of the days before decides the histories of ``data.day``, for its fingerprint."""
+    if store is None:
+        return []
+    checksums = []
+    for plan in data_spec(data).histories:
+        for dataset in datasets_before(store, data, plan).values():
+            checksums += [dataset.files[name].checksum for name in _files(dataset, plan)]
+    return checksums
+
+
+def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
+    """Yield the events of the days before, a file at a time; log which days have none."""
+    datasets = datasets_before(store, data, plan)
+    known = set()
+    for day, dataset in datasets.items():
+        if _files(dataset, plan):
+            known.add(day)
+        for events in _read_events(store, dataset, plan):
+            yield events.filter(pl.col("day") == day_number(day))
+    if not data.days:
+        return
+    first = data.days[0]
+    wanted = [first - timedelta(days=back) for back in range(1, plan.reach)]
+    missing = sorted(set(wanted) - known)
+    if missing:
+        log.info(
+            "data.sequences.%s: of %d days before %s, %d have no events kept, first %s: histories begin later",
+            plan.name,
+            len(wanted),
+            first,
+            len(missing),
+            missing[0],
+        )
+
+
+def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
+    columns = _file_columns(plan)
+    for name in _files(dataset, plan):
+        store.verify(dataset, name)
+        with store.open(f"{dataset.path}/{name}") as source:
+            events = pl.read_parquet(source.read())
+        if not set(columns.values()) <= set(events.columns):
+            log.warning("%s keeps events of other columns: its rows are in no history", dataset.path)
+            return
+        names = {in_file: column for column, in_file in columns.items()}
+        yield events.rename(names).select(*event_schema(plan))
+
 
 # Elements of lists that are made at a time.
 _ELEMENTS = 1 << 21
@@ -207,7 +318,7 @@ def build_histories(
     parts_of = dict[date | None, list[list[PartHistories]]]()
     for plan in spec.histories:
         builder, keeper = HistoryBuilder(plan), Keeper(draft, plan, compression, active=bool(data.days))
-        wanted, count = narrow(spec, plan), 0
+        wanted, count = narrow_to_history(spec, plan), 0
         for day in groups:
             file_day = None if day is None else day_number(day)
             first, parts, parts_of[day] = count, list[Source](), []

@@ -1,0 +1,99 @@
+"""Which column of a sample is the label, and which of its two values is a click."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.ingest.columns import NUMERIC_SHARE, SampleColumn, shorten, without_broken_classes
+
+# Share of a label's values that its two classes are at least.
+LABEL_SHARE = 0.95
+# Probability below which it is no luck that a column says something in clicked rows alone.
+BY_CHANCE = 1e-9
+_LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
+_POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")
+
+
+def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn, list[SampleColumn]]:
+    """Choose the label's column: the one called ``name``, else the likeliest; and the others that could be it.
+
+    Raises DataError where no column can be the label.
+    """
+    if name is not None:
+        named = [column for column in columns if column.name == name]
+        if not named:
+            has = ", ".join(column.name for column in columns)
+            raise DataError(f"the log has no column {name!r}; it has: {has}", hint="--label <one of them>")
+        return without_broken_classes(named[0]), []
+    columns = [without_broken_classes(column) for column in columns]
+    two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
+    if not two:
+        raise DataError(
+            "no column has two values and is nearly always filled, so none can be the label (click or no click)",
+            hint="--label <the column that says whether a row was clicked>; of a column of more than two values, such "
+            "as a rating, write one of 0 and 1 into the log",
+        )
+    ends = (columns[0], columns[-1])
+    ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
+    first = ranked[0]
+    for other in ranked[1:]:
+        # What follows a click is a further task: the click is the label.
+        if _likeness(other) == _likeness(first) and only_among(happened(first), _positives(other)):
+            first = other
+    return first, [column for column in ranked if column is not first]
+
+
+def _likeness(column: SampleColumn) -> int:
+    named = 2 * bool(_LABEL_NAMES.search(column.name))
+    return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
+
+
+def _positives(label: SampleColumn) -> np.ndarray:
+    return (label.text == label_classes(label)[0]).fill_null(False).to_numpy()
+
+
+def happened(column: SampleColumn) -> np.ndarray:
+    """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
+    if column.distinct == 2:
+        return _positives(column)
+    present = column.text.is_not_null()
+    if column.is_numeric:
+        present = present & (column.numbers != 0).fill_null(False)
+    return present.to_numpy()
+
+
+def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
+    """Whether only clicks have what ``says`` (bools [n] both), and some do not, in more rows than by chance."""
+    rate, rows = float(clicks.mean()), int(says.sum())
+    return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
+
+
+def label_classes(label: SampleColumn) -> tuple[str, str]:
+    """Return the label's positive and negative value: the one that says yes, else the rarer one."""
+    counts = label.present.value_counts(sort=True)[label.name].to_list()
+    if len(counts) < 2:
+        raise DataError(
+            f"column {label.name!r} has one value in the sample, {shorten(counts[0]) if counts else 'none'}, expected "
+            "clicks and rows without one",
+            hint="--label <another column>, or a log that holds both",
+        )
+    others = len(label.present) - int(label.present.is_in(counts[:2]).sum())
+    if others > (1 - LABEL_SHARE) * len(label.present):
+        raise DataError(
+            f"column {label.name!r} has {len(counts):,} values in the sample, expected two: clicks and rows without",
+            hint="--label <another column>, or write one of 0 and 1 into the log, such as "
+            f"{label.name} == {shorten(max(counts, key=_as_number))}",
+        )
+    yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
+    return yes, next(word for word in counts if word != yes)
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -math.inf
