@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import torch
-from pipeline.ingest.footers import rows_writer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, TrainConfig
+from pipeline.ingest.output import rows_writer
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
