@@ -11,7 +11,7 @@ import torch
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, heat_of
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
 from pipeline.config.checkpoint import CheckpointConfig
-from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
+from pipeline.embeddings.table_optimizers import TableRules, as_rules
 from pipeline.specs.optimizers import TableOptimizer
 
 _SAMPLE_ROWS = 4096

@@ -17,9 +17,8 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.core.errors import GuardError
-from pipeline.embeddings.ssd.kernel import states_of, storage_of
-from pipeline.embeddings.table_optimizer_config import TableRules
-from pipeline.embeddings.tables import Kernel, kernels
+from pipeline.embeddings.table_optimizers import TableRules
+from pipeline.embeddings.tables import Kernel, kernels, states_of, storage_of
 from pipeline.native import StepsLibrary, Tables, library
 from pipeline.specs.optimizers import TableOptimizer
 
@@ -36,7 +35,7 @@ def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str
     """Have the compiled library look up and train the tables in fused kernels that it can; see ``compiled_on``."""
     for kernel in kernels(dmp):
         optimizer = rules.of(kernel.tables[0].name)
-        if not kernel.fused or not compiled_on(optimizer, device):
+        if kernel.data_parallel or not compiled_on(optimizer, device):
             continue
         if all(len(weights) < _MAX_IDS for weights in storage_of(kernel.module)):
             kernel.module.forward = CompiledTables(kernel, optimizer, cast(StepsLibrary, library()))

@@ -1,8 +1,9 @@
-"""How tables learn: their optimizer in fused kernels, by rows and over replicas, its learning rate and clipping."""
+"""How the tables of a sharded model train: in the backward pass by FBGEMM or by rows, and over replicas."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,14 +12,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings import native
+from pipeline.embeddings.huge_pages import large_pages, sparse_memory
 from pipeline.embeddings.single_rank_lookup import separate_kernel
-from pipeline.embeddings.sparse_optimizer import RowOptimizer, new_state, update_rows
-from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
-from pipeline.embeddings.tables import Kernel, TableState, keep_state, kernels, table_group
+from pipeline.embeddings.table_optimizers import TableRules, as_rules
+from pipeline.embeddings.tables import Kernel, TableState, keep_state, kernels, storage_of, table_group
+from pipeline.specs.optimizers import CompiledStep, StateColumn, TableOptimizer
 
 
 def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device: str) -> None:
@@ -50,13 +54,8 @@ def learn_by_rows(dmp: DistributedModelParallel, rules: TableRules, device: str,
     """Have their optimizers train the tables in kernels that look up only. ``on_disk``: the tables on tier ssd."""
     for kernel in kernels(dmp):
         optimizer = rules.of(kernel.tables[0].name)
-        if kernel.fused and not optimizer.fused_on(device):
+        if not kernel.data_parallel and not optimizer.fused_on(device):
             RowOptimizer(kernel, optimizer, on_disk)
-
-
-def _row_optimizer(kernel: Kernel) -> RowOptimizer | None:
-    optimizer: RowOptimizer | None = getattr(kernel.module, "row_optimizer", None)
-    return optimizer
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class ReplicaOptimizer(torch.optim.Optimizer):
     Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
     ``step`` costs O(rows * dim) and must be called after each backward pass. The kernel keeps the state, where
     ``kernel_states`` finds it; ``state_dict`` has none. ``steps``: the number of steps taken; ``factor``: of the
-    schedule, for tables with a learning rate of their own.
+    schedule, by which learning rates are multiplied.
     """
 
     def __init__(self, kernels: Sequence[Kernel], rules: TableRules) -> None:
@@ -125,7 +124,7 @@ class ReplicaOptimizer(torch.optim.Optimizer):
             optimizer = self._rules.of(group.table)
             if group.weights.grad is None or optimizer.frozen:
                 continue
-            table_lr = self._rules.rate(group.table, lr, self.factor)
+            table_lr = self._rules.lr(group.table, lr, self.factor)
             weights = group.weights[group.values].view(-1, group.dim)
             gradient = group.weights.grad[group.values].view(-1, group.dim)
             if optimizer.lazy:
@@ -147,10 +146,10 @@ def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
 def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
     """Set how many steps the tables have taken, by which some optimizers correct a bias. Call it after a restore."""
     for kernel in kernels(dmp):
-        row_optimizer = _row_optimizer(kernel)
+        row_optimizer: RowOptimizer | None = getattr(kernel.module, "row_optimizer", None)
         if row_optimizer is not None:
             row_optimizer.steps = steps
-        elif kernel.fused:
+        elif not kernel.data_parallel:
             kernel.module.set_optimizer_step(steps)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
@@ -165,7 +164,7 @@ def anchors(dmp: DistributedModelParallel) -> list[Tensor]:
     leaves: list[Tensor] = []
     for kernel in kernels(dmp):
         leaves += [parameter for parameter in kernel.module.parameters(recurse=False) if parameter.requires_grad]
-        for owner in (kernel.module.forward, _row_optimizer(kernel)):
+        for owner in (kernel.module.forward, getattr(kernel.module, "row_optimizer", None)):
             anchor = getattr(owner, "anchor", None)
             if anchor is not None:
                 leaves.append(anchor)
@@ -190,21 +189,21 @@ def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0) -> None:
-    """Set the learning rate of all tables, fused or not, from the next backward pass on.
+    """Set the learning rate of all tables from the next backward pass on.
 
-    ``factor``: of the schedule; tables with a rate of their own get that rate times it.
+    It is ``lr``, or a table's own rate, times the ``factor`` of the schedule.
     """
     rules = as_rules(dmp.table_rules)  # type: ignore[arg-type]
     for kernel in kernels(dmp):
-        if not kernel.fused:
+        if kernel.data_parallel:
             continue
         # One rate a kernel: `fuse_optimizer` gave tables with settings of their own a kernel of their own.
-        table_lr = rules.rate(kernel.tables[0].name, lr, factor)
+        table_lr = rules.lr(kernel.tables[0].name, lr, factor)
         # The fused optimizer copies the rate in its ``param_groups`` to the kernel at its next ``zero_grad`` or
         # ``step``, so a rate that is set on one of the two alone comes late or is lost.
         for group in kernel.optimizer.param_groups:
             group["lr"] = table_lr
-        row_optimizer = _row_optimizer(kernel)
+        row_optimizer: RowOptimizer | None = getattr(kernel.module, "row_optimizer", None)
         if row_optimizer is not None:
             row_optimizer.lr = table_lr
         else:
@@ -225,9 +224,183 @@ def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:
     ranks = dist.get_world_size(table_group(dmp))
     for kernel in kernels(dmp):
         # The gradient that reaches a fused kernel is the mean already; a replica has the gradient of its own rank.
-        kernel.module.register_forward_hook(partial(_clip, limit if kernel.fused else limit * ranks))
+        kernel.module.register_forward_hook(partial(_clip, limit * ranks if kernel.data_parallel else limit))
 
 
 def _clip(limit: float, module: Any, args: tuple[Any, ...], output: Tensor) -> None:
     if output.requires_grad:
         output.register_hook(lambda gradient: gradient.clamp(-limit, limit))
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The ids of a lookup: ``indices`` [n], ``offsets`` [features * b + 1], ``weights`` [n] of the ids or None."""
+
+    indices: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+
+
+class RowOptimizer:
+    """Trains the tables of ``kernel`` with ``optimizer``. ``steps``: the number taken; ``lr``: of the next one.
+
+    ``on_disk``: tables whose memory takes room only where it is touched, as that of their state then does.
+    """
+
+    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, on_disk: Sequence[str] = ()) -> None:
+        self._optimizer, self.steps, self.lr = optimizer, 0, 0.0
+        self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
+        self._features = [len(table.feature_names) for table in kernel.tables]
+        self._tables = [weights.detach() for weights in storage_of(kernel.module)]
+        self._states: list[TableState] = []
+        for table, weights in zip(kernel.tables, self._tables, strict=True):
+            sparse = table.name in on_disk and weights.device.type == "cpu"
+            self._states.append(new_state(weights, optimizer.columns, sparse=sparse))
+        # What the compiled steps get of each table; none where they cannot train all of them.
+        self._compiled_tables: list[native.Table] = []
+        if all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables):
+            for weights, state in zip(self._tables, self._states, strict=True):
+                self._compiled_tables.append(self._compiled_table(weights, state))
+        self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
+        keep_state(kernel.module, self._states)
+        kernel.module.row_optimizer = self
+        kernel.module.register_forward_hook(self._replace_backward, with_kwargs=True)
+
+    def _compiled_table(self, weights: Tensor, state: TableState) -> native.Table:
+        width = weights.shape[1]
+        table = native.Table(weights=weights.data_ptr(), width=width, mean=self._mean)
+        for i, column in enumerate(self._optimizer.columns):
+            table.states[i] = state[column.name].data_ptr()
+            table.widths[i] = width if column.per_value else 1
+            table.steps[i] = state[column.name].stride(0)
+        return table
+
+    def _replace_backward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
+        # The hook behind a lookup: our node takes the place of FBGEMM's own backward pass.
+        if not out.requires_grad:
+            return None
+        given = dict(zip(("indices", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
+        lookup = Lookup(given["indices"], given["offsets"], given.get("per_sample_weights"))
+        return _Learn.apply(out.detach(), self.anchor, self, lookup)
+
+    @torch.no_grad()
+    def learn(self, lookup: Lookup, gradient: Tensor) -> None:
+        """Update the rows of ``lookup`` by the ``gradient`` of its pooled embeddings [b, sum of dims]."""
+        self.steps += 1
+        if self._optimizer.frozen:
+            return
+        library = native.library()
+        if library is not None and self._compiled_tables:
+            step = self._optimizer.compiled_step(self.lr, self.steps)
+            if step is not None:
+                self._learn_compiled(library, step, lookup, gradient)
+                return
+        batch = len(gradient)
+        column = feature = 0
+        for weights, state, features in zip(self._tables, self._states, self._features, strict=True):
+            width = weights.shape[1]
+            part = gradient[:, column : column + features * width].reshape(batch * features, width)
+            if len(weights) and batch:
+                rows, sums = self._row_gradients(lookup, part, feature, features)
+                update_rows(self._optimizer, weights, rows, sums, state, self.lr, self.steps)
+            column += features * width
+            feature += features
+
+    def _learn_compiled(
+        self, library: native.RowStepsLibrary, step: CompiledStep, lookup: Lookup, gradient: Tensor
+    ) -> None:
+        ids, offsets = lookup.indices.long().contiguous(), lookup.offsets.long().contiguous()
+        weights = None if lookup.weights is None else lookup.weights.float().contiguous()
+        gradient = gradient.float().contiguous()
+        column = feature = 0
+        # Copies: several threads may be here.
+        tables = [native.Table.from_buffer_copy(table) for table in self._compiled_tables]
+        for table, rows, features in zip(tables, self._tables, self._features, strict=True):
+            table.ids, table.offsets = ids.data_ptr(), offsets[feature * len(gradient) :].data_ptr()
+            table.shares = None if weights is None else weights.data_ptr()
+            table.gradient, table.stride = gradient[:, column:].data_ptr(), gradient.stride(0)
+            table.batch, table.features = len(gradient) if len(rows) else 0, features
+            column += features * rows.shape[1]
+            feature += features
+        library.learn(tables, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
+
+    def _row_gradients(self, lookup: Lookup, gradient: Tensor, feature: int, features: int) -> tuple[Tensor, Tensor]:
+        # The distinct rows [m] of one table's features, ascending, and the gradient [m, dim] of each. ``gradient``:
+        # [b * features, dim], sample by sample.
+        batch = len(gradient) // features
+        offsets = lookup.offsets[feature * batch : (feature + features) * batch + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        lengths = offsets.diff()
+        bags = torch.arange(len(lengths), device=offsets.device)
+        if last - first != len(lengths) or bool((lengths != 1).any()):
+            bags = torch.repeat_interleave(bags, lengths.long(), output_size=last - first)
+        weights = None if lookup.weights is None else lookup.weights[first:last].float()
+        if self._mean:
+            shares = lengths.float().reciprocal()[bags]
+            weights = shares if weights is None else weights * shares
+        if features > 1:
+            # Bags are feature by feature, gradients sample by sample.
+            bags = bags % batch * features + bags // batch
+        ids, order = lookup.indices[first:last].sort(stable=True)
+        rows, counts = torch.unique_consecutive(ids, return_counts=True)
+        # A pooled lookup backwards: a row's gradient is the sum over the samples that it is in.
+        starts = counts.cumsum(0) - counts
+        if weights is not None:
+            weights = weights[order]
+        sums = torch.nn.functional.embedding_bag(bags[order], gradient, starts, mode="sum", per_sample_weights=weights)
+        return rows.long(), sums
+
+
+def update_rows(
+    optimizer: TableOptimizer, weights: Tensor, rows: Tensor, gradient: Tensor, state: TableState, lr: float, step: int
+) -> None:
+    """Apply ``optimizer.update`` to the ``rows`` [n], each once, of the table ``weights``; ``gradient``: [n, dim]."""
+    if optimizer.lazy:
+        # Padding looks up rows whose gradient is 0, and how much of it there is depends on the number of ranks.
+        nonzero = (gradient != 0).any(dim=1)
+        if not bool(nonzero.all()):
+            rows, gradient = rows[nonzero], gradient[nonzero]
+    if not len(rows):
+        return
+    row_weights = weights.index_select(0, rows)
+    row_state = {name: values.index_select(0, rows) for name, values in state.items()}
+    optimizer.update(row_weights, gradient, row_state, lr, step)
+    weights.index_copy_(0, rows, row_weights)
+    for name, values in row_state.items():
+        state[name].index_copy_(0, rows, values)
+
+
+def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool = False) -> TableState:
+    """Return zeros for the rows of ``weights`` by column, [rows] or [rows, dim].
+
+    ``sparse``: they take memory only where they are touched.
+    """
+    rows, dim = weights.shape
+
+    def zeros(*shape: int) -> Tensor:
+        if weights.device.type != "cpu":
+            return torch.zeros(shape, device=weights.device)
+        allocate = sparse_memory if sparse else large_pages
+        return allocate(math.prod(shape)).view(shape)
+
+    wide = [column.name for column in columns if column.per_value]
+    wide_state: TableState = {}
+    if wide:
+        # Values [rows, dim] of a row lie beside each other, so that a step finds them in one place of the memory.
+        wide_state = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True))
+    return {column.name: wide_state[column.name] if column.per_value else zeros(rows) for column in columns}
+
+
+class _Learn(torch.autograd.Function):
+    # The identity, whose backward pass trains the tables. Without ``anchor``, which requires a gradient, autograd would
+    # not call it.
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, optimizer: RowOptimizer, lookup: Lookup) -> Tensor:
+        ctx.optimizer, ctx.lookup = optimizer, lookup
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
+        ctx.optimizer.learn(ctx.lookup, grads[0])
+        return None, None, None, None

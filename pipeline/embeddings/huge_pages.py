@@ -23,6 +23,7 @@ _CHUNK = 32 * LARGE_PAGE
 _SMALL_PAGE = 4096
 # MADV_COLLAPSE, from Linux 6.1 on: copies the memory into large pages at once.
 _COLLAPSE = 25
+_MAP_NORESERVE = 0x4000
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Advise = Callable[[int, int, int], int]  # (address, bytes, advice) -> errno, 0 where it was done
@@ -41,6 +42,14 @@ def large_pages(count: int) -> Tensor:
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32, count=count)
+
+
+def sparse_memory(count: int) -> Tensor:
+    """Return float32 zeros [count] that take memory only where they are touched, however many they are."""
+    if not count:
+        return torch.empty(0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
 
 
 def use_large_pages(shards: Sequence[LocalShard], advise: Advise | None = None) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
-from pipeline.embeddings.table_optimizer_config import TableRules
+from pipeline.embeddings.table_optimizers import TableRules
 from pipeline.embeddings.tables import TableSpec, kernel_states, kernels, sharded_collections, table_group
 from pipeline.specs.optimizers import StateColumn
 
@@ -152,7 +152,7 @@ class RowAccess:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         shards: list[LocalShard] = []
         for kernel in kernels(self._dmp):
-            if kernel.fused:
+            if not kernel.data_parallel:
                 kernel.module.flush()
                 kernel.module.reset_cache_states()
             states = kernel_states(kernel, self.rules.of(kernel.tables[0].name).columns)

@@ -37,7 +37,7 @@ from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer
 from pipeline.embeddings.single_rank_lookup import divide_tables
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
-from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
+from pipeline.embeddings.table_optimizers import TableRules, as_rules
 from pipeline.embeddings.tables import kernels
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
@@ -321,7 +321,7 @@ def shard_model(
         dmp.ssd = ssd
         ssd.attach(dmp)
     dmp.table_rules = rules
-    replicas = [kernel for kernel in kernels(dmp) if not kernel.fused]
+    replicas = [kernel for kernel in kernels(dmp) if kernel.data_parallel]
     dmp.replicas = ReplicaOptimizer(replicas, rules) if replicas else None
     return dmp
 

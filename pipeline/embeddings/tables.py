@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -43,14 +44,13 @@ class TableSpec:
 class Kernel:
     """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
 
-    ``fused``: its tables learn in the backward pass, by FBGEMM's optimizer or by one of ours in its place; else
-    ``ReplicaOptimizer`` takes the step.
-    ``optimizer``: TorchRec's view of the fused one.
+    Tables train in the backward pass, by FBGEMM's optimizer or by one of ours in its place, and ``optimizer`` is
+    TorchRec's view of it. ``data_parallel`` ones have none: ``ReplicaOptimizer`` takes their step.
     """
 
     module: Any
     tables: list[Any]
-    fused: bool
+    data_parallel: bool = False
     optimizer: Any = None
 
 
@@ -69,9 +69,9 @@ def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
         for lookup in collection._lookups:
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
             for embedding in inner._emb_modules:
-                fused = hasattr(embedding, "fused_optimizer")
-                optimizer = embedding.fused_optimizer if fused else None
-                yield Kernel(embedding.emb_module, list(embedding._config.embedding_tables), fused, optimizer)
+                data_parallel = not hasattr(embedding, "fused_optimizer")
+                optimizer = None if data_parallel else embedding.fused_optimizer
+                yield Kernel(embedding.emb_module, list(embedding._config.embedding_tables), data_parallel, optimizer)
 
 
 def table_group(dmp: DistributedModelParallel) -> dist.ProcessGroup | None:
@@ -94,7 +94,7 @@ def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:
     """Return the flat storage that ``ReplicaOptimizer`` trains, by the names of its data-parallel tables joined."""
     storage = {}
     for kernel in kernels(dmp):
-        if not kernel.fused:
+        if kernel.data_parallel:
             storage["/".join(table.name for table in kernel.tables)] = kernel.module.weights
     return storage
 
@@ -122,3 +122,16 @@ def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableS
         return [{} for _ in kernel.tables]
     names = [column.name for column in columns]
     return [dict(zip(names, state, strict=True)) for state in kernel.module.split_optimizer_states()]
+
+
+def storage_of(kernel: Any) -> list[Tensor]:
+    """Return by table of FBGEMM's ``kernel`` the rows that it computes with: [rows or slots, dim]."""
+    # Its own method, which gives no stand-ins.
+    weights: list[Tensor] = SplitTableBatchedEmbeddingBagsCodegen.split_embedding_weights(kernel)
+    return weights
+
+
+def states_of(kernel: Any) -> list[list[Tensor]]:
+    """Return by table of ``kernel`` the states that it computes with: [rows or slots] or [rows or slots, dim]."""
+    states: list[list[Tensor]] = SplitTableBatchedEmbeddingBagsCodegen.split_optimizer_states(kernel)
+    return states or [[] for _ in storage_of(kernel)]

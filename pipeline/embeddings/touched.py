@@ -51,7 +51,7 @@ class TouchedRows:
             weights = kernel.module.split_embedding_weights()
             sizes = [len(weight) for weight in weights]
             marks = torch.zeros(sum(sizes), dtype=torch.uint8, device=weights[0].device)
-            mask = _TouchedMask(marks, list(marks.split(sizes)), replicated=not kernel.fused)
+            mask = _TouchedMask(marks, list(marks.split(sizes)), replicated=kernel.data_parallel)
             self._masks.append(mask)
             frozen = [rules is not None and rules.of(table.name).frozen for table in kernel.tables]
             if not all(frozen):

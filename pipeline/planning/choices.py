@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import SHARDING_TYPES, PlanConfig, TablePin
 from pipeline.core.errors import ArtifactError, ConfigError
-from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve

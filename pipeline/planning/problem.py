@@ -11,7 +11,7 @@ from pipeline.config.train import fitting_lanes
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import GIB
 from pipeline.embeddings.event_lookups import event_lookups
-from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.planning.candidates import OVERLAPPED, ShardBlock, compute_workload
 from pipeline.planning.choices import (
     DATA_PARALLEL,

@@ -20,7 +20,7 @@ from pipeline.embeddings.collection import build_collection, event_collection, f
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.sharding import shard_model, whole_tables
 from pipeline.embeddings.ssd.store import SsdStore
-from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers

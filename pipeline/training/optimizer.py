@@ -257,7 +257,7 @@ class Optimizers:
         # Kernels keep their rate, and to set it walks over all of them.
         if factor != self._factor:
             self._factor = factor
-            set_sparse_lr(self._dmp, self._config.sparse_lr * factor, factor)
+            set_sparse_lr(self._dmp, self._config.sparse_lr, factor)
         return self._config.lr * factor
 
     def rates(self, step: int) -> list[float]:

@@ -12,7 +12,7 @@ from pipeline.checkpoint.row_copies import SnapshotBuffers, copy_rows
 from pipeline.checkpoint.save import Job, write_checkpoint
 from pipeline.checkpoint.train_state import TrainState, flatten_optimizer
 from pipeline.embeddings.row_access import LocalShard
-from pipeline.embeddings.table_optimizer_config import TableRules
+from pipeline.embeddings.table_optimizers import TableRules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.specs import TABLE_OPTIMIZERS
 

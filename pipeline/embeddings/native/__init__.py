@@ -2,7 +2,7 @@
 
 A call sums the gradients of a batch by row and applies an optimizer's formula to these rows, a table after another,
 without the copies that torch's operations make. A wheel and the image carry the library; installing from a checkout
-builds it where there is a C compiler. Everywhere else ``pipeline.embeddings.sparse_optimizer`` does the same with
+builds it where there is a C compiler. Everywhere else ``pipeline.embeddings.fused_optimizer`` does the same with
 torch; the results agree to rounding.
 
 ctypes lets go of the interpreter's lock during a call, so several threads can share one.
@@ -20,11 +20,11 @@ from pipeline.core.compiled import checked, open_installed
 from pipeline.specs.optimizers import CompiledStep
 
 # Of the functions below, as rowsteps.c has it.
-_VERSION = 1
+_VERSION = 2
 _ALL_INSTRUCTION_SETS = 2
 _STATES, _SETTINGS = 2, 6
 # In the order of formulas.h.
-_FORMULAS = ("lazy_adam", "partial_rowwise_adam", "adagrad", "ftrl")
+_FORMULAS = ("lazy_adam", "partial_rowwise_adam", "ftrl")
 
 
 class Table(ctypes.Structure):

@@ -37,15 +37,6 @@ static inline void NAMED(partial_rowwise_adam)(float *restrict w, float *restric
     });
 }
 
-static inline void NAMED(adagrad)(float *restrict w, float *restrict s, const float *restrict g, int64_t width,
-                                  const float *k) {
-    const float eps = k[0], rate = k[1];
-    EACH({
-        s[i] += g[i] * g[i];
-        w[i] += rate * g[i] / (sqrtf(s[i]) + eps);
-    });
-}
-
 static inline void NAMED(ftrl)(float *restrict w, float *restrict z, float *restrict n, const float *restrict g,
                                int64_t width, const float *k) {
     const float lr = k[0], l1 = k[1], l2 = k[2], beta = k[3], inverse = k[4];
@@ -119,7 +110,6 @@ static inline void NAMED(row_step)(const Table *table, const Step *step, int64_t
     switch (step->formula) {
     case 0: NAMED(lazy_adam)(w, one, two, g, width, step->settings); break;
     case 1: NAMED(partial_rowwise_adam)(w, one, two, g, width, step->settings); break;
-    case 2: NAMED(adagrad)(w, one, g, width, step->settings); break;
     default: NAMED(ftrl)(w, one, two, g, width, step->settings);
     }
 }

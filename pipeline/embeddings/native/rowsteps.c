@@ -1,4 +1,4 @@
-/* Steps of table optimizers on the rows that a batch looked up: the compiled form of pipeline/embeddings/sparse_optimizer.py.
+/* Steps of table optimizers on the rows that a batch looked up: the compiled form of pipeline/embeddings/fused_optimizer.py.
 
    Plain C; nothing of Python or torch is included, so that one build serves every version of both. formulas.h is built
    once for each instruction set, and the best one is picked when it runs. No operation is reordered or fused, so all of
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWSTEPS_VERSION 1 /* pipeline/embeddings/native/__init__.py expects it */
+#define ROWSTEPS_VERSION 2 /* pipeline/embeddings/native/__init__.py expects it */
 #define STATES 2           /* columns of state of a table, at most */
 #define SETTINGS 6         /* figures of a formula, at most */
 #define AHEAD 8            /* rows whose memory is asked for before their turn */

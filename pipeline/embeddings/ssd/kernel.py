@@ -6,8 +6,8 @@ kernel's arguments into a grouping key (``KernelBuffers``), its kernel fills eve
 
 GPU memory takes room before it is touched, so the kernel of tables on SSD has as many rows as its cache has slots, and
 lookups pass slot numbers. TorchRec compares the sizes of weights and optimizer states with its shards and puts them
-into its ``state_dict``: it gets stand-ins of the full size, one value repeated, which nothing reads. ``storage_of``
-gives the real ones.
+into its ``state_dict``: it gets stand-ins of the full size, one value repeated, which nothing reads.
+``tables.storage_of`` gives the real ones.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.core.errors import PlanError
 from pipeline.embeddings.ssd.scratch_files import ScratchFile
-
-_MAP_NORESERVE = 0x4000
 
 
 class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
@@ -86,32 +84,11 @@ def _stand_in(tensor: Tensor, rows: int) -> Tensor:
     return tensor.new_zeros(1).expand(rows, *tensor.shape[1:]).as_subclass(_StandIn)
 
 
-def storage_of(kernel: Any) -> list[Tensor]:
-    """Return by table of FBGEMM's ``kernel`` the rows that it computes with: [rows or slots, dim]."""
-    # Its own method, which gives no stand-ins.
-    weights: list[Tensor] = SplitTableBatchedEmbeddingBagsCodegen.split_embedding_weights(kernel)
-    return weights
-
-
-def states_of(kernel: Any) -> list[list[Tensor]]:
-    """Return by table of ``kernel`` the states that it computes with: [rows or slots] or [rows or slots, dim]."""
-    states: list[list[Tensor]] = SplitTableBatchedEmbeddingBagsCodegen.split_optimizer_states(kernel)
-    return states or [[] for _ in storage_of(kernel)]
-
-
 @contextmanager
 def kernels_on_ssd() -> Iterator[None]:
     """While kernels are built, give those of tables on SSD the memory that ``give_buffers`` has for them."""
     with replaced(batched_embedding_kernel, "SplitTableBatchedEmbeddingBagsCodegen", SlotKernel), kept_buffers():
         yield
-
-
-def sparse_memory(count: int) -> Tensor:
-    """Return float32 zeros [count] that take memory only where they are touched, however many they are."""
-    if not count:
-        return torch.empty(0)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
 
 
 def mapped(file: ScratchFile, count: int) -> Tensor:

@@ -16,19 +16,20 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings.huge_pages import sparse_memory
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS
 from pipeline.embeddings.row_access import LocalShard, Places
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.diagnostics import SsdFigures, shortcomings
 from pipeline.embeddings.ssd.fetch import Fetcher, SsdWorker, WaitingParts, check_room
-from pipeline.embeddings.ssd.kernel import KernelBuffers, give_buffers, mapped, sparse_memory, states_of, storage_of
+from pipeline.embeddings.ssd.kernel import KernelBuffers, give_buffers, mapped
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.scratch_files import ScratchFile, check_paths, pieces, spread
 from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
-from pipeline.embeddings.table_optimizer_config import TableRules
-from pipeline.embeddings.tables import TableSpec, kept_state, kernels
+from pipeline.embeddings.table_optimizers import TableRules
+from pipeline.embeddings.tables import TableSpec, kept_state, kernels, states_of, storage_of
 from pipeline.records.plan import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 from pipeline.specs.optimizers import FLOAT, StateColumn

@@ -148,7 +148,7 @@ def _job(config: Config, path: str) -> Any:
     from pipeline.checkpoint.codings import Codings
     from pipeline.checkpoint.save import Job
     from pipeline.core.units import MIB
-    from pipeline.embeddings.table_optimizer_config import table_rules
+    from pipeline.embeddings.table_optimizers import table_rules
     from pipeline.records.checkpoint import TableSize
 
     rules, width = table_rules(config.model, config.train), config.model.embedding_dim

@@ -17,7 +17,7 @@ from torch.nn import functional
 from pipeline.checkpoint.container import read_tensors, write_tensors
 from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
-from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.models.layers.perceptron import initialise
 from pipeline.plugins.search.architecture import Choices, Costs, Gates
 from pipeline.plugins.search.rows import SearchBatch
@@ -121,7 +121,7 @@ class Learner:
         for group in self.dense.param_groups:
             group["lr"] = self.config.train.lr * factor
         self.dense.step()
-        self.tables.step(self.config.train.sparse_lr * factor, factor, step + 1)
+        self.tables.step(self.config.train.sparse_lr, factor, step + 1)
         return loss.item()
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:

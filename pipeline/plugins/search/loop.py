@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core import units
 from pipeline.core.errors import PlanError
 from pipeline.core.machine import usable_memory
-from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.plugins.search.architecture import Choices, Costs, LossWeights, tabulate
 from pipeline.plugins.search.architecture_space import ArchitectureSpace
 from pipeline.plugins.search.learning import Learner, SearchState, SearchStore

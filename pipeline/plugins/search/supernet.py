@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config.model import ModelConfig
-from pipeline.embeddings.table_optimizer_config import TableRules
+from pipeline.embeddings.table_optimizers import TableRules
 from pipeline.models.settings import DlrmConfig
 from pipeline.plugins.search.architecture import Gates
 from pipeline.records.dataset import DatasetSchema
@@ -97,7 +97,7 @@ class SearchTables:
         self, touched: Tensor, gradient: Tensor, names: Sequence[str], lr: float, factor: float, number: int
     ) -> None:
         """Update rows of tables that learn alike."""
-        optimizer, rate = self.rules.of(names[0]), self.rules.rate(names[0], lr, factor)
+        optimizer, rate = self.rules.of(names[0]), self.rules.lr(names[0], lr, factor)
         if not len(touched) or optimizer.frozen:
             return
         rows = self.rows.data[touched]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.core.errors import ConfigError
 from pipeline.embeddings.initial import initial_rows, rows_at
 from pipeline.embeddings.ssd import SsdStore
-from pipeline.embeddings.table_optimizer_config import Frozen, MaxNormOptimizer, TableRules, table_rules
+from pipeline.embeddings.table_optimizers import Frozen, MaxNormOptimizer, TableRules, table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.specs import TABLE_OPTIMIZERS
@@ -129,7 +129,7 @@ def test_rules_come_from_the_settings():
     config = compose(["data=parquet", "data.path=/logs", *features, *own])
     rules = table_rules(config.model, config.train)
     assert rules.of("a").frozen and rules.of("c").name == "ftrl" and rules.of("d") is rules.common
-    assert rules.of("b").name == "rowwise_adagrad with max_norm" and rules.rate("b", 0.1, 0.5) == 0.25
-    assert rules.rate("c", 0.1, 0.5) == 0.1 and rules.kind("d") == "" and len({rules.kind(t) for t in "abcd"}) == 4
+    assert rules.of("b").name == "rowwise_adagrad with max_norm" and rules.lr("b", 0.1, 0.5) == 0.25
+    assert rules.lr("c", 0.1, 0.5) == 0.05 and rules.kind("d") == "" and len({rules.kind(t) for t in "abcd"}) == 4
     with pytest.raises(ConfigError, match="model.tables.a is frozen and sets lr"):
         compose(["data=parquet", "data.path=/logs", *features, "+model.tables.a={frozen: true, lr: 1}"])
