@@ -175,7 +175,7 @@ queue, offsets = DiskQueue(), np.array([4096, 0])
 read = [(int(which[i]), float(memory[where[i]])) for which, where, memory in
         queue.read(np.full(2, file.fd), offsets, np.full(2, 4096)) for i in range(len(which))]
 from pipeline.cli.commands.doctor import lookup
-told = [finding.line() for finding in lookup(sys.argv[1]) if finding.name == "ssd"]
+told = [f"{each.level:<5} {each.name:<15} {each.found}" for each in lookup(sys.argv[1]) if each.name == "ssd"]
 print(json.dumps([queue.engine, queue.refused, sorted(read), told, examine(Path(sys.argv[1]))]))
 """
 

@@ -217,12 +217,18 @@ def test_the_added_connector_reads_the_rows_of_a_file(package: Path) -> None:
 
 @pytest.mark.slow
 def test_the_added_check_passes_a_model_and_holds_it(package: Path) -> None:
-    """The gate is not forced here: other limits are wide, as of a short training."""
-    wide = ["gate.max_calibration_error=9", "gate.min_baseline_gain=null", "gate.min_coverage=0", "gate.max_ne=9"]
+    """The gate is not forced here: other limits are wide, as of a short training, and there is no incumbent."""
+    wide = [
+        "publish.model=lift",
+        "gate.max_calibration_error=9",
+        "gate.min_baseline_gain=null",
+        "gate.min_coverage=0",
+        "gate.max_ne=9",
+    ]
     passing, held = ([*line, *smaller(line), *wide, "gate.force=null"] for line in WALKS["Add a gate check"].commands)
     drive(package, [passing])
     version = result(package, "lift")["model"]["version"]
-    gate = json.loads((package / "store/models/synthetic" / version / "gate.json").read_text())
+    gate = json.loads((package / "store/models/lift" / version / "gate.json").read_text())
     assert gate["verdict"] == "PASS" and gate["checks"][-1]["words"].endswith("not below 1.2 (gate.lift.least)")
     drive(package, [held], code=6)
     (reason,) = result(package, "lift")["gate"]["reasons"]
