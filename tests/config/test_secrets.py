@@ -183,7 +183,7 @@ def test_options_of_a_library_hold_no_secret(kind: str, options: str, refused: s
 def test_a_study_neither_records_nor_passes_on_what_is_for_nights() -> None:
     webhook = f"nightly.webhook=https://hooks/{SECRET}"
     given = ["train.lr=0.1", webhook, "nightly={webhook: 'https://hooks/x'}", "+schedule.retries=1", "store=./s"]
-    assert study._without_own(given) == ["train.lr=0.1"] and study._now(given) == ["store=./s"]
+    assert study.split_recorded(given) == (["train.lr=0.1"], ["store=./s"])
 
 
 @pytest.mark.slow

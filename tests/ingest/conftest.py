@@ -1,10 +1,12 @@
 """Small configurations and a runner for ingestion tests."""
 
+import io
 import json
 from pathlib import Path
 
 import polars as pl
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
 from pipeline.config.checks import check
@@ -47,6 +49,21 @@ class Dataset:
     def checksums(self):
         """Of all files but that which says where the logs lay."""
         return {name: entry.checksum for name, entry in self.artifact.files.items() if name != "sources.json"}
+
+
+@pytest.fixture(autouse=True)
+def readers_of_memory_files_have_positions_of_their_own(monkeypatch):
+    """Every reader of a ``memory://`` file gets the same object from fsspec, position included.
+
+    Ingestion reads a log while another thread takes its checksum, as any other filesystem allows.
+    """
+    opened = MemoryFileSystem._open
+
+    def open_apart(self, path, mode="rb", **settings):
+        file = opened(self, path, mode, **settings)
+        return io.BytesIO(file.getvalue()) if mode == "rb" else file
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", open_apart)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_rows_that_repeat_are_split_by_their_line_whatever_the_parts(tmp_path, r
 
 
 def test_lines_that_open_quotes_leave_members_together(tmp_path, monkeypatch):
-    for name in ("gzip_members.SEEN", "gzip_members.LONGEST", "formats.file_format.SEEN", "formats.delimited.LONGEST"):
+    for name in ("file_source.SEEN", "file_source.LONGEST", "formats.file_format.SEEN", "formats.delimited.LONGEST"):
         monkeypatch.setattr(f"pipeline.ingest.{name}", 1000)
     quoted = b'0,1,"a\nb"\n'
     text = b"label,x,c\n" + (quoted * 500 + b'1,2,"c"\n' * 1000) * 2

@@ -58,7 +58,7 @@ def tune(
             store.write_bytes(f"{study_directory(study)}/{PAGE}", page.encode())
 
         firsts, given = _firsts(config, space, earlier)
-        common = [*record.overrides, *(text for text in shared if _group(text) in OWN)]
+        common = [*record.overrides, *split_recorded(shared)[1]]
         trials = Tuner(config, store, common, space, config_dir, firsts, given, earlier, settled).run()
         shown = study_store.shown(store, study)
         _write_best(store, shown, config_dir)
@@ -126,7 +126,7 @@ def _check(config: Config) -> None:
 def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str, Dimension]) -> StudyRecord:
     """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
     study = str(config.tune.study)
-    recorded = [text for text in shared if _group(text) not in (*OWN, *OF_NIGHTS)]
+    recorded, _ = split_recorded(shared)
     record = StudyRecord(
         study=study,
         overrides=(*recorded, *_threads(config)),
@@ -170,8 +170,19 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _group(text: str) -> str:
-    return parse([text])[0].key_or_group.split(".")[0]
+def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that a study records and gives to every trial, and those that may differ from call to call.
+
+    What is for nights is in neither.
+    """
+    recorded, of_call = list[str](), list[str]()
+    for text in shared:
+        group = parse([text])[0].key_or_group.split(".")[0]
+        if group in OWN:
+            of_call.append(text)
+        elif group not in OF_NIGHTS:
+            recorded.append(text)
+    return recorded, of_call
 
 
 def _threads(config: Config) -> list[str]:
