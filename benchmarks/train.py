@@ -113,6 +113,10 @@ def race(
     """Seconds of each loop's rounds, taken in turn; the first round of each warms up and is not counted."""
     order = Order(key=split.dataset.key, seed=1, global_batch=batch)
     rounds = split.rows // batch // ROUND_STEPS
+    if rounds < 2:
+        raise SystemExit(
+            f"--rows={split.rows} makes {rounds} rounds, expected 2 or more: --rows={2 * ROUND_STEPS * batch}"
+        )
     readers = {name: BatchReader(split, order) for name in loops}
     # Whole batches only: the plain loop knows no padding.
     batches = {name: itertools.islice(reader, rounds * ROUND_STEPS) for name, reader in readers.items()}
