@@ -123,11 +123,11 @@ def nightjar(*arguments: str, allowed: Sequence[int] = (0,)) -> int:
     """Do a command in this process, silently; its exit code, which ends the benchmark unless it is ``allowed``."""
     from pipeline import cli
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = cli.main(list(arguments))
     if code not in allowed:
-        raise SystemExit(f"nightjar {' '.join(arguments[:2])} ended with {code}:\n{said.getvalue()}")
+        raise SystemExit(f"nightjar {' '.join(arguments[:2])} ended with {code}:\n{output.getvalue()}")
     return code
 
 
@@ -206,8 +206,8 @@ def serve(answer: Callable[..., dict[str, Any]]) -> None:
 
 def be_rank(rank: int, world: int, port: int) -> None:
     """Say in the environment what torchrun says to a rank of one host."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}}
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in variables.items()}}
 
 
 def free_port() -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation.metrics import member_shares, ne_of
-from pipeline.plugins.ensembles.members import choose, fitted_weights
+from pipeline.plugins.ensembles.snapshots import choose, fitted_weights
 
 
 @pytest.fixture(scope="module")
