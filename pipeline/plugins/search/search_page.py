@@ -19,6 +19,8 @@ from pipeline.report.svg import Axis, PlotCurve, series_plot
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
+BEST, PAGE = "best.yaml", "report.html"
+
 STEPS = Axis(title="step", whole=True)
 PROBABILITY = Axis(title="probability", from_zero=True)
 MOST_DRAWN = 60  # decisions of a part
@@ -134,9 +136,6 @@ def _course(record: SearchRecord) -> list[Figure]:
 
 def _plot(series: list[PlotCurve], y: Axis, label: str) -> Markup:
     return series_plot(series, x=STEPS, y=y, label=label)
-
-
-BEST, PAGE = "best.yaml", "report.html"
 
 
 def write_search(store: Store, record: SearchRecord, best: str, key: str) -> Artifact:
