@@ -124,7 +124,7 @@ class _Model:
         device = connect(config.hardware, config.train.threads_per_rank)
         plan = plan_of(schema, config, tier="ssd" if folder else "ddr", cache_rows=cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0, spare=spare) if folder else None
-        self.trainer = StepExecutor(select_model_settings(config), schema, plan, device, ssd=self.ssd)
+        self.trainer = StepExecutor(select_model_settings(config), schema, plan, device, row_store=self.ssd)
         self.shards = self.trainer.rows.local_shards()
         self.logs = [self.ssd.shard(name).log for name in self.ssd.tables] if self.ssd is not None else []
         # Every row lies in its file, which goes past the page cache, and none has its initial value still to come.

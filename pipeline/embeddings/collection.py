@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.config.model import ModelConfig
-from pipeline.records.dataset import DatasetSchema, EmbeddedTable
+from pipeline.records.dataset import DatasetSchema, TableSchema
 
 _POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
@@ -49,7 +49,7 @@ def event_collection(
     return EmbeddingBagCollection(tables=configs, device=device, is_weighted=weighted)
 
 
-def _bag_config(table: EmbeddedTable, keys: Sequence[str], model: ModelConfig) -> EmbeddingBagConfig:
+def _bag_config(table: TableSchema, keys: Sequence[str], model: ModelConfig) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
         name=table.name,
         embedding_dim=model.dim_of(table.name),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.table_optimizers import TableRules
 from pipeline.embeddings.tables import TableSpec, kernel_states, kernels, sharded_collections, table_group
+from pipeline.records.plan import ShardPlan
 from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
@@ -22,7 +26,7 @@ Places = slice | Tensor
 _RESET_ROWS = 1 << 18
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalShard:
     """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
 
@@ -107,12 +111,52 @@ def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]
     return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
 
 
-class ShardStore(Protocol):
-    """The shards of tables that no kernel keeps whole: those on tier ssd."""
+class RowStore(Protocol):
+    """The rows of tables that no kernel keeps whole, on one rank: those on tier ssd (``ssd/store.py``).
+
+    ``shard_model`` calls ``provide_memory``, ``building_kernels`` and ``attach``, in this order. A training announces
+    the ids of coming batches to ``prefetch`` and calls ``check`` before each step.
+    """
+
+    # Whether kernels have memory for some rows of a table only, which change from batch to batch.
+    cached: bool
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables of which this rank has rows."""
+        ...
+
+    @property
+    def placed(self) -> dict[str, tuple[ShardPlan, ...]]:
+        """All tables of the store, each with its shards on all ranks."""
+        ...
+
+    def provide_memory(self, collection: EmbeddingBagCollection, rules: TableRules) -> None:
+        """Set the memory from which the kernels of the store's tables in ``collection`` will look up."""
+        ...
+
+    def building_kernels(self) -> AbstractContextManager[None]:
+        """While entered, TorchRec builds kernels with the memory of ``provide_memory``."""
+        ...
+
+    def attach(self, dmp: DistributedModelParallel) -> None:
+        """Turn the row numbers of the sharded model's lookups into places in that memory."""
+        ...
+
+    def prefetch(self, ids: Mapping[str, NDArray[np.int64]]) -> None:
+        """Bring the rows of a coming global batch into memory. ``ids``: row numbers by table. Returns at once."""
+        ...
+
+    def check(self) -> None:
+        """Raise what went wrong with the store since the last step."""
+        ...
+
+    def take_counts(self) -> list[float]:
+        """Return what was counted since the last call; the sums over the ranks have names (``ssd.diagnostics``)."""
+        ...
+
+    def shortcomings(self) -> list[tuple[str, str]]:
+        """Return the features that make the store fast and that the machine refuses, each with what to change."""
         ...
 
     def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
@@ -130,7 +174,7 @@ class RowAccess:
     def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
         self._dmp = dmp
         self.rules: TableRules = cast(Any, dmp).table_rules
-        self._ssd: ShardStore | None = getattr(dmp, "ssd", None)
+        self._store: RowStore | None = getattr(dmp, "row_store", None)
         if tables:
             self.tables = {table.name: table for table in tables}
             return
@@ -166,8 +210,8 @@ class RowAccess:
                     # A data-parallel replica: its owners are spread over the ranks.
                     row = column = 0
                     owner = order[name] % ranks == rank
-                if self._ssd is not None and name in self._ssd.tables:
-                    shards.append(self._ssd.local_shard(name, owner, self.rules.of(name).columns))
+                if self._store is not None and name in self._store.tables:
+                    shards.append(self._store.local_shard(name, owner, self.rules.of(name).columns))
                 elif len(weight):
                     rows, columns = weight.shape
                     views = {key: values.detach() for key, values in state.items()}

@@ -34,16 +34,14 @@ from pipeline.core.errors import PlanError
 from pipeline.core.units import GIB
 from pipeline.embeddings.compiled_tables import compile_tables, compiled_on
 from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
+from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.single_rank_lookup import divide_tables
-from pipeline.embeddings.ssd.kernel import kernels_on_ssd
-from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.table_optimizers import TableRules, as_rules
 from pipeline.embeddings.tables import kernels
-from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
+from pipeline.embeddings.workers import SHARDINGS, DenseParallel, Workers, group_env
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.specs.optimizers import FLOAT, TableOptimizer
 
-HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"
 # Values that a CUDA kernel moves at once.
 _WIDTH_STEP = 4
@@ -61,11 +59,6 @@ class TableRanks:
     ranks: tuple[int, ...]
     group: dist.ProcessGroup
     apart: tuple[str, ...] = ()
-
-
-def cached_tables(plan: Plan) -> list[str]:
-    """Return the tables in a GPU's cache of rows in host memory."""
-    return [name for name, table in plan.tables.items() if table.tier == HBM_CACHED]
 
 
 def to_sharding_plan(
@@ -100,12 +93,12 @@ def _check_table(name: str, table: TablePlan, plan: Plan, table_ranks: Sequence[
             f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
             hint=f"+plan.tables.{name}.tier=ddr",
         )
-    if table.tier == SSD and table.sharding not in (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value):
+    if table.tier == "ssd" and table.sharding not in (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value):
         raise PlanError(
             f"table {name!r} on tier ssd is sharded {table.sharding}, expected table_wise or row_wise",
             hint="plan.sharding_types=[table_wise,row_wise]",
         )
-    if table.tier == SSD and plan.device != "cpu" and not table.cache_rows:
+    if table.tier == "ssd" and plan.device != "cpu" and not table.cache_rows:
         raise PlanError(
             f"table {name!r} on tier ssd has cache_rows 0 on {plan.device}, expected at least the rows of a batch",
             hint=_REPLAN,
@@ -148,7 +141,7 @@ def _parameter_sharding(table: TablePlan, plan: Plan, table_ranks: Sequence[int]
         # Placements name global ranks, but ``ranks`` counts within the group of the table.
         ranks.append(table_ranks.index(shard.rank))
     cache_params = None
-    if table.tier == HBM_CACHED:
+    if table.tier == "hbm_cached":
         # A kernel's cache is shared by its tables and as large as their shares together.
         load_factor = table.cache_rows / table.rows
         cache_params = CacheParams(load_factor=load_factor, prefetch_pipeline=prefetch or None)
@@ -205,7 +198,7 @@ def _check_optimizer(plan: Plan, rules: TableRules) -> None:
                 hint=f"+plan.tables.{name}.tier=hbm, or train.sparse_optimizer=rowwise_adagrad",
             )
         planned, needed = table.row_bytes(table.dim), FLOAT * table.dim + optimizer.state_bytes(table.dim)
-        if table.tier == SSD and planned < needed:
+        if table.tier == "ssd" and planned < needed:
             raise PlanError(
                 f"table {name!r} is planned with {planned} bytes a row on tier ssd, but its weights and the state of "
                 f"table optimizer {optimizer.name} take {needed}",
@@ -252,7 +245,7 @@ def shard_model(
     optimizer: TableOptimizer | TableRules,
     among: TableRanks | None = None,
     codecs: dict[str, QuantizedCommCodecs] | None = None,
-    ssd: SsdStore | None = None,
+    row_store: RowStore | None = None,
     prefetch: bool = False,
     workers: Workers | None = None,
     trained: bool = True,
@@ -265,7 +258,7 @@ def shard_model(
     Args:
         among: The ranks of the collection's tables, where ``plan`` has these tables alone.
         codecs: What compresses embeddings, by TorchRec's name of a collective.
-        ssd: The files of the tables on tier ssd, open as long as the model.
+        row_store: The rows of the tables on tier ssd, open as long as the model.
         workers: The ranks that train the rest, where these are not all.
 
     Raises:
@@ -278,22 +271,22 @@ def shard_model(
         _check_embedding_hosts(plan, remote_workers)
     # TorchRec divides gradients of tables by the ranks; with embedding hosts the caller does (`Workers.averaged`).
     set_gradient_division(remote_workers is None)
-    on_disk = ssd_tables(plan)
-    if on_disk and ssd is None:
-        raise ValueError(f"tables {on_disk} are on tier ssd, expected an SsdStore for them")
+    on_disk = plan.tables_on("ssd")
+    if on_disk and row_store is None:
+        raise ValueError(f"tables {on_disk} are on tier ssd, expected a row_store for them")
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
 
     # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups of tables, memory.
     # A single rank has all tables, and the CPU's threads to itself.
     single = plan.world_size == 1 or (among is not None and not trained)
-    threaded = single and device.type == "cpu" and ssd is None and rules.all_fused(plan.device)
+    threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
     for collection in collections.values():
         fuse_optimizer(collection, rules, plan.device)
         if threaded and not compiled_on(rules.common, plan.device):
             divide_tables(list(collection.parameters()), torch.get_num_threads())
-        if ssd is not None:
-            ssd.give(collection, rules)
+        if row_store is not None:
+            row_store.provide_memory(collection, rules)
 
     # 3. Shard.
     sharder = (_GroupSharder if among else EmbeddingBagCollectionSharder)(
@@ -301,13 +294,13 @@ def shard_model(
         fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
         qcomm_codecs_registry=codecs,
     )
-    with kernels_on_ssd() if ssd is not None else nullcontext(), any_width(device):
+    with row_store.building_kernels() if row_store is not None else nullcontext(), any_width(device):
         dmp = DistributedModelParallel(
             module=model,
             device=device,
             plan=_convert_plan(plan, collections, among.ranks if among else None, prefetch),
             sharders=[sharder],  # type: ignore[list-item]
-            env=_group_env(len(among.ranks), among.ranks.index(dist.get_rank()), among.group) if among else None,
+            env=group_env(len(among.ranks), among.ranks.index(dist.get_rank()), among.group) if among else None,
             init_data_parallel=trained and plan.world_size > 1,
             data_parallel_wrapper=_data_parallel_wrapper(model, among, remote_workers),
         )
@@ -317,9 +310,9 @@ def shard_model(
     compile_tables(dmp, rules, plan.device)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, on_disk)
-    if ssd is not None:
-        dmp.ssd = ssd
-        ssd.attach(dmp)
+    if row_store is not None:
+        dmp.row_store = row_store
+        row_store.attach(dmp)
     dmp.table_rules = rules
     replicas = [kernel for kernel in kernels(dmp) if kernel.data_parallel]
     dmp.replicas = ReplicaOptimizer(replicas, rules) if replicas else None
@@ -351,22 +344,11 @@ def _data_parallel_wrapper(
 ) -> DefaultDataParallelWrapper | None:
     if among:
         separate = [name for name, _ in model.named_parameters() if name.startswith(among.apart)]
-        return _WorldWrapper(params_to_ignore=separate)
-    return WorkersWrapper(remote_workers) if remote_workers else None
-
-
-def _group_env(world_size: int, rank: int, group: dist.ProcessGroup | None) -> ShardingEnv:
-    # Given the group, TorchRec's constructor would make a device mesh of the first global ranks.
-    env = ShardingEnv(world_size, rank)
-    env.process_group = group
-    return env
-
-
-class _WorldWrapper(DefaultDataParallelWrapper):
-    # DDP over all ranks in place of those of ``env``, whatever group the tables have.
-
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        super().wrap(dmp, _group_env(dist.get_world_size(), dist.get_rank(), dist.group.WORLD), device)
+        world = dist.get_world_size()
+        return DenseParallel(Workers(world, world, dist.group.WORLD), separate)
+    if remote_workers is not None:
+        return DenseParallel(remote_workers)
+    return None
 
 
 class _GroupCollection(ShardedEmbeddingBagCollection):

@@ -47,16 +47,25 @@ class Workers:
             pooled.register_hook(lambda gradient: gradient / self.count)
 
 
-class WorkersWrapper(DefaultDataParallelWrapper):
-    """DDP over the workers, whatever ranks have the tables; a single worker, and the other ranks, get none."""
+def group_env(world_size: int, rank: int, group: dist.ProcessGroup | None) -> ShardingEnv:
+    """Return TorchRec's environment of ``world_size`` ranks with a ``group`` of their own."""
+    # Given the group, the constructor would make a device mesh of the first global ranks.
+    env = ShardingEnv(world_size, rank)
+    env.process_group = group
+    return env
 
-    def __init__(self, workers: Workers) -> None:
-        super().__init__()
+
+class DenseParallel(DefaultDataParallelWrapper):
+    """DDP of the dense part over the ``workers``, whatever ranks have the tables.
+
+    A single worker, and the other ranks, get none. ``separate``: parameters whose gradients are not averaged.
+    """
+
+    def __init__(self, workers: Workers, separate: Sequence[str] = ()) -> None:
+        super().__init__(params_to_ignore=[*separate])
         self._workers = workers
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         if self._workers.count == 1 or not self._workers.here:
             return
-        worker_env = ShardingEnv(self._workers.count, dist.get_rank())
-        worker_env.process_group = self._workers.group
-        super().wrap(dmp, worker_env, device)
+        super().wrap(dmp, group_env(self._workers.count, dist.get_rank(), self._workers.group), device)

@@ -108,7 +108,7 @@ class SequenceGroup(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddedTable:
+class TableSchema:
     """A table of ``rows`` rows and the ``features`` that it embeds, in the order of the schema.
 
     ``weighted``: whether ids of any of them have weights. ``events``: columns of sequences whose rows it has.
@@ -168,7 +168,7 @@ class DatasetSchema(Record):
         return self.row_weights or bool(self.sampled)
 
     @property
-    def tables(self) -> tuple[EmbeddedTable, ...]:
+    def tables(self) -> tuple[TableSchema, ...]:
         """The tables, in the order of the features that they are named after."""
         sharing: dict[str, list[SparseColumn]] = {c.name: [] for c in self.sparse if not c.table}
         for column in self.sparse:
@@ -178,7 +178,7 @@ class DatasetSchema(Record):
             sharing.setdefault(event.owner, [])
             events.setdefault(event.owner, []).append(event)
         return tuple(
-            EmbeddedTable(
+            TableSchema(
                 name=name,
                 rows=[*columns, *events.get(name, ())][0].rows,
                 features=tuple(c.name for c in columns),

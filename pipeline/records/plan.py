@@ -147,6 +147,10 @@ class Plan(Record):
             return str(hosts)
         return f"({hosts - self.embedding_hosts} + {self.embedding_hosts} embedding)"
 
+    def tables_on(self, tier: str) -> list[str]:
+        """Return the names of the tables on ``tier``, in the plan's order."""
+        return [name for name, table in self.tables.items() if table.tier == tier]
+
     @property
     def slowest_rank(self) -> int:
         """The rank whose phases add up to the most ms, the first of equals."""

@@ -70,7 +70,7 @@ class Checkpoints:
     Attributes:
         checkpointer: Writes and restores.
         stopping: What validations have decided so far; None without validation rows.
-        snapshots: Names of those that may join an ensemble; None: none is made.
+        retained: Names of those that may be published beside the last one; None: retention keeps the best alone.
         order: Of this training's batches, which keeps the order that it began with.
         ends_early: Resumed where the training now ends, which was not its end before.
         planned: Steps planned before, where those taken had other learning rates for that.
@@ -99,7 +99,7 @@ class Checkpoints:
         )
         self.order = order
         self.stopping: Stopping | None = None
-        self.snapshots: list[str] | None = None
+        self.retained: list[str] | None = None
         self.ends_early = False
         self.planned: int | None = None
         self._split, self._levels = split, ends_with_level(split.schema)
@@ -308,21 +308,21 @@ class Checkpoints:
         return path
 
     def save(
-        self, *, final: bool = False, best: bool = False, snapshot: bool = False, grace: float | None = None
+        self, *, final: bool = False, best: bool = False, publishable: bool = False, grace: float | None = None
     ) -> None:
         """Take a checkpoint of the executor's state; it is committed on return but for a plain one. Collective.
 
         Args:
             final: It is the result of the run.
             best: It has the weights that the last validation found best, exact to the bit.
-            snapshot: It may be published as a member of an ensemble, exact to the bit.
+            publishable: It may be published beside the last one, exact to the bit.
             grace: Seconds in which it must be committed (TimeoutError).
         """
-        exact = best or snapshot
+        exact = best or publishable
         # 1. Put what is published in the place of what trains: first the level, which is that of the average.
         executor, step = self.executor, self.executor.steps
         unlevelled: dict[str, list[float]] = {}
-        if (final or snapshot) and self._levels:
+        if (final or publishable) and self._levels:
             unlevelled = calibrate_last_bias(executor, self._split, self.order)
         executor.gather()
         average = executor.published_average if final or exact else None
@@ -355,8 +355,8 @@ class Checkpoints:
         )
         # What retention must not remove yet.
         held: list[str] = []
-        if self.snapshots is not None:
-            held = [name for name in self.snapshots if name != name_of(step)]
+        if self.retained is not None:
+            held = [name for name in self.retained if name != name_of(step)]
         elif self.best is not None and not final:
             held = [self.best]
         wait = final or exact or grace is not None
@@ -368,14 +368,14 @@ class Checkpoints:
             average.swap()
         self._last_saved = time.monotonic()
 
-    def snapshot_paths(self) -> list[str]:
-        """The snapshots in the order of their steps; the last one is the training's last checkpoint.
+    def retained_paths(self) -> list[str]:
+        """Return the retained checkpoints in the order of their steps; the last one is the training's last.
 
         One that a ``gc`` has removed since the training ended is left out. Collective.
         """
         store = self.checkpointer.store
-        paths = [f"{self._directory}/{name}" for name in (self.snapshots or [])[:-1]]
-        found = run_on_rank0("finding snapshots", lambda: [path for path in paths if store.find(path) is not None])
+        paths = [f"{self._directory}/{name}" for name in (self.retained or [])[:-1]]
+        found = run_on_rank0("finding checkpoints", lambda: [path for path in paths if store.find(path) is not None])
         return [*found, self.final]
 
     def figures(self, seconds: float) -> dict[str, Any]:

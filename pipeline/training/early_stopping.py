@@ -18,13 +18,13 @@ LOOKS_PER_EPOCH = 4
 
 
 class StoppingDecision(Enum):
-    """What follows from a look. LOWER and STOP: the best weights come back. SNAPSHOT: these may join an ensemble."""
+    """What follows from a look. LOWER, STOP: the best weights come back. KEEP: these may be published, too."""
 
     BETTER = "better"
     WORSE = "worse"
     LOWER = "lower"
     STOP = "stop"
-    SNAPSHOT = "snapshot"
+    KEEP = "keep"
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from pipeline.checkpoint.index import committed
 from pipeline.config.hardware import HardwareConfig
 from pipeline.core.errors import GuardError
 from pipeline.core.units import GIB
+from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.ssd.diagnostics import FIGURES, named, pss_bytes
-from pipeline.embeddings.ssd.store import SsdStore, ssd_tables
+from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.records.plan import Plan
 from pipeline.store.artifacts import Store
 from pipeline.training.callbacks import Callback, IntervalRecord
@@ -104,7 +105,7 @@ class MemoryBudget(Callback):
     def __init__(
         self, hardware: HardwareConfig, wanted: str, plan: Plan, measure: Callable[[], int] = pss_bytes
     ) -> None:
-        self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
+        self.active = wanted == "always" or (wanted == "auto" and bool(plan.tables_on("ssd")))
         self._hardware, self._measure = hardware, measure
         # The first rank of each host.
         first = range(0, hardware.world_size, hardware.ranks_per_host)
@@ -168,13 +169,13 @@ class MemoryBudget(Callback):
 
 
 @contextmanager
-def ssd_store(hardware: HardwareConfig, store: Store, plan: Plan) -> Iterator[SsdStore | None]:
-    """This rank's files of the plan's tables on tier ssd, closed at the end; None where the plan has none.
+def open_row_store(hardware: HardwareConfig, store: Store, plan: Plan) -> Iterator[RowStore | None]:
+    """The rows of the plan's tables on tier ssd that this rank has, closed at the end; None where the plan has none.
 
     Where ``hardware.ssd_paths`` is empty, the files are in directory ``scratch`` of a local store.
     ConfigError for paths that cannot be used, GuardError where a disk has no room.
     """
-    if not ssd_tables(plan):
+    if not plan.tables_on("ssd"):
         yield None
         return
     paths = hardware.ssd_paths
@@ -189,11 +190,12 @@ def ssd_store(hardware: HardwareConfig, store: Store, plan: Plan) -> Iterator[Ss
         ssd.close()
 
 
-def log_shortcomings(ssd: SsdStore | None) -> None:
+def log_shortcomings(row_store: RowStore | None) -> None:
     """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
-    if ssd is None:
+    if row_store is None:
         return
-    shortcomings = [(what, advice) for refused in all_gather_records(ssd.shortcomings()) for what, advice in refused]
+    of_ranks = all_gather_records(row_store.shortcomings())
+    shortcomings = [(what, advice) for refused in of_ranks for what, advice in refused]
     if dist.get_rank() == 0:
         for what, advice in dict.fromkeys(shortcomings):
             log.warning("%s; %s", what, advice)
@@ -202,16 +204,16 @@ def log_shortcomings(ssd: SsdStore | None) -> None:
 class SsdMeter(Callback):
     """The figures of the SSD tier over all ranks, by interval and for the session. Collective; empty without it."""
 
-    def __init__(self, ssd: SsdStore | None) -> None:
-        self._ssd = ssd
+    def __init__(self, row_store: RowStore | None) -> None:
+        self._row_store = row_store
         self._sums = torch.zeros(FIGURES, dtype=torch.float64)
         self._peak = self._steps = 0
 
     def on_interval(self, interval: IntervalRecord) -> None:
         """Add the figures of the interval; ``pss_bytes`` are this rank's."""
-        if self._ssd is None:
+        if self._row_store is None:
             return
-        sums = add_up(torch.tensor(self._ssd.figures.take(), dtype=torch.float64))
+        sums = add_up(torch.tensor(self._row_store.take_counts(), dtype=torch.float64))
         self._sums += sums
         self._steps += interval.steps
         used = pss_bytes()
@@ -221,7 +223,7 @@ class SsdMeter(Callback):
 
     def on_end(self, figures: dict[str, Any]) -> None:
         """Add those of the session; ``peak_pss_bytes``: of the rank that used most memory."""
-        if self._ssd is None:
+        if self._row_store is None:
             return
         peak = largest(torch.tensor([self._peak], dtype=torch.float64)).item()
         figures["peak_pss_bytes"] = int(peak)

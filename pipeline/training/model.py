@@ -17,9 +17,8 @@ from pipeline.config.model import ModelConfig
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors, penalised
-from pipeline.embeddings.row_access import RowAccess
+from pipeline.embeddings.row_access import RowAccess, RowStore
 from pipeline.embeddings.sharding import shard_model, whole_tables
-from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
@@ -443,14 +442,14 @@ def assemble(
     device: torch.device,
     *,
     trained: bool,
-    ssd: SsdStore | None = None,
+    row_store: RowStore | None = None,
     whole: bool = False,
 ) -> Sharded:
     """Build and shard the configured model, flat or with towers. Collective.
 
     Args:
         towers: None or flat: there are none.
-        ssd: The files of the plan's tables on tier ssd.
+        row_store: The rows of the plan's tables on tier ssd.
         whole: A flat model that is not trained gets all tables on every rank (``whole_tables``), whatever the plan.
 
     Raises:
@@ -477,7 +476,7 @@ def assemble(
             rules,
             table_ranks,
             codecs=exchange,
-            ssd=ssd,
+            row_store=row_store,
             prefetch=prefetch,
             workers=flat.head.workers,
             trained=trained,
@@ -491,7 +490,7 @@ def assemble(
     # Towers' modules and sequences are not averaged over all ranks: the ranks of some hosts train them.
     table_ranks = model_of_rank.towers.table_ranks(TOWERS)
     table_ranks = replace(table_ranks, apart=(*table_ranks.apart, HISTORIES))
-    model = shard_model(model_of_rank, local_plan, model_of_rank.paths, device, rules, table_ranks, ssd=ssd)
+    model = shard_model(model_of_rank, local_plan, model_of_rank.paths, device, rules, table_ranks, row_store=row_store)
     specs = []
     for table in schema.tables:
         dim = settings.model.dim_of(table.name)

@@ -32,7 +32,7 @@ from pipeline.store.manifest import Artifact
 from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.guards import GuardFigures
-from pipeline.training.memory import ssd_store
+from pipeline.training.memory import open_row_store
 from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import BatchSampler, Order, shuffle_key
@@ -82,10 +82,10 @@ def predict(
     device = connect(settings.hardware, settings.train.threads_per_rank, one_machine=settings.one_machine)
     with shared_failure():
         split = SplitReader(store, dataset, "test")
-        with ssd_store(settings.hardware, store, plan) as ssd:
+        with open_row_store(settings.hardware, store, plan) as row_store:
             workers = workers_of(settings.hardware)
             global_batch = even_batch(settings.global_batch, workers.count)
-            if ssd is not None and ssd.cached:
+            if row_store is not None and row_store.cached:
                 # Its slots are for the rows of a batch of the plan, not of a larger one.
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
@@ -100,7 +100,9 @@ def predict(
             )
             alone = (towers is None or towers.is_flat) and device.type == "cpu" and _alone(settings, plan, split.rows)
             whole = alone and dist.get_world_size() > 1
-            sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd, whole=whole)
+            sharded = assemble(
+                settings, split.schema, plan, towers, device, trained=False, row_store=row_store, whole=whole
+            )
             if alone:
                 bypass_exchange(sharded.model)
             memory = None if alone else memory_between(device, settings, sharded.towers)

@@ -25,9 +25,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.units import MIB
 from pipeline.embeddings.fused_optimizer import keeping_steps
 from pipeline.embeddings.huge_pages import use_large_pages
-from pipeline.embeddings.sharding import cached_tables
+from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
-from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.records.dataset import DatasetSchema
@@ -58,7 +57,7 @@ class StepExecutor:
         plan: Where the tables are.
         device: This rank's device.
         towers: The result of the partition stage; None: flat.
-        ssd: The files of the plan's tables on tier ssd; None: the plan has none.
+        row_store: The rows of the plan's tables on tier ssd; None: the plan has none.
         total: Steps planned, which the learning rates' schedule spans.
 
     Attributes:
@@ -80,15 +79,15 @@ class StepExecutor:
         plan: Plan,
         device: torch.device,
         towers: Towers | None = None,
-        ssd: SsdStore | None = None,
+        row_store: RowStore | None = None,
         total: int = 0,
     ) -> None:
         pipeline = pipeline_of(settings.train.pipeline, plan, towers=towers is not None and not towers.is_flat)
 
         # 1. The model, its tables sharded by the plan.
-        sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
+        sharded = assemble(settings, schema, plan, towers, device, trained=True, row_store=row_store)
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
-        self.dense_part, self.ssd = sharded.dense_part, ssd
+        self.dense_part, self.row_store = sharded.dense_part, row_store
         self._model_config, self._average_used = settings.model, settings.train.average.use
         self.rows.initialise(settings.seed)
         if device.type == "cpu":
@@ -165,8 +164,8 @@ class StepExecutor:
         Raises:
             StopIteration: There is no batch left.
         """
-        if self.ssd is not None:
-            self.ssd.check()
+        if self.row_store is not None:
+            self.row_store.check()
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         seed_step(self.seed, self.steps)
@@ -268,7 +267,7 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
         "sparse_dist": TrainPipelineSparseDist,
         "prefetch": PrefetchTrainPipelineSparseDist,
     }
-    if name == "prefetch" and (towers or not cached_tables(plan)):
+    if name == "prefetch" and (towers or not plan.tables_on("hbm_cached")):
         reason = "towers exchange their ids by themselves" if towers else "no table is on tier hbm_cached"
         raise ConfigError(f"train.pipeline is prefetch, but {reason}", hint="train.pipeline=sparse_dist")
     return pipelines[name]

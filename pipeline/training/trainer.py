@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.core.registry import STEP_EXECUTORS, load_hooks
 from pipeline.embeddings.norms import histograms, squared_norms
-from pipeline.embeddings.ssd.store import SsdStore
+from pipeline.embeddings.row_access import RowStore
 from pipeline.models.layers.perceptron import log_odds
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
@@ -38,8 +38,8 @@ from pipeline.training.memory import (
     SsdMeter,
     log_shortcomings,
     naming_checkpoint,
+    open_row_store,
     peak_rss,
-    ssd_store,
 )
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
@@ -100,11 +100,27 @@ def train(
     threads = find_executor(settings.train.mode).threads_per_rank(settings.train)
     device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
-    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(settings.hardware, store, plan) as ssd:
-        log_shortcomings(ssd)
+    with (
+        shared_failure(),
+        naming_checkpoint(store, checkpoints),
+        open_row_store(settings.hardware, store, plan) as row_store,
+    ):
+        log_shortcomings(row_store)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         trainer = Trainer(
-            settings, store, dataset, plan, checkpoints, key, inputs, device, on_interval, on_point, init, towers, ssd
+            settings,
+            store,
+            dataset,
+            plan,
+            checkpoints,
+            key,
+            inputs,
+            device,
+            on_interval,
+            on_point,
+            init,
+            towers,
+            row_store,
         )
         return trainer.train()
 
@@ -134,7 +150,7 @@ class Trainer:
         on_point: OnPoint,
         init: Artifact | None,
         towers: Towers | None,
-        ssd: SsdStore | None,
+        row_store: RowStore | None,
     ) -> None:
         self.settings, self.config, self.plan, self.device = settings, settings.train, plan, device
         self.on_interval, self.on_point = on_interval, on_point
@@ -157,7 +173,9 @@ class Trainer:
 
         # 2. The sharded model with its optimizers. The meter first: it measures from here.
         self.memory = MemoryMeter(device)
-        self.executor = find_executor(config.mode)(settings, self.split.schema, plan, device, towers, ssd, self.total)
+        self.executor = find_executor(config.mode)(
+            settings, self.split.schema, plan, device, towers, row_store, self.total
+        )
         base_rate = self.split.base_rate()
         starts = None
         if base_rate is not None:
@@ -225,7 +243,7 @@ class Trainer:
         callbacks.append(compiling)
         if speed is not None:
             callbacks.append(SpeedMeter(speed))
-        callbacks.append(SsdMeter(self.executor.ssd))
+        callbacks.append(SsdMeter(self.executor.row_store))
         callbacks.append(MemoryBudget(settings.hardware, settings.limit_memory, self.plan))
         return callbacks
 
@@ -233,11 +251,12 @@ class Trainer:
         """Take the steps that are left; returns what the function ``train`` does. Collective."""
         for callback in self.callbacks:
             callback.on_start(self.total)
-        # Ids of tables on tier ssd reach their files ahead of the batches.
-        ssd, announce = self.executor.ssd, None
-        if ssd is not None:
-            columns = {table.name: table.columns for table in self.split.schema.tables if table.name in ssd.placed}
-            announce = Announce(columns, ssd.placed, ssd.prefetch)
+        # Ids of tables on tier ssd reach the store of their rows ahead of the batches.
+        row_store, announce = self.executor.row_store, None
+        if row_store is not None:
+            placed = row_store.placed
+            columns = {table.name: table.columns for table in self.split.schema.tables if table.name in placed}
+            announce = Announce(columns, placed, row_store.prefetch)
         reader = BatchReader(
             self.split,
             self.order,

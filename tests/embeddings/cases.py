@@ -55,7 +55,7 @@ def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad", device="cpu", c
     model = Toy()
     model.head.to(device)
     learning = TABLE_OPTIMIZERS.get(optimizer) if isinstance(optimizer, str) else optimizer
-    dmp = shard_model(model, plan, "collection", torch.device(device), learning, ssd=ssd)
+    dmp = shard_model(model, plan, "collection", torch.device(device), learning, row_store=ssd)
     if clip is not None:
         clip_table_gradients(dmp, clip)
     access = RowAccess(dmp)

@@ -154,9 +154,10 @@ def test_the_limits_of_these_tests_are_felt(runs):
 
 
 def assert_equal(reference, found):
-    """Logits and tables to 1e-6, dense parameters on every rank to 1e-5."""
+    """Logits to 1e-6 of their size (of 1 for smaller ones), tables to 1e-6, dense parameters on every rank to 1e-5."""
     for step in range(STEPS):
-        torch.testing.assert_close(found.logits[step], reference.logits[step], rtol=0, atol=1e-6)
+        # Logits go up to 2, where five float32 units in the last place, as sums in another order differ, are 1.2e-6.
+        torch.testing.assert_close(found.logits[step], reference.logits[step], rtol=1e-6, atol=1e-6)
     for table, rows in reference.rows.items():
         assert not torch.isnan(found.rows[table]).any()
         torch.testing.assert_close(found.rows[table], rows, rtol=0, atol=1e-6)

@@ -88,7 +88,7 @@ def test_figures_that_lie_on_the_cpu_are_reduced_on_the_device(cuda_group):
 
 
 def test_figures_of_tier_ssd_are_reduced_on_the_device(cuda_group):
-    meter = SsdMeter(SimpleNamespace(figures=SimpleNamespace(take=lambda: [0.0] * FIGURES)))
+    meter = SsdMeter(SimpleNamespace(take_counts=lambda: [0.0] * FIGURES))
     with on_the_device():
         meter.on_interval(IntervalRecord(step=3, steps=3, seconds=1.0))
     with on_the_device():

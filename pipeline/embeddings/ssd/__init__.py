@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pipeline.embeddings.ssd.diagnostics import FIGURES, SsdFigures, named, pss_bytes
-from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
+from pipeline.embeddings.ssd.store import SsdStore
 
-__all__ = ["FIGURES", "SSD", "SsdFigures", "SsdStore", "named", "pss_bytes", "ssd_tables"]
+__all__ = ["FIGURES", "SsdFigures", "SsdStore", "named", "pss_bytes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,7 +24,7 @@ from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.diagnostics import SsdFigures, shortcomings
 from pipeline.embeddings.ssd.fetch import Fetcher, SsdWorker, WaitingParts, check_room
-from pipeline.embeddings.ssd.kernel import KernelBuffers, give_buffers, mapped
+from pipeline.embeddings.ssd.kernel import KernelBuffers, give_buffers, kernels_on_ssd, mapped
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.scratch_files import ScratchFile, check_paths, pieces, spread
 from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
@@ -34,20 +35,16 @@ from pipeline.records.plan import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 from pipeline.specs.optimizers import FLOAT, StateColumn
 
-SSD = "ssd"
 # Of the rows kept in memory, the share of those that are there because they were used last: rows that become popular in
 # a training, or after it was ingested. The others are the first ones, which were the most frequent in the dataset.
 RECENT = 0.2
 Ids = Mapping[str, NDArray[np.int64]]
 
 
-def ssd_tables(plan: Plan) -> list[str]:
-    """Return the tables of ``plan`` on tier ssd, in order."""
-    return [name for name, table in plan.tables.items() if table.tier == SSD]
-
-
 class SsdStore:
-    """The rows of this rank's shards. Pass it to ``shard_model``, announce the ids of coming batches, and close it.
+    """The ``RowStore`` of tables on SSD: the rows of this rank's shards.
+
+    Pass it to ``shard_model``, announce the ids of coming batches, and close it.
 
     ``paths``: ``hardware.ssd_paths``; shards and checkpoints' copies of them are spread over these by their bytes.
     ``spare``: ``hardware.ssd_spare``.
@@ -62,7 +59,7 @@ class SsdStore:
     ) -> None:
         self._directories = check_paths(paths)
         self.figures = SsdFigures()
-        self._plan, self._names = plan, ssd_tables(plan)
+        self._plan, self._names = plan, plan.tables_on("ssd")
         self.cached = plan.device != "cpu" if cached is None else cached
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[ShardRequest]] = {}
@@ -105,12 +102,16 @@ class SsdStore:
         """The tables on SSD, each with its shards on all ranks."""
         return {name: self._plan.tables[name].shards for name in self._names}
 
+    def take_counts(self) -> list[float]:
+        """Return the counts since the last call, of which ``diagnostics.named`` makes figures."""
+        return self.figures.take()
+
     def shortcomings(self) -> list[tuple[str, str]]:
         """Return the features that make the tier fast and that the machine refuses, each with what to change."""
         files = [shard.log.file for shard in self._shards.values()]
         return shortcomings(self._fetcher.queue, self._worker, files)
 
-    def give(self, collection: EmbeddingBagCollection, rules: TableRules) -> None:
+    def provide_memory(self, collection: EmbeddingBagCollection, rules: TableRules) -> None:
         """Store the tables of ``collection``, all of the plan's or those of a tower, in our memory once sharded.
 
         Tables of the same width and pooling that learn alike share a kernel.
@@ -140,6 +141,10 @@ class SsdStore:
             # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
             buffers[f"momentum{i}"] = sparse_memory(rows * (dim if column.per_value else 1))
         return KernelBuffers(None, **buffers)
+
+    def building_kernels(self) -> AbstractContextManager[None]:
+        """While entered, kernels that TorchRec builds get the memory of ``provide_memory``."""
+        return kernels_on_ssd()
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; prepend hooks that need row numbers."""
@@ -349,31 +354,17 @@ def _count_pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
 class _DiskShard(LocalShard):
     """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
 
-    _store: SsdStore
-    _states: dict[str, slice | int]  # which values of a row they are
-    _values: int
-
     def __init__(self, store: SsdStore, shard: SsdShard, owner: bool, states: Sequence[StateColumn]) -> None:
-        # The weights of a row come first, then its states.
+        # The weights of a row come first, then its states: which values of the row are whose.
         places: dict[str, slice | int] = {}
         start = shard.dim
         for column in states:
             places[column.name] = slice(start, start + shard.dim) if column.per_value else start
             start += shard.dim if column.per_value else 1
-        fields = {
-            "table": shard.name,
-            "row": shard.first,
-            "rows": shard.rows,
-            "column": 0,
-            "columns": shard.dim,
-            "owner": owner,
-            "_store": store,
-            "_states": places,
-            "_values": shard.values,
-        }
-        for name, value in fields.items():
-            # The class is frozen.
-            object.__setattr__(self, name, value)
+        # ``weight`` and ``state`` are properties here, so the fields are not set by the constructor of the class above.
+        self.table, self.row, self.rows = shard.name, shard.first, shard.rows
+        self.column, self.columns, self.owner = 0, shard.dim, owner
+        self._store, self._states, self._values = store, places, shard.values
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]

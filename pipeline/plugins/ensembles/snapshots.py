@@ -120,7 +120,7 @@ class Snapshots(Validation):
         self._cycle = self._executor.optimizers.schedule.cycle = cycle_steps(self._snapshots.count, total)
         total, step = super().begin(total, warm=warm), self._executor.steps
         ends = [min(number * self._cycle, total) for number in range(1, self._snapshots.count + 1)]
-        self._checkpoints.snapshots = [name_of(end) for end in ends if end <= step]
+        self._checkpoints.retained = [name_of(end) for end in ends if end <= step]
         if step and step < total and step % self._cycle == 0:
             self._restart()
         elif self._snapshots.kind == RESET:
@@ -142,15 +142,15 @@ class Snapshots(Validation):
     def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, which are a snapshot whatever their figures are."""
         super().validate(train_ne)
-        self._checkpoints.snapshots = [*(self._checkpoints.snapshots or ()), name_of(self._executor.steps)]
-        self.decision = StoppingDecision.SNAPSHOT
+        self._checkpoints.retained = [*(self._checkpoints.retained or ()), name_of(self._executor.steps)]
+        self.decision = StoppingDecision.KEEP
         return self.decision
 
     def act_on_validation(self, total: int) -> bool:
         """Take a snapshot and begin the next cycle; that of the last cycle is the last checkpoint."""
         if self._executor.steps == total:
             return False
-        self._checkpoints.save(snapshot=True)
+        self._checkpoints.save(publishable=True)
         self._restart()
         return True
 
@@ -171,7 +171,7 @@ class Snapshots(Validation):
 
     def result(self) -> dict[str, Any]:
         """``ensemble`` of the training's figures: the snapshots that became members, and their cost to find."""
-        began, paths = time.perf_counter(), self._checkpoints.snapshot_paths()
+        began, paths = time.perf_counter(), self._checkpoints.retained_paths()
         scores = []
         for path in paths:
             self._checkpoints.load(path)

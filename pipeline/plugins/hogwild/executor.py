@@ -21,7 +21,7 @@ from pipeline.config.train import TrainConfig
 from pipeline.core.cpus import available_cpus
 from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import anchors
-from pipeline.embeddings.ssd.store import SsdStore
+from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.models.layers.perceptron import batch_norms
 from pipeline.records.dataset import DatasetSchema
@@ -54,11 +54,11 @@ class Hogwild(StepExecutor):
         plan: Plan,
         device: torch.device,
         towers: Towers | None = None,
-        ssd: SsdStore | None = None,
+        row_store: RowStore | None = None,
         total: int = 0,
     ) -> None:
         _check_plan(plan)
-        super().__init__(settings, schema, plan, device, towers, ssd, total)
+        super().__init__(settings, schema, plan, device, towers, row_store, total)
         _check_model(self.dense_part.ranking)
         if not self.alone:
             raise ConfigError(
