@@ -215,9 +215,8 @@ class AsyncSave:
         self._ended: WriteOutcome | None = None
         self._renew_writer()
 
-    @property
-    def busy(self) -> bool:
-        """Whether any rank still writes."""
+    def any_rank_busy(self) -> bool:
+        """Return whether any rank still writes."""
         return bool(max(all_gather_records(int(self._writer.busy))))
 
     def submit(self, job: Job) -> None:

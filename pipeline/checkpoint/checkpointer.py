@@ -2,7 +2,7 @@
 
 This is where a guided walk through the chain of checkpoints begins:
 
-1. ``Checkpointer.save`` decides between baseline and delta and copies rows (``snapshot``) while training stands still.
+1. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
 2. ``async_save`` runs the write behind training; ``save`` writes the files and commits them.
 3. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
 4. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
@@ -41,7 +41,7 @@ from pipeline.checkpoint.index import (
 from pipeline.checkpoint.quarantine import set_aside, spared
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.checkpoint.retention import HELD, Pruner, pinned_names, remove_uncommitted
-from pipeline.checkpoint.row_copies import SnapshotBuffers, copy_rows, full_bytes, full_values
+from pipeline.checkpoint.row_copies import CopyBuffers, copy_rows, full_bytes, full_values
 from pipeline.checkpoint.save import Job
 from pipeline.checkpoint.train_state import TrainState, dense_part
 from pipeline.config.checkpoint import CheckpointConfig
@@ -99,14 +99,14 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self._async_save = AsyncSave(self.store, self.on_point, self.limits)
         self._pruner = self._new_pruner()
-        self._buffers = SnapshotBuffers()
+        self._buffers = CopyBuffers()
         # This takes the disk space for copies of tables on SSD, too.
         values = full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
             self._buffers.prepare(values)
         # Committed checkpoints, oldest step first.
         self._entries: list[Entry] = []
-        # Touched marks of the snapshot in flight, in case its write fails.
+        # Touched marks of the copy in flight, in case its write fails.
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings = Codings(self.config, self.model.rows.rules)
         self.figures = CheckpointFigures()
@@ -188,7 +188,7 @@ class Checkpointer:
             TimeoutError: The write has not ended after ``timeout`` seconds.
         """
         began = time.monotonic()
-        if not wait and self.config.when_busy == "skip" and self._async_save.busy:
+        if not wait and self.config.when_busy == "skip" and self._async_save.any_rank_busy():
             self.figures.skipped += 1
             log_on_rank0(
                 log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}"
@@ -245,7 +245,7 @@ class Checkpointer:
         baseline = final or exact or wants_baseline(config.policy, chain, config.max_chain)
         compacting = False
         if not baseline and chain is not None and config.compact_after is not None:
-            compacting = len(chain.paths) >= config.compact_after
+            compacting = len(chain.names) >= config.compact_after
 
         # 2. Copy the rows. If one rank holds a value that is not finite, all raise before anything is written.
         blocks: list[RowBlock] = []
@@ -300,7 +300,7 @@ class Checkpointer:
             return
         if outcome.stuck:
             # Its thread still reads the buffers.
-            self._buffers = SnapshotBuffers()
+            self._buffers = CopyBuffers()
 
         # Nothing was committed: the rows go into the next delta.
         if outcome.entry is None:

@@ -144,12 +144,12 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
 
 @dataclass(frozen=True)
 class CheckpointChain:
-    """The checkpoints since the newest baseline: its path and those of the deltas after it, oldest first.
+    """The checkpoints since the newest baseline: its name and those of the deltas after it, oldest first.
 
     ``shares``: bytes of each delta as a share of the baseline's.
     """
 
-    paths: tuple[str, ...]
+    names: tuple[str, ...]
     shares: tuple[float, ...] = ()
 
 
@@ -164,7 +164,7 @@ def newest_chain(entries: list[Entry]) -> CheckpointChain | None:
     chain = entries[starts[-1] :]
     size = max(1, chain[0].bytes)
     return CheckpointChain(
-        paths=tuple(entry.name for entry in chain), shares=tuple(entry.bytes / size for entry in chain[1:])
+        names=tuple(entry.name for entry in chain), shares=tuple(entry.bytes / size for entry in chain[1:])
     )
 
 
@@ -176,7 +176,7 @@ def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> 
     *intermittent*: one-shot deltas, and a new baseline as soon as that is predicted to write less. *full*: baselines
     only. ``longest``: deltas a chain may hold.
     """
-    if chain is None or policy == "full" or len(chain.paths) > longest:
+    if chain is None or policy == "full" or len(chain.names) > longest:
         return True
     return policy == "intermittent" and rebase_pays(chain.shares)
 
@@ -190,7 +190,7 @@ def rebase_pays(shares: tuple[float, ...]) -> bool:
 
 def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
     """Return what a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
-    return chain.paths if policy == "consecutive" else chain.paths[:1]
+    return chain.names if policy == "consecutive" else chain.names[:1]
 
 
 def names_to_keep(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:
@@ -209,7 +209,7 @@ def names_to_keep(entries: list[Entry], keep_last: int, keep_every: int | None, 
     # The next delta will rest on the newest baseline, whatever else is kept.
     chain = newest_chain(entries)
     if chain is not None:
-        keep.add(chain.paths[0])
+        keep.add(chain.names[0])
     if entries:
         keep |= set(entries[-1].rested)
     by_name = {entry.name: entry for entry in entries}

@@ -400,7 +400,7 @@ class ChainReader:
             yield window
 
     def _fill(self, window: LocalShard, chain_extents: list[list[Extent]]) -> None:
-        # No stored weight is NaN (``snapshot`` checks it), so one that is left has not been written.
+        # No stored weight is NaN (``copy_rows`` checks it), so one that is left has not been written.
         window.weight.fill_(float("nan"))
         for state in window.state.values():
             state.zero_()

@@ -2,7 +2,7 @@
 
 Values are checked as they are copied, while they lie in the cache: a state that is not finite is never written.
 What is copied is consistent (no batch is in flight there); encoding and writing go on behind it while training
-continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from snapshot to snapshot.
+continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from copy to copy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PIECE_VALUES = 1 << 18
 
 
 @dataclass
-class SnapshotBuffers:
-    """One growing piece of host memory that snapshots are cut from, one after the other.
+class CopyBuffers:
+    """One growing piece of host memory that copies are cut from, one after the other.
 
     Rows of tables on SSD are copied to a disk instead (``LocalShard.scratch``).
     """
@@ -40,7 +40,7 @@ class SnapshotBuffers:
 
     def prepare(self, values: int) -> None:
         """Get room for ``values`` float32 behind the caller."""
-        # A thread touches it before the first snapshot does: touching fresh memory costs four times a copy's time.
+        # A thread touches it before the first copy does: touching fresh memory costs four times a copy's time.
         self.memory = torch.empty(values)
         self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
         self._filling.start()
@@ -62,7 +62,7 @@ class SnapshotBuffers:
 
 
 def full_values(access: RowAccess) -> int:
-    """Count the float32 values in memory of a snapshot of all rows this rank owns."""
+    """Count the float32 values in memory of a copy of all rows this rank owns."""
     values = 0
     for shard in access.local_shards():
         if shard.owner and shard.scratch() is None:
@@ -77,14 +77,14 @@ def full_bytes(access: RowAccess) -> int:
 
 @torch.no_grad()
 def copy_rows(
-    access: RowAccess, touched: TouchedRows | None, buffers: SnapshotBuffers, on_point: OnPoint = ignore
+    access: RowAccess, touched: TouchedRows | None, buffers: CopyBuffers, on_point: OnPoint = ignore
 ) -> list[RowBlock]:
     """Copy this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
     Raises:
         GuardError: A weight or an optimizer state is not finite; names table and row.
     """
-    # All sizes are known before the first copy, so that one reservation serves the whole snapshot.
+    # All sizes are known before the first copy, so that one reservation serves all of them.
     picked: list[tuple[LocalShard, Tensor | None, int]] = []
     in_memory = 0
     for shard in access.local_shards():
@@ -110,7 +110,7 @@ def _count_values(shard: LocalShard, count: int) -> int:
     return count * shard.columns + sum(map(math.prod, shard.state_shapes(count).values()))
 
 
-def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: SnapshotBuffers) -> RowBlock:
+def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: CopyBuffers) -> RowBlock:
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     disk = shard.scratch()
     values = _count_values(shard, count)

@@ -1,11 +1,11 @@
-"""One checkpoint: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done.
+"""One checkpoint: encode the copied rows, write them chunk by chunk, commit when all ranks are done.
 
 Read ``write_checkpoint`` first. It runs behind training, in the thread of ``async_save``, on every rank:
 
 1. Rank 0 clears the place, then every rank writes its rows, and rank 0 the dense part and the state as well.
 2. Rank 0 gathers what the ranks wrote into the index and commits by writing the manifest.
 
-A chunk is encoded, written and forgotten before the next, so memory beyond the snapshot is one chunk.
+A chunk is encoded, written and forgotten before the next, so memory beyond the copy is one chunk.
 """
 
 from __future__ import annotations

@@ -107,6 +107,17 @@ class CheckpointConfig:
         "then compares with a version that reads the former one.",
     )
 
+    @property
+    def final_settings(self) -> tuple[str, ...]:
+        """The settings that decide in which bits the last checkpoint stores its rows, ``final_quantise`` first."""
+        deciding = ["final_quantise", "state"]
+        # The hottest rows have 8 bits where the others may have fewer; of mixed in tables with another optimizer.
+        if self.final_quantise in ("auto", "mixed", "2", "3", "4"):
+            deciding.append("hot_share")
+        if self.final_quantise in ("auto", "mixed"):
+            deciding.append("expected_restores")
+        return tuple(deciding)
+
     def check_start(self, path: str = "checkpoint") -> None:
         """Raise ConfigError for what belongs to ``init_from`` without it. A night's is known later."""
         # Those of data are for the gate, too.

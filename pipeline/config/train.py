@@ -10,17 +10,20 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.registry import STEP_EXECUTORS, find_plugins, with_options
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
 
+# Least value of what is added to a divisor: a row whose gradients were all 0 would otherwise become 0 / 0.
+TINY = 1e-30
+
 
 @dataclass(kw_only=True)
 class SparseOptions:
     """Options of `train.sparse_optimizer`; null: the optimizer's own value. An option that it lacks is refused."""
 
-    eps: float | None = setting(None, low=0.0, doc="What is added to the divisor. Adagrad and Adam use it.")
+    eps: float | None = setting(None, low=TINY, doc="What is added to the divisor. Adagrad and Adam use it.")
     beta1: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of Adam's first moment.")
     beta2: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of Adam's second moment.")
     l1: float | None = setting(None, low=0.0, doc="ftrl sets weights to 0 whose gradients stay within this.")
     l2: float | None = setting(None, low=0.0, doc="ftrl draws weights to 0 with this strength.")
-    beta: float | None = setting(None, low=0.0, doc="ftrl adds this to the root of the sum of squared gradients.")
+    beta: float | None = setting(None, low=TINY, doc="ftrl adds this to the root of the sum of squared gradients.")
 
 
 @dataclass(kw_only=True)
@@ -28,7 +31,7 @@ class DenseOptions:
     """Options of `train.dense_optimizer`; null: the optimizer's own value. An option that it lacks is refused."""
 
     eps: float | None = setting(
-        None, low=0.0, doc="What is added to the divisor; shampoo adds this share of the largest eigenvalue."
+        None, low=TINY, doc="What is added to the divisor; shampoo adds this share of the largest eigenvalue."
     )
     beta1: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of the mean of gradients.")
     beta2: float | None = setting(

@@ -183,9 +183,11 @@ def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
             if isinstance(counter, Tensor):
                 counters.append(counter)
     before = [counter.clone() for counter in counters]
-    yield
-    for counter, value in zip(counters, before, strict=True):
-        counter.copy_(value)
+    try:
+        yield
+    finally:
+        for counter, value in zip(counters, before, strict=True):
+            counter.copy_(value)
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0) -> None:

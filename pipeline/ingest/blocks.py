@@ -29,7 +29,7 @@ from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column
 # Prefix of the columns that hold codes of ids.
 CODE = "code:"
 # Where the row of an event is: in train, in test, elsewhere.
-TRAIN_EVENT, HELD_EVENT, OTHER_EVENT = 0, 1, 2
+TRAIN_EVENT, TEST_EVENT, OTHER_EVENT = 0, 1, 2
 # Columns (bool) that pass 1 adds to typed rows. TEST is missing where a split by row's day decides after the last
 # block; VALIDATION_ROW marks validation rows if they are no test rows, KEPT those that stay if they are train rows, GAP
 # those that a split by time leaves out.
@@ -156,7 +156,7 @@ def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
     for folder, columns in job.side_columns.items():
         folders[folder] = wide.select(columns)
     if EVENT in frame.columns:
-        places = np.select([test.to_numpy(), train.to_numpy()], [HELD_EVENT, TRAIN_EVENT], OTHER_EVENT)
+        places = np.select([test.to_numpy(), train.to_numpy()], [TEST_EVENT, TRAIN_EVENT], OTHER_EVENT)
         folders[EVENTS] = events_of(frame, pl.Series(places))
     if job.spec.split.validates:
         if VALIDATION_ROW in frame.columns:

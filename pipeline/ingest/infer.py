@@ -13,7 +13,7 @@ import polars as pl
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.config.ingest import ChecksConfig
 from pipeline.evaluation.metrics import grouped_auc
-from pipeline.ingest.codes import why_codes
+from pipeline.ingest.code_columns import why_codes
 from pipeline.ingest.columns import (
     BINS,
     SampleColumn,

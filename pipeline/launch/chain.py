@@ -173,6 +173,7 @@ class StageChain:
                 for step in self.selected:
                     # Steps before this one may have changed the hosts, and with them the steps.
                     self._run_step(self.all[step.name])
+                # A version that the gate held ends the run here, with exit code 6: all artifacts are committed.
                 for name, artifact in self.artifacts.items():
                     STAGES.get(name).accept(artifact)
         except BaseException as error:

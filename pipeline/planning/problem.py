@@ -118,7 +118,7 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
 
 def _decoded_rows(inputs: PlanInputs) -> int:
     # Rows of decoded windows in memory: each lane's, and those ahead. A window is decoded into memory of its own, and
-    # its rows are mixed into that of the lane (``training/shuffle_buffer.py``). Rows that are not shuffled need less.
+    # its rows are mixed into that of the lane (``training/lane_reader.py``). Rows that are not shuffled need less.
     train = inputs.train
     groups = [rows for file in inputs.schema.groups.get("train", []) for rows in file]
     largest = max(groups, default=inputs.ingest.rows_per_group)

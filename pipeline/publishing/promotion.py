@@ -238,7 +238,7 @@ def promote(
             if check is not None:
                 check()
             whole = whole or require_whole(store, model, version, tables=by != "publish")
-            if whole.summary.get("verdict") == "HOLD" and not reason.strip():
+            if whole.summary.get("verdict") == HOLD and not reason.strip():
                 raise ConfigError(
                     f"the gate held {version} of model {model!r}; to publish it anyway, give a reason, which is "
                     "recorded",

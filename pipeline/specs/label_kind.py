@@ -57,7 +57,7 @@ class LabelKind(ABC):
     def read(self, values: pl.Series, text: pl.Series | None, task: TaskSpec, spec: Any, rejected: Any) -> pl.Series:
         """The labels (Float32, null where missing) of raw ``values``, of which ``text`` are the words.
 
-        ``spec``: the log's ``DataSpec``; ``rejected`` (``ingest.rejects.Rejected``) takes rows that do not parse.
+        ``spec``: the log's ``DataSpec``; ``rejected`` (``ingest.values.RejectedRows``) takes rows that do not parse.
         """
 
     @abstractmethod

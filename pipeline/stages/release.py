@@ -76,6 +76,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     if record.verdict != PASS:
         write_report(draft, record)
 
+    # A HOLD is no error yet: `Publish.accept` raises it at the end of the run (`launch/chain.py`).
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
     if record.forced:
         gate["forced"] = record.forced

@@ -22,8 +22,6 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
-# Bits of a last checkpoint whose hottest rows are kept in 8 bits (``checkpoint.hot_share``).
-FEW_BITS = ("auto", "2", "3", "4")
 
 
 def _warm(config: Config) -> bool:
@@ -88,8 +86,8 @@ END = (
     use("train", "epochs max_steps"),
     use("train.snapshots", "keep choose weights", when=_snapshots),
     use("checkpoint", "final_quantise state"),
-    use("checkpoint", "hot_share", when=lambda config: config.checkpoint.final_quantise in FEW_BITS),
-    use("checkpoint", "expected_restores", when=lambda config: config.checkpoint.final_quantise == "auto"),
+    use("checkpoint", "hot_share", when=lambda config: "hot_share" in config.checkpoint.final_settings),
+    use("checkpoint", "expected_restores", when=lambda config: "expected_restores" in config.checkpoint.final_settings),
 )
 
 

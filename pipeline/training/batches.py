@@ -24,10 +24,10 @@ from torchrec.streamable import Pipelineable
 from pipeline.core.errors import DataError
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
 from pipeline.records.dataset import BY_WEIGHTS, DatasetSchema
+from pipeline.training.lane_reader import LaneReader, no_rows
 from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
 from pipeline.training.sampler import BatchSampler, Order
-from pipeline.training.shuffle_buffer import LaneReader, no_rows
 
 # Threads: a disk answers at once, while requests to an object store overlap.
 LOCAL_READERS, REMOTE_READERS = 2, 8
@@ -101,7 +101,7 @@ class BatchReader:
                 hint="data.split.test_share=0.2, or more input rows",
             )
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
-        self.deal = BatchSampler(order, split.groups)
+        self.sampler = BatchSampler(order, split.groups)
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _BatchBuilder(split, order)
@@ -179,22 +179,22 @@ class BatchReader:
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[_Read]:
         # Every batch, with what the other ranks must know of it. One rank's ids are announced before it is built.
-        deal, (epoch, batch) = self.deal, self.start
-        rank, world = deal.order.rank, deal.order.world_size
+        sampler, (epoch, batch) = self.sampler, self.start
+        rank, world = sampler.order.rank, sampler.order.world_size
         reader = None
-        if deal.order.has_share:
-            reader = LaneReader(self.split, deal, pool, rank=rank, world=world, epochs=self.epochs, start=self.start)
+        if sampler.order.has_share:
+            reader = LaneReader(self.split, sampler, pool, rank=rank, world=world, epochs=self.epochs, start=self.start)
         while epoch < self.epochs:
             rows, count = no_rows(self.split) if reader is None else reader.take(epoch, batch)
             if self._told is None and self._announce is not None:
                 self._announce.receive(self._announce.ids(self.split, rows, count))
-            built = self._builder.build(rows, count, deal.total(batch))
+            built = self._builder.build(rows, count, sampler.total(batch))
             announcement = None
             if self._told is not None:
                 events = 0 if built.lookups is None else int(built.lookups.stride())
                 announcement = self._told.make(self.split, rows, count, events)
             yield _Read(built.pin_memory() if self._pin else built, announcement)
-            epoch, batch = (epoch, batch + 1) if batch + 1 < deal.batches else (epoch + 1, 0)
+            epoch, batch = (epoch, batch + 1) if batch + 1 < sampler.batches else (epoch + 1, 0)
 
 
 class BoundedBatches:

@@ -55,8 +55,8 @@ AVERAGED = "averaged"
 LEVEL = "level"
 # In the schedule's record: steps planned before, where those taken had other learning rates for that.
 PLANNED = "planned"
-# The settings that fix a step's learning rates, together with the number of steps. They are recorded for
-# people; nothing reads them back.
+# The settings that fix a step's learning rates, together with the number of steps. These six are recorded for people;
+# of the schedule's record a resumed training reads only the three above.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ class Checkpoints:
         self.retained: list[str] | None = None
         self.ends_early = False
         self.planned: int | None = None
-        self._split, self._levels = split, ends_with_level(split.schema)
+        self._split, self._sets_last_bias = split, ends_with_level(split.schema)
         self._directory, self._dataset = directory, inputs["dataset"]
         self._last_saved = time.monotonic()
 
     @property
-    def final(self) -> str:
+    def newest(self) -> str:
         """Path of the newest committed checkpoint, '' where there is none."""
         return self.checkpointer.newest or ""
 
@@ -137,14 +137,14 @@ class Checkpoints:
         executor, train, rows = self.executor, self.settings.train, self._split.rows
         if state.towers not in ({}, executor.tower_features):
             raise ArtifactError(
-                f"the towers of checkpoint {self.final} have other features: {_features_text(state.towers)}; "
+                f"the towers of checkpoint {self.newest} have other features: {_features_text(state.towers)}; "
                 f"the model's: {_features_text(executor.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
         saved_config = run_on_rank0(
-            f"reading {self.final}", lambda: self.checkpointer.store.get(self.final, "train").config
+            f"reading {self.newest}", lambda: self.checkpointer.store.get(self.newest, "train").config
         )
-        check_length(train, saved_config, state.step, total, self.final)
+        check_length(train, saved_config, state.step, total, self.newest)
 
         # 1. The position, and the state of everything that has one.
         executor.steps = state.step
@@ -158,13 +158,13 @@ class Checkpoints:
             schedule.scale = self.stopping.lr_scale
             stopped = self.stopping.stopped
         if not stopped:
-            check_average(train, saved_config, state.step, total, rows, self.final)
+            check_average(train, saved_config, state.step, total, rows, self.newest)
         self.metrics.load(state.windows)
         self.compiling.compiled = state.compiled
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
-            log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
+            log.info("resumed from %s after step %s", self.newest, f"{state.step:,}")
             if stopped:
                 log.info("the validation rows had stopped it there; it stays so")
             elif line := length_line(train, saved_config, state.step, total, rows, schedule.cycle):
@@ -180,11 +180,11 @@ class Checkpoints:
             # ask for another coding of them.
             self._recode_last(state, saved_config)
             return
-        if self._levels and before == state.step and LEVEL not in state.schedule and dist.get_rank() == 0:
+        if self._sets_last_bias and before == state.step and LEVEL not in state.schedule and dist.get_rank() == 0:
             log.warning(
                 "%s, the end of a training, is of an earlier release: training goes on from the last bias that was set "
                 "for what was published, not from the one that was trained; force=true trains from the start",
-                self.final,
+                self.newest,
             )
         self.ends_early = state.step == total
         self._restore_trained_weights(state)
@@ -265,9 +265,9 @@ class Checkpoints:
         try:
             if not saved:
                 self.save(grace=self.settings.checkpoint.grace_seconds)
-            outcome = f"its checkpoint {self.final} is committed"
+            outcome = f"its checkpoint {self.newest} is committed"
         except (TimeoutError, ArtifactError) as error:
-            outcome = f"no checkpoint could be taken in time ({error}); the newest is {self.final or 'none'}"
+            outcome = f"no checkpoint could be taken in time ({error}); the newest is {self.newest or 'none'}"
         raise LaunchError(
             f"training stopped on SIGTERM after step {self.executor.steps}; {outcome}",
             hint="the same command continues from there",
@@ -290,7 +290,7 @@ class Checkpoints:
         wanted = self.settings.checkpoint
         if same_coding(wanted, saved_config):
             return
-        check_finer(wanted, saved_config, self.final)
+        check_finer(wanted, saved_config, self.newest)
         path = self._redirect_last()
         if path is not None:
             self.checkpointer.save(state, final=True, wait=True)
@@ -322,7 +322,7 @@ class Checkpoints:
         # 1. Put what is published in the place of what trains: first the level, which is that of the average.
         executor, step = self.executor, self.executor.steps
         unlevelled: dict[str, list[float]] = {}
-        if (final or publishable) and self._levels:
+        if (final or publishable) and self._sets_last_bias:
             unlevelled = calibrate_last_bias(executor, self._split, self.order)
         executor.gather()
         average = executor.published_average if final or exact else None
@@ -366,6 +366,7 @@ class Checkpoints:
         restore_last_bias(executor, unlevelled)
         if average is not None:
             average.swap()
+        # One that was skipped (``when_busy=skip``) counts: the next one is due after the whole interval.
         self._last_saved = time.monotonic()
 
     def retained_paths(self) -> list[str]:
@@ -376,7 +377,7 @@ class Checkpoints:
         store = self.checkpointer.store
         paths = [f"{self._directory}/{name}" for name in (self.retained or [])[:-1]]
         found = run_on_rank0("finding checkpoints", lambda: [path for path in paths if store.find(path) is not None])
-        return [*found, self.final]
+        return [*found, self.newest]
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """``checkpoint`` of result.json for a session of ``seconds``."""

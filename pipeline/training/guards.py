@@ -146,7 +146,7 @@ def check_layers(
 ) -> None:
     """Before a checkpoint, raise GuardError where a layer or its ``optimizer`` state is not finite. Collective.
 
-    An infinite moment freezes its weight for ever, though the weight itself stays finite. ``checkpoint.snapshot``
+    An infinite moment freezes its weight for ever, though the weight itself stays finite. ``copy_rows`` of checkpoints
     checks the tables while it copies their rows, which saves a pass over them.
     """
     fault = _first_not_finite(dense, optimizer)

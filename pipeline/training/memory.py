@@ -95,9 +95,9 @@ class MemoryBudget(Callback):
     """The limit of a host's ranks together: ``hardware.ddr_gib`` for each, that of the host nearest to its own.
 
     At every interval the PSS of a host's ranks is added up, in which memory that ranks share counts once: a warning
-    when the limit is nearly used up, then the end of the run. A memory cgroup (``launch/memory.py``) keeps the limit
-    between intervals where the machine allows one. This check names the setting that is too small in time, and it is
-    the only one where no cgroup can be made.
+    when the limit is nearly used up, then the end of the run. A memory cgroup (``launch/memory_cgroup.py``) keeps the
+    limit between intervals where the machine allows one. This check names the setting that is too small in time, and
+    it is the only one where no cgroup can be made.
 
     ``wanted``: ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure``: bytes that this rank takes.
     """

@@ -246,8 +246,8 @@ class Optimizers:
         self.schedule = LRSchedule(config, total)
         self.before: Callable[[], None] | None = None
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
-        self.tables = replica_optimizer(dmp)
-        self._parts = [self.dense, *([self.tables] if self.tables else [])]
+        self.replicas = replica_optimizer(dmp)
+        self._parts = [self.dense, *([self.replicas] if self.replicas else [])]
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""

@@ -172,7 +172,7 @@ def score(
     """
     own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.remote else device)
     gathered = _gather(own, workers) if workers.here else None
-    return None if gathered is None else _in_row_order(gathered, reader.deal)
+    return None if gathered is None else _in_row_order(gathered, reader.sampler)
 
 
 def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
@@ -233,15 +233,15 @@ def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
     return torch.stack(parts, dim=1) if parts else None
 
 
-def _in_row_order(logits: torch.Tensor, deal: BatchSampler) -> np.ndarray:
-    # Of the logits of all ranks those of rows, which deal does not shuffle, without the padding: [rows, ...].
-    found, ordered = logits.cpu().numpy(), np.empty((deal.rows, *logits.shape[3:]), np.float32)
+def _in_row_order(logits: torch.Tensor, sampler: BatchSampler) -> np.ndarray:
+    # Of the logits of all ranks those of rows, which the sampler does not shuffle, without the padding: [rows, ...].
+    found, ordered = logits.cpu().numpy(), np.empty((sampler.rows, *logits.shape[3:]), np.float32)
     for batch, ranks in enumerate(found):
         for rank, own in enumerate(ranks):
             at = 0
-            for take in deal.takes(batch, rank, len(ranks)):
+            for take in sampler.takes(batch, rank, len(ranks)):
                 count = take.stop - take.start
-                ordered[deal.places(take)] = own[at : at + count]
+                ordered[sampler.places(take)] = own[at : at + count]
                 at += count
     return ordered
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from pipeline.checkpoint.quantise import bits_for_restores
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import DataConfig
 from pipeline.config.train import TrainConfig
@@ -22,9 +23,7 @@ from pipeline.training.lr_schedule import lr_factor, planned_steps, warmup_steps
 from pipeline.training.optimizer import steps_before
 
 LENGTH = ("epochs", "max_steps")
-CODING = ("final_quantise", "state")
 _EXACT = "fp32"
-_FEW_BITS = ("auto", "2", "3", "4")
 
 
 def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> int:
@@ -129,18 +128,21 @@ def same_coding(checkpoint: CheckpointConfig, then: Mapping[str, Any]) -> bool:
 
 def coding_of(checkpoint: CheckpointConfig) -> str:
     """The coding of the last checkpoint as part of a file name; equal names mean equal codings."""
-    parts = [checkpoint.final_quantise, checkpoint.state]
-    if checkpoint.final_quantise in _FEW_BITS:
-        parts.append(f"{checkpoint.hot_share:g}")
-    if checkpoint.final_quantise == "auto":
-        parts.append(str(checkpoint.expected_restores))
-    return "-".join(parts)
+    values = [getattr(checkpoint, name) for name in checkpoint.final_settings]
+    return "-".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError where the last checkpoint ``path`` lacks bits that ``checkpoint`` asks for."""
     former = _former(then)
-    lossy = [name for name in CODING if getattr(former, name) not in (_EXACT, getattr(checkpoint, name))]
+    lossy = []
+    for name in former.final_settings:
+        old, new = getattr(former, name), getattr(checkpoint, name)
+        if name == "expected_restores":
+            # Only the bits count that follow from it.
+            old, new = bits_for_restores(old), bits_for_restores(new)
+        if old not in (_EXACT, new):
+            lossy.append(name)
     if not lossy:
         return
     old = " ".join(f"checkpoint.{name}={getattr(former, name)}" for name in lossy)

@@ -98,8 +98,10 @@ class PhaseClock:
         """The body is in ``phase``; afterwards the former phase goes on."""
         before = self._marks[-1][0] if self.sampling else ""
         self.enter(phase)
-        yield
-        self.enter(before)
+        try:
+            yield
+        finally:
+            self.enter(before)
 
     def between(self, batches: Iterator[T]) -> Iterator[T]:
         """``batches``; the wait for them is in no phase."""
@@ -136,7 +138,7 @@ def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Mod
         module.register_forward_pre_hook(lambda *_: clock.enter("lookup"), prepend=True)
         module.register_forward_hook(lambda _module, _args, output: _after_lookup(clock, output))
     pooled.register_forward_hook(lambda _module, _args, output: _after_pooling(clock, output))
-    for optimizer, phase in ((optimizers.dense, "dense"), (optimizers.tables, "update")):
+    for optimizer, phase in ((optimizers.dense, "dense"), (optimizers.replicas, "update")):
         if optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_, phase=phase: clock.enter(phase))
             optimizer.register_step_post_hook(lambda *_: clock.enter("overhead"))

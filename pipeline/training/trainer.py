@@ -28,7 +28,7 @@ from pipeline.training.batches import BatchReader, BoundedBatches
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compiling import AutoCompile
-from pipeline.training.distributed import STOP, Agreement, add_up, connect, largest, shared_failure
+from pipeline.training.distributed import SAVE, STOP, Agreement, add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, check_finite, check_layers
 from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
@@ -293,7 +293,7 @@ class Trainer:
             step = self.executor.steps
             agreed = agreement.step(save=self.checkpoints.late())
             validating = self.validation is not None and self.validation.due(step, self.total)
-            saving = step == self.total or agreed > 0 or self.checkpoints.due(step)
+            saving = step == self.total or agreed in (SAVE, STOP) or self.checkpoints.due(step)
             judging = self.judged_after is not None and step >= self.judged_after
 
             # 1. Nothing looks at the weights while an executor's threads still change them. The steps that they have
@@ -448,7 +448,7 @@ class Trainer:
             figures["bytes_per_sample"] = {
                 name: sent / self.samples for name, sent in zip(names, self.sent, strict=True)
             }
-        summary = {"train": figures, "checkpoint": self.checkpoints.figures(seconds), "final": self.checkpoints.final}
+        summary = {"train": figures, "checkpoint": self.checkpoints.figures(seconds), "final": self.checkpoints.newest}
         figures |= compare_with_plan(self.plan, self.executor.clock, self.memory, self.device)
         if self.validation is not None:
             figures |= self.validation.result()

@@ -8,7 +8,7 @@ from pipeline.checkpoint.chunks import TableCoding
 from pipeline.checkpoint.fault_points import ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import RestoreTarget, restore
-from pipeline.checkpoint.row_copies import SnapshotBuffers, copy_rows
+from pipeline.checkpoint.row_copies import CopyBuffers, copy_rows
 from pipeline.checkpoint.save import Job, write_checkpoint
 from pipeline.checkpoint.train_state import TrainState, flatten_optimizer
 from pipeline.embeddings.row_access import LocalShard
@@ -56,7 +56,7 @@ def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=Non
         key="k",
         config={"seed": 1},
         inputs={"dataset": "d"},
-        blocks=copy_rows(rows, picked, SnapshotBuffers()),
+        blocks=copy_rows(rows, picked, CopyBuffers()),
         coding=lambda block: TableCoding("fp32"),
         dense=tensors,
         state=record,

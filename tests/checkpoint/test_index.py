@@ -37,7 +37,7 @@ def write(store: Store, step: int, *parents: int) -> None:
 def test_the_newest_chain_begins_at_the_newest_baseline() -> None:
     chain = newest_chain(ENTRIES)
     assert chain is not None
-    assert chain.paths == (name_of(40), name_of(50), name_of(60))
+    assert chain.names == (name_of(40), name_of(50), name_of(60))
     assert chain.shares == (0.3, 0.3)
     assert newest_chain([]) is None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.checkpoint.row_copies import SnapshotBuffers, copy_rows, full_values
+from pipeline.checkpoint.row_copies import CopyBuffers, copy_rows, full_values
 from pipeline.core.errors import GuardError
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.scratch_files import pieces, spread
@@ -61,7 +61,7 @@ def reserve(root):
     after = taken(root)
     copies = {name: after[name] - before[name] for name in ("disk0", "disk1")}
     assert sum(copies.values()) == 2 * 4096 and min(copies.values()) == 4096  # a page each: two small tables
-    buffers = SnapshotBuffers()
+    buffers = CopyBuffers()
     blocks = {block.table: block for block in copy_rows(access, None, buffers)}
     assert taken(root) == after and buffers.memory.numel() == small.rows * (small.dim + 1)
     for shard in access.local_shards():

@@ -8,7 +8,7 @@ import pytest
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
-from pipeline.evaluation.gate.power import not_worse
+from pipeline.evaluation.gate.answers import not_worse
 from pipeline.evaluation.metrics import calibration_by_prediction, kolmogorov_smirnov, population_stability
 from pipeline.records import Best, Curve, Former, GateRecord, Interval
 from tests.records.made import gate_record
@@ -174,6 +174,31 @@ def test_slices_show_what_the_whole_hides() -> None:
     assert found.verdict == "HOLD"
     assert all("country=de" in reason for reason in found.reasons)
     assert {each.value for each in found.slices} == {"0", "1", "de", "3"}
+
+
+def test_a_slice_whose_clicks_came_in_one_burst_is_not_judged() -> None:
+    """Draws without any of its blocks have no figures, so its interval would say nothing and hold every model."""
+    rng, truth, labels, _ = world()
+    codes = np.zeros(N, np.int64)
+    codes[rng.choice(N, 3000, replace=False)] = 7
+    rare = codes == 7
+    labels[rare] = 0.0
+    burst = np.flatnonzero(rare)[1000:1100]  # in about 7 of 200 blocks
+    labels[burst] = 1.0
+    logits = noisy(rng, truth, 0.3)
+    logits[rare] = np.log(100 / 2900)
+    settings = dataclasses.replace(SETTINGS, slice_min_clicks=100, max_calibration_error=None)
+    found = judged(settings, ScoredRows(labels=labels, candidate=logits, slices={"ad": SliceColumn(codes=codes)}))
+    assert [each.value for each in found.slices] == ["0"]
+    assert not [reason for reason in found.reasons if "ad=7" in reason]
+
+
+def test_rows_whose_clicks_lie_in_few_blocks_are_held_in_words_that_say_so() -> None:
+    labels = np.zeros(N, np.float32)
+    labels[5000:5100] = 1.0
+    found = judged(SETTINGS, ScoredRows(labels=labels, candidate=np.full(N, np.log(100 / (N - 100)), np.float32)))
+    assert found.verdict == "HOLD"
+    assert "calibration cannot be told: clicks lie in too few blocks of rows" in " ".join(found.reasons)
 
 
 def test_small_values_of_a_slice_are_judged_together() -> None:

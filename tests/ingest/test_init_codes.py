@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.ingest.codes import why_codes
+from pipeline.ingest.code_columns import why_codes
 from pipeline.ingest.infer import _ID_NAMES, infer
 from pipeline.ingest.sample import read_sample
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipeline.checkpoint.row_copies import SnapshotBuffers
+from pipeline.checkpoint.row_copies import CopyBuffers
 from pipeline.embeddings.ssd import FIGURES
 from pipeline.embeddings.touched import _Marker, _TouchedMask
 from pipeline.training.batches import BatchReader
@@ -112,7 +112,7 @@ def test_a_snapshot_never_locks_memory_as_large_as_the_tables(monkeypatch, devic
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
     made, empty = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **how: (made.append(how.get("pin_memory")), empty(*size))[1])
-    buffers = SnapshotBuffers(memory=empty(0))
+    buffers = CopyBuffers(memory=empty(0))
     buffers.prepare(1000)
     buffers.reserve(2000)
     assert len(made) == 2 and not any(made)

@@ -192,6 +192,9 @@ def test_rates_are_said_as_shares_that_can_be_read() -> None:
         ({}, {"state": "bf16"}, False),
         ({"final_quantise": "4"}, {"final_quantise": "4", "hot_share": 0.5}, False),
         ({"final_quantise": "auto"}, {"final_quantise": "auto", "expected_restores": 1}, False),
+        ({"final_quantise": "mixed"}, {"final_quantise": "mixed", "expected_restores": 21}, False),
+        ({"final_quantise": "mixed"}, {"final_quantise": "mixed", "hot_share": 0.5}, False),
+        ({"final_quantise": "8"}, {"final_quantise": "8", "expected_restores": 1}, True),
     ],
 )
 def test_codings_are_the_same_where_the_codes_are(then: dict, now: dict, same: bool) -> None:
@@ -208,6 +211,24 @@ def test_fewer_bits_can_be_made_of_all_and_no_more_of_few() -> None:
         check_finer(CheckpointConfig(), {"checkpoint": asdict(fewer)}, "p")
     assert e.value.hint.startswith("checkpoint.final_quantise=8 checkpoint.state=bf16; ")
     assert coding_of(CheckpointConfig()) == "fp32-fp32"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "setting"),
+    [
+        ({"final_quantise": "auto", "expected_restores": 1}, {"expected_restores": 20}, "expected_restores=1"),
+        ({"final_quantise": "mixed", "expected_restores": 20}, {"expected_restores": 21}, "expected_restores=20"),
+        ({"final_quantise": "2", "hot_share": 0.0}, {"hot_share": 0.5}, "hot_share=0.0"),
+    ],
+)
+def test_bits_that_follow_from_another_setting_cannot_be_made_more(then: dict, now: dict, setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"was written with checkpoint.{setting}: the bits that this"):
+        check_finer(CheckpointConfig(**{**then, **now}), {"checkpoint": asdict(CheckpointConfig(**then))}, "p")
+
+
+def test_other_restores_with_the_same_bits_are_no_finer_coding() -> None:
+    then = CheckpointConfig(final_quantise="auto", expected_restores=5)
+    check_finer(CheckpointConfig(final_quantise="auto", expected_restores=20), {"checkpoint": asdict(then)}, "p")
 
 
 def test_an_average_that_should_have_started_earlier_is_refused() -> None:

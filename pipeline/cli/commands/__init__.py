@@ -1,1 +1,1 @@
-"""Families of commands: their arguments, the calls into the rooms, where results become text. For cli.py."""
+"""Families of commands: their arguments, the calls into the rooms, where results become text. For `cli/__init__.py`."""

@@ -87,18 +87,18 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
     jobs = sweep(overrides)
     # A job that does not compose ends the sweep before the first run.
     configs = [compose(job, config_dir) for job in jobs]
-    worst, results, notes = 0, [], []
+    first_failure, results, notes = 0, [], []
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
-        code, result = _one_run(config)
+        code, result = _run_and_complain(config)
         results.append(result or Result(run=str(config.run), status=f"exit {code}"))
         notes.append(" ".join(override for override in job if override not in common))
-        worst = worst or code
+        first_failure = first_failure or code
         # A signal ended the run, and ends the sweep.
         if code > 128:
             break
     show(f"\nsweep:\n{compare(results, notes)}")
-    return worst
+    return first_failure
 
 
 def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = exit_code_of) -> int:
@@ -109,24 +109,24 @@ def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = 
     """
     from pipeline.config.compose import compose
 
-    return _one_run(compose(overrides, config_dir), code_of)[0]
+    return _run_and_complain(compose(overrides, config_dir), code_of)[0]
 
 
-def _one_run(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
+def _run_and_complain(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
     """Run ``config``; return the exit code (message printed) and the result, None where the run did not end."""
     try:
-        return _run_alone(config, code_of)
+        return _lock_and_run(config, code_of)
     except NightjarError as error:
         return complain(str(error), code_of(error)), None
 
 
 def run_code(config: Config) -> int:
     """Run ``config``; return the exit code. NightjarError where the run cannot be held: a night records that."""
-    return _run_alone(config, exit_code_of)[0]
+    return _lock_and_run(config, exit_code_of)[0]
 
 
-def _run_alone(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
-    """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
+def _lock_and_run(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
+    """As ``_run_and_complain``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.core.package_versions import require_triple
     from pipeline.launch.locks import launcher_of, only_launcher
     from pipeline.store.artifacts import Store
@@ -139,7 +139,7 @@ def _run_alone(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
     if config.launch.host_index > 0:
         return _follow(config, store), None
     with only_launcher(config, store):
-        return _held_run(config, store, code_of)
+        return _run_locked(config, store, code_of)
 
 
 def _follow(config: Config, store: Store) -> int:
@@ -158,8 +158,8 @@ def _follow(config: Config, store: Store) -> int:
     return 0
 
 
-def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
-    """Run ``config``, which no other launcher runs; as ``_one_run``."""
+def _run_locked(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
+    """Run ``config``, which no other launcher runs; as ``_run_and_complain``."""
     from pipeline.launch.chain import StageChain, StageError
     from pipeline.launch.run_records import record_failure
     from pipeline.launch.signals import Interrupted

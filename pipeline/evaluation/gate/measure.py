@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.config.gate import GateConfig
 from pipeline.evaluation import metrics
 from pipeline.evaluation.bootstrap import (
+    FEWEST,
     FIGURES,
     Resampled,
     block_of_rows,
@@ -69,7 +70,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     if any(not_finite.values()):
         return record
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
-    slices = list(_largest_slices(scored, settings))
+    slices = list(_largest_slices(scored, settings, bootstrap.blocks))
     tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
     return replace(
         record,
@@ -231,8 +232,13 @@ class _SliceRows:
     clicks: int
 
 
-def _largest_slices(scored: ScoredRows, settings: GateConfig) -> Iterator[_SliceRows]:
-    """The largest values of each sliced column, and its other values together, where either class has enough rows."""
+def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np.int64]) -> Iterator[_SliceRows]:
+    """The largest values of each sliced column, and its other values together, where either class has enough rows.
+
+    ``blocks``: of every row. Rows that follow each other may lie in few blocks however many they are, and draws that
+    have none of them have no figures.
+    """
+    fewest = min(FEWEST, settings.blocks)
     for name, column in scored.slices.items():
         values, counts = np.unique(column.codes, return_counts=True)
         largest = values[np.argsort(-counts, kind="stable")][: settings.slice_values]
@@ -244,7 +250,9 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig) -> Iterator[_Slice
         for value, rows in groups:
             counted = rows if scored.weights is None else rows[scored.weights[rows] > 0]
             clicked = scored.labels[counted] == 1
-            if min(clicked.sum(), (~clicked).sum()) >= settings.slice_min_clicks:
+            if min(clicked.sum(), (~clicked).sum()) < settings.slice_min_clicks:
+                continue
+            if min(len(np.unique(blocks[counted[clicked]])), len(np.unique(blocks[counted[~clicked]]))) >= fewest:
                 yield _SliceRows(name, value, rows, clicks=int((scored.labels[rows] == 1).sum()))
 
 

@@ -4,18 +4,15 @@ The question is not whether a rise was seen, for few rows show none, but whether
 been. With change d of standard error s, d + z s bounds the true rise from above; z is the normal quantile of the power.
 A candidate passes where that bound lies within the limit. One that is truly worse by the limit then passes with
 probability 1 - power at most (Piaggio et al., "Reporting of noninferiority and equivalence trials", 2012).
-
-Comparisons that several checks make are here too, and the words that their answers share.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.config.gate import GateConfig
-from pipeline.records.gate import Check, Figures, GateRecord, Interval, RowsPower
+from pipeline.records.gate import Figures, GateRecord, Interval, RowsPower
 
 
 @dataclass(frozen=True)
@@ -110,75 +107,3 @@ def quantile_of(confidence: float) -> float:
 def error_of(interval: Interval, confidence: float) -> float:
     """Standard error behind an interval."""
     return (interval.high - interval.low) / (2 * quantile_of(confidence))
-
-
-WHEN = "when it was published"
-
-
-def check_limit(name: str, setting: str, value: float, limit: float | None, what: str) -> Iterator[Check]:
-    """Check that ``value`` is at most ``limit``.
-
-    Args:
-        name: Of the answer.
-        setting: The limit's, within group ``gate``.
-        value: The figure; NaN does not pass.
-        limit: None: there is no answer.
-        what: Begins the words: ``NE is``.
-    """
-    if limit is not None:
-        passed = value <= limit
-        words = f"{what} {value:.4f}, {'within' if passed else 'above'} {limit:g} (gate.{setting})"
-        yield Check(name, f"gate.{setting}", passed, words)
-
-
-def check_auc(name: str, setting: str, value: float, least: float | None, what: str) -> Iterator[Check]:
-    """Check that the AUC ``value`` is at least ``least``; no answer for None. The rest is as for ``check_limit``."""
-    if least is not None:
-        passed = value >= least
-        words = f"{what} is {value:.4f}, {'not ' if passed else ''}below {least:g} (gate.{setting})"
-        yield Check(name, f"gate.{setting}", passed, words)
-
-
-def check_calibration(name: str, setting: str, figures: Figures, limit: float | None, what: str) -> Iterator[Check]:
-    """Check that calibration may be within ``limit`` of 1, which its interval must reach; no answer for None."""
-    if limit is None:
-        return
-    point = figures.calibration.point
-    passed = may_be_calibrated(figures.calibration, limit)
-    words = (
-        f"{what} is {with_ends(figures.calibration)}: predicted clicks are {abs(point - 1):.1%} "
-        f"{'above' if point > 1 else 'below'} the observed ones, {place(abs(point - 1), limit, passed)} {limit:.1%} "
-        f"(gate.{setting})"
-    )
-    yield Check(name, f"gate.{setting}", passed, words)
-
-
-def may_be_calibrated(calibration: Interval, limit: float) -> bool:
-    """Whether the interval of a calibration reaches within ``limit`` of 1; not for NaN."""
-    return calibration.low <= 1 + limit and calibration.high >= 1 - limit
-
-
-def not_worse(change: Interval, limit: float) -> bool:
-    """Whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
-
-    So the best of the last versions, slices and tasks hold a model only where it is clearly worse (docs/gate.md). The
-    comparison with the incumbent is a test of non-inferiority, in which doubt holds: see ``bound``.
-    """
-    return change.point <= limit or change.low <= 0
-
-
-def place(value: float, limit: float, passed: bool) -> str:
-    """Where a figure lies: within its limit, beyond it, or, as it passed, not clearly beyond it."""
-    if value <= limit:
-        return "within"
-    return "not clearly beyond" if passed else "beyond"
-
-
-def percent(share: Interval) -> str:
-    """An interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
-    return f"{share.point:+.2%} [{share.low:+.2%}, {share.high:+.2%}]"
-
-
-def with_ends(figure: Interval) -> str:
-    """An interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
-    return f"{figure.point:.4f} [{figure.low:.4f}, {figure.high:.4f}]"

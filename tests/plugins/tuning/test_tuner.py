@@ -129,7 +129,7 @@ def test_the_process_of_a_trial_tells_a_full_disk_by_its_exit_code(monkeypatch, 
     def fails(*given: object) -> None:
         raise error
 
-    monkeypatch.setattr(run, "_run_alone", fails)
+    monkeypatch.setattr(run, "_lock_and_run", fails)
     monkeypatch.setattr("pipeline.stages.execution.end_with_parents", lambda tuner: None)
     options = argparse.Namespace(tuner=os.getpid(), overrides=["run=x"], config_dir=None)
     assert tune_command._trial(options) == code

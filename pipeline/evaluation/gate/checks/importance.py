@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pipeline.evaluation.gate.power import WHEN
+from pipeline.evaluation.gate.answers import WHEN
 from pipeline.records.gate import Check, Importance
 from pipeline.specs.gate_check import GateCheck, GateInputs
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 
 from pipeline.config.gate import GateConfig
-from pipeline.evaluation.gate.power import WHEN, error_of, place, quantile_of, with_ends
+from pipeline.evaluation.gate.answers import WHEN, place, with_ends
+from pipeline.evaluation.gate.power import error_of, quantile_of
 from pipeline.records.gate import Check, Former, Interval, ModelFigures
 from pipeline.specs.gate_check import GateCheck, GateInputs
 

@@ -10,18 +10,17 @@ from collections.abc import Iterator
 
 from pipeline.config.gate import GateConfig
 from pipeline.config.tasks import TaskLimits
-from pipeline.evaluation.gate.power import (
-    Power,
+from pipeline.evaluation.gate.answers import (
     check_auc,
     check_limit,
     may_be_calibrated,
     not_worse,
     percent,
     place,
-    power_of,
     with_ends,
 )
-from pipeline.records.gate import Check, Figures, Interval, Shift, TaskComparison
+from pipeline.evaluation.gate.power import Power, power_of
+from pipeline.records.gate import Check, Figures, GateRecord, Interval, Shift, TaskComparison
 from pipeline.specs.gate_check import GateCheck, GateInputs
 from pipeline.specs.label_kind import LABEL_KINDS
 
@@ -40,16 +39,19 @@ class Incumbent(GateCheck):
         if record.candidate is None or record.incumbent is None or record.change is None:
             return
         if settings.max_ne_increase is not None:
-            power = power_of(record, record.change, settings)
-            yield self._check_ne(power, record.candidate, record.incumbent, record.change, settings.max_ne_increase)
+            yield self._check_ne(record, record.candidate, record.incumbent, record.change, settings)
         if settings.max_psi is not None and record.shift is not None:
             yield self._check_shift(record.shift, settings.max_psi, better=record.change.ne.high < 0)
 
-    def _check_ne(self, power: Power, candidate: Figures, incumbent: Figures, change: Figures, limit: float) -> Check:
+    def _check_ne(
+        self, record: GateRecord, candidate: Figures, incumbent: Figures, change: Figures, settings: GateConfig
+    ) -> Check:
+        power, limit = power_of(record, change, settings), settings.max_ne_increase or 0.0
         passed = power.bound <= limit  # not true of NaN
         words = (
             f"NE is {candidate.ne.point:.4f}, the incumbent's on the same rows {incumbent.ne.point:.4f}: "
-            f"{percent(change.ne)}, {_explain(power, limit, passed)} (gate.max_ne_increase)"
+            f"{percent(change.ne)}, {_explain(power, limit, passed, _name_rows(record, power, settings))} "
+            "(gate.max_ne_increase)"
         )
         return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
 
@@ -66,7 +68,18 @@ class Incumbent(GateCheck):
         return Check("prediction shift", "gate.max_psi", within or better, words, warned)
 
 
-def _explain(power: Power, limit: float, passed: bool) -> str:
+def _name_rows(record: GateRecord, power: Power, settings: GateConfig) -> str:
+    """The rows that would tell the limit, in words: those that a calibrator is fitted on do not count."""
+    needed = power.rows_for(settings.max_ne_increase or 0.0) or 0
+    words = f"about {needed:,} test rows"
+    if record.calibrated is not None:
+        words += " beside those that fit the calibrator"
+    if needed > settings.max_rows:
+        words += f" and gate.max_rows={needed}"
+    return words
+
+
+def _explain(power: Power, limit: float, passed: bool, rows: str) -> str:
     if passed:
         return f"at most {power.bound:+.2%} with {power.power:.0%} confidence, within {limit:+.2%}"
     if power.surely_above(limit):
@@ -76,7 +89,7 @@ def _explain(power: Power, limit: float, passed: bool) -> str:
         return (
             f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out with {power.power:.0%} confidence, "
             f"the limit is {limit:+.2%}; use "
-            f"about {power.rows_for(limit):,} test rows, or a limit that {power.rows:,} rows can resolve: "
+            f"{rows}, or a limit that {power.rows:,} rows can resolve: "
             f"{testable:g}"
         )
     return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"

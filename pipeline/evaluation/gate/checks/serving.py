@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pipeline.config.gate import GateConfig
-from pipeline.evaluation.gate.power import WHEN
+from pipeline.evaluation.gate.answers import WHEN
 from pipeline.records.gate import Check
 from pipeline.specs.gate_check import GateCheck, GateInputs
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.config.gate import GateConfig
 from pipeline.core.units import printable
-from pipeline.evaluation.gate.power import check_auc, check_calibration, check_limit, not_worse, percent, place
+from pipeline.evaluation.gate.answers import check_auc, check_calibration, check_limit, not_worse, percent, place
 from pipeline.records.gate import Check, Slice
 from pipeline.specs.gate_check import GateCheck, GateInputs
 

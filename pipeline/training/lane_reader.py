@@ -53,7 +53,7 @@ class LaneReader:
     def __init__(
         self,
         split: SplitReader,
-        deal: BatchSampler,
+        sampler: BatchSampler,
         pool: Executor,
         *,
         rank: int,
@@ -61,12 +61,12 @@ class LaneReader:
         epochs: int,
         start: tuple[int, int],
     ) -> None:
-        self.split, self._deal, self._pool = split, deal, pool
+        self.split, self._sampler, self._pool = split, sampler, pool
         self._rank, self._world = rank, world
-        lanes = max(len(deal.takes(0, rank, world)), 1)
-        self._ahead = max(1, min(lanes, deal.order.window_groups // deal.together))
+        lanes = max(len(sampler.takes(0, rank, world)), 1)
+        self._ahead = max(1, min(lanes, sampler.order.window_groups // sampler.together))
         largest = max(group.rows for group in split.groups)
-        self._size = min(deal.together * largest, split.rows)
+        self._size = min(sampler.together * largest, split.rows)
         self._coming = self._schedule(epochs, start)
         self._pending: deque[tuple[int, _Decoding]] = deque()
         self._lanes: dict[int, list[tuple[Window, DecodedRows]]] = {}
@@ -77,34 +77,34 @@ class LaneReader:
 
         A rank without rows is filled up with the global batch's first row. Call it batch after batch.
         """
-        takes = self._deal.takes(batch, self._rank, self._world)
+        takes = self._sampler.takes(batch, self._rank, self._world)
         own = sum(take.stop - take.start for take in takes)
-        self._load(epoch * self._deal.batches + batch)
-        pieces = [piece for take in takes or [self._deal.first(batch)] for piece in self._cut(take)]
-        block = DecodedRows.empty(self.split, -(-self._deal.order.global_batch // self._world))
+        self._load(epoch * self._sampler.batches + batch)
+        pieces = [piece for take in takes or [self._sampler.first(batch)] for piece in self._cut(take)]
+        block = DecodedRows.empty(self.split, -(-self._sampler.order.global_batch // self._world))
         _fill(block, pieces)
         self._drop(batch)
         return block.columns(len(self.split.extra)), own
 
     def _schedule(self, epochs: int, start: tuple[int, int]) -> Iterator[tuple[int, Window]]:
         # The windows that the rank needs, each with the number of the global batch that is the first to need it.
-        (epoch, first), deal = start, self._deal
+        (epoch, first), sampler = start, self._sampler
         while epoch < epochs:
             own = {take.lane for take in self._takes(first)}
-            late = {take.lane for take in self._takes(deal.batches - 1)} - own
+            late = {take.lane for take in self._takes(sampler.batches - 1)} - own
             windows = [
-                (max(window.start // deal.quota, since), lane, window)
-                for lanes, since in ((own, first), (late, deal.batches - 1))
+                (max(window.start // sampler.quota, since), lane, window)
+                for lanes, since in ((own, first), (late, sampler.batches - 1))
                 for lane in sorted(lanes)
-                for window in deal.windows(epoch, lane)
-                if window.start + window.rows > since * deal.quota
+                for window in sampler.windows(epoch, lane)
+                if window.start + window.rows > since * sampler.quota
             ]
             for batch, _, window in sorted(windows, key=lambda each: each[:2]):
-                yield epoch * deal.batches + batch, window
+                yield epoch * sampler.batches + batch, window
             epoch, first = epoch + 1, 0
 
     def _takes(self, batch: int) -> list[Take]:
-        return self._deal.takes(batch, self._rank, self._world) or [self._deal.first(batch)]
+        return self._sampler.takes(batch, self._rank, self._world) or [self._sampler.first(batch)]
 
     def _load(self, number: int) -> None:
         self._submit()
@@ -115,7 +115,7 @@ class LaneReader:
 
     def _submit(self) -> None:
         while len(self._pending) < self._ahead and (coming := next(self._coming, None)) is not None:
-            self._pending.append((coming[0], _Decoding(self, self._deal, coming[1])))
+            self._pending.append((coming[0], _Decoding(self, self._sampler, coming[1])))
 
     def _cut(self, take: Take) -> Iterator[tuple[DecodedRows, int, int]]:
         # The pieces of the lane's windows with these rows: rows [low, high) of each.
@@ -126,7 +126,7 @@ class LaneReader:
 
     def _drop(self, batch: int) -> None:
         # Use the memory of windows that no batch after batch needs again.
-        position, ended = (batch + 1) * self._deal.quota, batch + 1 == self._deal.batches
+        position, ended = (batch + 1) * self._sampler.quota, batch + 1 == self._sampler.batches
         for windows in self._lanes.values():
             while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
                 self.release(windows.pop(0)[1])
@@ -150,8 +150,8 @@ class LaneReader:
 class _Decoding:
     """A ``window`` under way; ``done`` has its mixed rows. The thread with its last part mixes them."""
 
-    def __init__(self, reader: LaneReader, deal: BatchSampler, window: Window) -> None:
-        self._reader, self._deal, self.window = reader, deal, window
+    def __init__(self, reader: LaneReader, sampler: BatchSampler, window: Window) -> None:
+        self._reader, self._sampler, self.window = reader, sampler, window
         self.done: Future[DecodedRows] = Future()
         self._lock = threading.Lock()
         self._raw: DecodedRows | None = None
@@ -181,12 +181,12 @@ class _Decoding:
     def _mixed(self, raw: DecodedRows) -> DecodedRows:
         parts = [self._parts[number] for number in range(len(self._parts))]
         raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
-        if not self._deal.order.shuffle and self.window.rows == self._at[-1]:
+        if not self._sampler.order.shuffle and self.window.rows == self._at[-1]:
             # It is all of its row groups, in their order.
             return raw
         places = zip(self.window.parts, self._at, strict=False)
         own = np.concatenate([np.arange(at + part.start, at + part.stop) for part, at in places])
-        picks, mixed = own[self._deal.mixed(self.window)], self._reader.block()
+        picks, mixed = own[self._sampler.mixed(self.window)], self._reader.block()
         for sources, targets in ((raw.floats, mixed.floats), (raw.ids, mixed.ids)):
             for source, target in zip(sources, targets, strict=True):
                 # mode="clip" spares NumPy a buffered copy; the indices are always in range.
