@@ -24,13 +24,13 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-# git clean removes the compiled libraries, and not the note that they were installed. Without a C compiler there are none.
-C_SOURCES := $(wildcard pipeline/native/*.c pipeline/*/native/*.c pipeline/plugins/*/native/*.c)
+# git clean removes the compiled kernels, and not the note that they were installed. Without a C compiler there are none.
+C_SOURCES := $(wildcard pipeline/plugins/*/native/*.c)
 NOT_BUILT := $(foreach source,$(C_SOURCES),$(if $(wildcard $(basename $(source)).*.so),,not-built))
 .PHONY: not-built
 
 $(INSTALLED): requirements/$(DEVICE).txt requirements/torch-$(DEVICE).txt requirements/dev.txt pyproject.toml \
-		$(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch]) $(if $(shell command -v cc),$(firstword $(NOT_BUILT)))
+		$(wildcard pipeline/plugins/*/native/*.[ch]) $(if $(shell command -v cc),$(firstword $(NOT_BUILT)))
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(LOCKED) -r requirements/$(DEVICE).txt -r requirements/dev.txt

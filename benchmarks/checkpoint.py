@@ -33,13 +33,13 @@ import torch.multiprocessing as mp
 
 from benchmarks.harness import finish, options, seconds_of, silent
 from benchmarks.models_and_rows import ZipfIds, batches, config_of, plan_of, schema_of
-from pipeline.checkpoint import native
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer, latest
 from pipeline.checkpoint.index import BASELINE, committed
 from pipeline.checkpoint.quantise import choose_coding, encode
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
+from pipeline.core.kernels import LOADED, load_kernels
 from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.store import Store
 from pipeline.training.config_settings import select_model_settings
@@ -314,7 +314,7 @@ def _marking(call: Callable[..., None]) -> Any:
 def measure_coding(rows: torch.Tensor) -> dict[str, Any]:
     """MB/s of float32 that one thread codes, by the compiled library if it is installed, and without it."""
     coding = choose_coding(rows[:: max(1, len(rows) // 4096)][:4096], 4)
-    threads, library = torch.get_num_threads(), native.library
+    threads, compiled = torch.get_num_threads(), load_kernels("rowcodes")
 
     def speed(part: torch.Tensor) -> float:
         return part.nbytes / 1e6 / statistics.median(seconds_of(lambda: encode(part, coding)) for _ in range(5))
@@ -323,11 +323,11 @@ def measure_coding(rows: torch.Tensor) -> dict[str, Any]:
     figures = {
         "coding_mb_s": speed(rows),
         "coding_search": [coding.steps, coding.shrink, coding.fits],
-        "coding_compiled": library() is not None,
+        "coding_compiled": compiled is not None,
     }
-    native.library = lambda: None  # type: ignore[assignment]
+    LOADED["rowcodes"] = None
     figures["coding_mb_s_torch"] = speed(rows[: len(rows) // 8])
-    native.library = library
+    LOADED["rowcodes"] = compiled
     torch.set_num_threads(threads)
     return figures
 

@@ -24,12 +24,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from benchmarks.harness import finish, options, show
 from benchmarks.models_and_rows import config_of
+from pipeline.core.kernels import load_kernels
 from pipeline.core.units import MIB
 from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.row_access import LocalShard
 from pipeline.embeddings.tables import Kernel
-from pipeline.native import library
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.training.distributed import connect
 
@@ -90,8 +90,8 @@ def tables_of(rows: int) -> Any:
         weights.uniform_(-0.1, 0.1)
     for states in module.split_optimizer_states():
         states[0].zero_()
-    kernels = library()
-    assert kernels is not None, "the compiled library is not installed"
+    kernels = load_kernels("steps")
+    assert kernels is not None, "the compiled kernels are not installed"
     tables: list[Any] = [SimpleNamespace(name=f"t{i}", feature_names=[f"t{i}"]) for i in range(TABLES)]
     spec = TABLE_OPTIMIZERS.get("rowwise_adagrad")
     module.forward = CompiledTables(Kernel(module, tables, fused=True), spec, kernels)

@@ -4,8 +4,8 @@ Asymmetric: a row's values lie on a grid of 2^bits points between its low and it
 bits and fewer the range may be *adaptive*: it is shrunk greedily from either end while the row's
 squared error falls, then fitted to the codes by least squares.
 
-The compiled library of ``pipeline.checkpoint.native`` does the work where it is installed, ten times as fast as the
-torch operations below, which do it everywhere else. Both search alike and code alike on the same range. Sums are added
+The compiled kernels (``core.kernels``) do the work where they are installed, ten times as fast as the torch operations
+below, which do it everywhere else. Both search alike and code alike on the same range. Sums are added
 up in another order, so that in fewer than one row of a thousand another range comes out, whose error is the same to
 seven digits.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint import native
+from pipeline.core.kernels import load_kernels
 
 # Values per block of the torch operations: a block and its temporaries stay in a core's second-level cache, and every
 # operation stays below torch's grain size (32,768), so that the checkpoint's thread works alone: a second team of
@@ -86,13 +86,13 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     codes = torch.empty(count, packed_bytes(columns, coding.bits), dtype=torch.uint8)
     low = torch.empty(count, dtype=torch.float16)
     span = torch.empty(count, dtype=torch.float16)
-    library = native.library()
+    kernels = load_kernels("rowcodes")
     if not codes.numel():
         unit = 1.0
-    elif library is not None and rows.dtype == torch.float32 and rows.stride(1) == 1:
-        unit = _unit(library.largest(rows))
+    elif kernels is not None and rows.dtype == torch.float32 and rows.stride(1) == 1:
+        unit = _unit(kernels.largest(rows))
         search = coding.steps, int(coding.steps * coding.shrink), coding.fits
-        library.encode(rows, coding.bits, search, unit, codes, low, span)
+        kernels.encode(rows, coding.bits, search, unit, codes, low, span)
     else:
         # The blocks' extremes one by one: no temporary of the size of all rows, no second team of threads.
         unit = _unit(max(max(float(part.max()), -float(part.min())) for _, part in _blocks(rows)))

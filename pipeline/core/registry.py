@@ -63,15 +63,33 @@ def load_hooks(group: str) -> dict[str, Any]:
     Raises:
         ConfigError: One cannot be imported, or two have one name.
     """
-    hooks: dict[str, Any] = {}
+    return {name: _load_hook(point) for name, point in _points_by_name(group).items()}
+
+
+def load_hook(group: str, name: str) -> Any | None:
+    """Load what a plugin or a package adds to ``group`` as ``name``, and nothing else; None where there is none.
+
+    Raises:
+        ConfigError: It cannot be imported, or two of the group have one name.
+    """
+    point = _points_by_name(group).get(name)
+    return None if point is None else _load_hook(point)
+
+
+def _points_by_name(group: str) -> dict[str, EntryPoint]:
+    points: dict[str, EntryPoint] = {}
     for point in find_plugins(group):
-        if point.name in hooks:
+        if point.name in points:
             raise ConfigError(
                 f"package {_package_of(point)} adds {point.name!r} to {group}, which has one of this name already",
                 hint="rename its entry point, or uninstall one of the two packages",
             )
-        hooks[point.name] = _import(point, f"package {_package_of(point)} adds {point.name!r} to {group}")
-    return hooks
+        points[point.name] = point
+    return points
+
+
+def _load_hook(point: EntryPoint) -> Any:
+    return _import(point, f"package {_package_of(point)} adds {point.name!r} to {point.group}")
 
 
 def _package_of(point: EntryPoint) -> str:

@@ -1,14 +1,13 @@
-"""Tables on a CPU that the compiled library looks up and trains, on all threads, in the memory of FBGEMM's kernel.
+"""Tables on a CPU that the compiled kernels look up and train, on all threads, in the memory of FBGEMM's kernel.
 
-The kernel stays the owner of weights, state and learning rate; hooks see the same calls. What the library does not take
+The kernel stays the owner of weights, state and learning rate; hooks see the same calls. What they do not take
 (weighted ids, samples without a common batch size) goes through FBGEMM. Every row's gradient is summed in the order of
 its lookups, so the result does not depend on the number of threads, nor on the tier.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -17,28 +16,28 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.core.errors import GuardError
+from pipeline.core.kernels import load_kernels
 from pipeline.embeddings.table_optimizers import TableRules
 from pipeline.embeddings.tables import Kernel, kernels, states_of, storage_of
-from pipeline.native import StepsLibrary, Tables, library
 from pipeline.specs.optimizers import TableOptimizer
 
-# Rows of a table, and ids of a lookup: the library sorts them as int32.
+# Rows of a table, and ids of a lookup: the kernels sort them as int32.
 _MAX_IDS = 1 << 31
 
 
 def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
-    """Return whether the compiled library trains tables by ``optimizer`` on ``device``."""
-    return device == "cpu" and bool(optimizer.compiled) and library() is not None
+    """Return whether the compiled kernels train tables by ``optimizer`` on ``device``."""
+    return device == "cpu" and bool(optimizer.compiled) and load_kernels("steps") is not None
 
 
 def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str) -> None:
-    """Have the compiled library look up and train the tables in fused kernels that it can; see ``compiled_on``."""
+    """Have the compiled kernels look up and train the tables in fused kernels that it can; see ``compiled_on``."""
     for kernel in kernels(dmp):
         optimizer = rules.of(kernel.tables[0].name)
         if kernel.data_parallel or not compiled_on(optimizer, device):
             continue
         if all(len(weights) < _MAX_IDS for weights in storage_of(kernel.module)):
-            kernel.module.forward = CompiledTables(kernel, optimizer, cast(StepsLibrary, library()))
+            kernel.module.forward = CompiledTables(kernel, optimizer, load_kernels("steps"))
 
 
 class CompiledTables:
@@ -47,31 +46,19 @@ class CompiledTables:
     Its backward pass trains the rows by ``optimizer``.
     """
 
-    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: StepsLibrary) -> None:
-        self._module, self._kernels = kernel.module, kernels
+    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: Any) -> None:
+        self._module = kernel.module
         self._names = [table.name for table in kernel.tables]
         self._fbgemm: Callable[..., Tensor] = kernel.module.forward
-        self._train: Callable[[Tables], None] = getattr(kernels, optimizer.compiled)
         self._eps = optimizer.fused()[1]["eps"]
-        # These tensors keep the memory alive that the library writes to.
         self._weights = storage_of(kernel.module)
-        self._states = [state[0] for state in states_of(kernel.module)]
         self._table_of_feature: list[int] = []
-        columns = [0]
         for number, table in enumerate(kernel.tables):
-            for _ in table.feature_names:
-                self._table_of_feature.append(number)
-                columns.append(columns[-1] + self._weights[number].shape[1])
-        self._width = columns.pop()
-        self._arrays = {
-            "weights": _pointers(self._weights),
-            "state": _pointers(self._states),
-            "rows": _integers([len(weights) for weights in self._weights]),
-            "dims": _integers([weights.shape[1] for weights in self._weights]),
-            "table_of": _integers(self._table_of_feature),
-            "column": _integers(columns),
-        }
-        self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
+            self._table_of_feature += [number] * len(table.feature_names)
+        states = [state[0] for state in states_of(kernel.module)]
+        mean = kernel.module.pooling_mode == PoolingMode.MEAN
+        self._tables = kernels.tables(self._weights, states, self._table_of_feature, mean=mean)
+        self._train: Callable[..., None] = getattr(self._tables, optimizer.compiled)
         self.anchor = torch.zeros(0, requires_grad=True)
 
     def __call__(
@@ -92,33 +79,14 @@ class CompiledTables:
 
     def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Return the pooled embeddings, without a backward pass."""
-        pooled = torch.empty((offsets.numel() - 1) // len(self._table_of_feature), self._width)
-        if not self._kernels.look_up(self._task(indices, offsets, pooled)):
+        pooled = self._tables.look_up(indices, offsets)
+        if pooled is None:
             raise self._wrong_row(indices, offsets)
         return pooled
 
     def learn(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
         """Train the rows by the ``gradient`` of the pooled embeddings."""
-        gradient = gradient.contiguous()
-        task = self._task(indices, offsets, gradient)
-        task.lr, task.eps = self._module.get_learning_rate(), self._eps
-        self._train(task)
-
-    def _task(self, indices: Tensor, offsets: Tensor, pooled: Tensor) -> Tables:
-        addresses = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
-        return Tables(
-            ids=indices.data_ptr(),
-            offsets=offsets.data_ptr(),
-            pooled=pooled.data_ptr(),
-            tables=len(self._names),
-            features=len(self._table_of_feature),
-            batch=len(pooled),
-            width=self._width,
-            ids_count=indices.numel(),
-            mean=self._mean,
-            threads=torch.get_num_threads(),
-            **addresses,
-        )
+        self._train(indices, offsets, gradient.contiguous(), self._module.get_learning_rate(), self._eps)
 
     def _wrong_row(self, indices: Tensor, offsets: Tensor) -> GuardError:
         batch = (offsets.numel() - 1) // len(self._table_of_feature)
@@ -146,11 +114,3 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
         ctx.tables.learn(*ctx.lookup, grads[0])
         return None, None, None, None
-
-
-def _pointers(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-
-
-def _integers(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)

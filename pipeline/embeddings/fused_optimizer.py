@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings import native
+from pipeline.core.kernels import load_kernels
 from pipeline.embeddings.huge_pages import large_pages, sparse_memory
 from pipeline.embeddings.single_rank_lookup import separate_kernel
 from pipeline.embeddings.table_optimizers import TableRules, as_rules
 from pipeline.embeddings.tables import Kernel, TableState, keep_state, kernels, storage_of, table_group
-from pipeline.specs.optimizers import CompiledStep, StateColumn, TableOptimizer
+from pipeline.specs.optimizers import StateColumn, TableOptimizer
 
 
 def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device: str) -> None:
@@ -258,24 +258,20 @@ class RowOptimizer:
         for table, weights in zip(kernel.tables, self._tables, strict=True):
             sparse = table.name in on_disk and weights.device.type == "cpu"
             self._states.append(new_state(weights, optimizer.columns, sparse=sparse))
-        # What the compiled steps get of each table; none where they cannot train all of them.
-        self._compiled_tables: list[native.Table] = []
-        if all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables):
-            for weights, state in zip(self._tables, self._states, strict=True):
-                self._compiled_tables.append(self._compiled_table(weights, state))
         self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
         keep_state(kernel.module, self._states)
         kernel.module.row_optimizer = self
         kernel.module.register_forward_hook(self._replace_backward, with_kwargs=True)
 
-    def _compiled_table(self, weights: Tensor, state: TableState) -> native.Table:
-        width = weights.shape[1]
-        table = native.Table(weights=weights.data_ptr(), width=width, mean=self._mean)
-        for i, column in enumerate(self._optimizer.columns):
-            table.states[i] = state[column.name].data_ptr()
-            table.widths[i] = width if column.per_value else 1
-            table.steps[i] = state[column.name].stride(0)
-        return table
+    @cached_property
+    def _compiled(self) -> Any | None:
+        # The tables as the compiled kernels train them; None where they cannot train all of them.
+        kernels = load_kernels("rowsteps")
+        fit = all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables)
+        if kernels is None or not fit:
+            return None
+        states = [[state[column.name] for column in self._optimizer.columns] for state in self._states]
+        return kernels.tables(self._tables, states, self._features, mean=self._mean)
 
     def _replace_backward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
         # The hook behind a lookup: our node takes the place of FBGEMM's own backward pass.
@@ -291,12 +287,18 @@ class RowOptimizer:
         self.steps += 1
         if self._optimizer.frozen:
             return
-        library = native.library()
-        if library is not None and self._compiled_tables:
-            step = self._optimizer.compiled_step(self.lr, self.steps)
-            if step is not None:
-                self._learn_compiled(library, step, lookup, gradient)
-                return
+        step = self._optimizer.compiled_step(self.lr, self.steps)
+        if step is not None and self._compiled is not None:
+            self._compiled.learn(
+                lookup.indices.long().contiguous(),
+                lookup.offsets.long().contiguous(),
+                None if lookup.weights is None else lookup.weights.float().contiguous(),
+                gradient.float().contiguous(),
+                step,
+                lazy=self._optimizer.lazy,
+                threads=torch.get_num_threads(),
+            )
+            return
         batch = len(gradient)
         column = feature = 0
         for weights, state, features in zip(self._tables, self._states, self._features, strict=True):
@@ -307,24 +309,6 @@ class RowOptimizer:
                 update_rows(self._optimizer, weights, rows, sums, state, self.lr, self.steps)
             column += features * width
             feature += features
-
-    def _learn_compiled(
-        self, library: native.RowStepsLibrary, step: CompiledStep, lookup: Lookup, gradient: Tensor
-    ) -> None:
-        ids, offsets = lookup.indices.long().contiguous(), lookup.offsets.long().contiguous()
-        weights = None if lookup.weights is None else lookup.weights.float().contiguous()
-        gradient = gradient.float().contiguous()
-        column = feature = 0
-        # Copies: several threads may be here.
-        tables = [native.Table.from_buffer_copy(table) for table in self._compiled_tables]
-        for table, rows, features in zip(tables, self._tables, self._features, strict=True):
-            table.ids, table.offsets = ids.data_ptr(), offsets[feature * len(gradient) :].data_ptr()
-            table.shares = None if weights is None else weights.data_ptr()
-            table.gradient, table.stride = gradient[:, column:].data_ptr(), gradient.stride(0)
-            table.batch, table.features = len(gradient) if len(rows) else 0, features
-            column += features * rows.shape[1]
-            feature += features
-        library.learn(tables, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
 
     def _row_gradients(self, lookup: Lookup, gradient: Tensor, feature: int, features: int) -> tuple[Tensor, Tensor]:
         # The distinct rows [m] of one table's features, ascending, and the gradient [m, dim] of each. ``gradient``:

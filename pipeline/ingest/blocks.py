@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pipeline.core.kernels import load_kernels
 from pipeline.ingest.duplicate_rate import place_hashes
 from pipeline.ingest.ids import Coded, coded_ids, without_hashes
 from pipeline.ingest.labels import thinned
@@ -23,7 +24,6 @@ from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.ingest.values import Reject
-from pipeline.native.column_kernels import narrowed
 from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
 # Prefix of the columns that hold codes of ids.
@@ -203,6 +203,15 @@ def _train_mask(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
     return train
 
 
+def to_float32(values: np.ndarray) -> np.ndarray | None:
+    """Return float64 ``values`` as float32, where each of them is one (or NaN); None where one is not."""
+    kernels = load_kernels("rows")
+    if kernels is not None:
+        return kernels.narrow(values)
+    narrow = values.astype(np.float32)
+    return narrow if bool(((narrow == values) | (values != values)).all()) else None
+
+
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
     """Return typed rows as two Arrow IPC files, one after the other, behind the length of the first.
 
@@ -212,7 +221,7 @@ def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
     columns, hashes = [], []
     for name in frame.columns:
         if frame[name].dtype == pl.Float64:
-            narrow = narrowed(frame[name].to_numpy())
+            narrow = to_float32(frame[name].to_numpy())
             if narrow is not None:
                 columns.append(pl.Series(name, narrow, nan_to_null=frame[name].null_count() > 0))
     for name, ids in coded.items():

@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 import xxhash
 
+from pipeline.core.kernels import load_kernels
 from pipeline.ingest.ids import estimated_distinct, hash_rows
 from pipeline.ingest.moments import hashes_of
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import added_up
-from pipeline.native.column_kernels import mixed
 
 # Distinct contents, those with the smallest hashes.
 SAMPLE = 4096
@@ -84,8 +84,10 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     for sparse in spec.sparse:
         hashes = frame[f"hash:{sparse.name}"]
         words.append(_fold(hashes) if sparse.multi else hashes)
-    mixes = mixed([each.to_arrow() for each in words])
-    return hash_rows([_bits(each) for each in words]) if mixes is None else mixes
+    kernels = load_kernels("rows")
+    if kernels is None:
+        return hash_rows([_bits(each) for each in words])
+    return kernels.mix([each.to_arrow() for each in words])
 
 
 def _bits(words: pl.Series) -> np.ndarray:

@@ -15,6 +15,7 @@ import polars_hash as plh
 import pyarrow as pa
 import xxhash
 
+from pipeline.core.kernels import load_kernels
 from pipeline.ingest.schema import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.values import (
@@ -27,8 +28,6 @@ from pipeline.ingest.values import (
     shown,
     strings_of,
 )
-from pipeline.native.column_kernels import coded, counted
-from pipeline.native.text_kernels import hashed
 from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import MappedFeature
 
@@ -41,9 +40,9 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Series:
     """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null, and so does an id that is ``missing``."""
     words = [hash_of(word, seed) for word in missing]
-    own = hashed(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words) if ids.dtype == pl.String else None
-    if own is not None:
-        return pl.Series(own)
+    kernels = load_kernels("fields")
+    if kernels is not None and ids.dtype == pl.String:
+        return pl.Series(kernels.hash(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words))
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
     absent = ids.is_null() | hashes.is_in(pl.Series(words, dtype=pl.UInt64).implode()).fill_null(False)
     return hashes.zip_with(~absent, nulls(pl.UInt64, len(ids))) if absent.any() else hashes
@@ -388,6 +387,36 @@ def crossed(flat: pl.DataFrame, beside: pl.Series | None) -> pl.DataFrame:
     return joined.with_columns(pl.concat_str("id", "beside", separator=CROSS).alias("id")).drop("beside")
 
 
+def code_ids(hashes: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Find the distinct ``hashes`` (uint64) as they appear, and each one's place in them.
+
+    Returns:
+        uint64 [distinct], and int32 [n]; of a null the number of distinct ones.
+    """
+    kernels = load_kernels("rows")
+    if kernels is not None:
+        return kernels.code(hashes)
+    encoded = hashes.dictionary_encode()
+    distinct = encoded.dictionary.to_numpy()
+    codes = encoded.indices.fill_null(len(distinct)) if encoded.null_count else encoded.indices
+    return distinct, codes.to_numpy()
+
+
+def count_codes(codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tuple[np.ndarray, np.ndarray]:
+    """Count how often each of ``codes``, 0 to ``distinct``, occurs where ``keep`` (bool) says so.
+
+    Returns:
+        The counts, and where a code occurs first: int64 [distinct + 1]; that means nothing for one that does not.
+    """
+    kernels = load_kernels("rows")
+    if kernels is not None:
+        return kernels.count(codes, keep, distinct)
+    first = np.zeros(distinct + 1, np.int64)
+    places = np.arange(len(codes)) if keep is None else np.flatnonzero(keep)
+    first[codes[places[::-1]]] = places[::-1]
+    return np.bincount(codes[places], minlength=distinct + 1), first
+
+
 @dataclass(frozen=True)
 class Coded:
     """``hashes``: the distinct ones, uint64; ``codes``: each lookup's place in them, ``len(hashes)`` for a missing id.
@@ -402,7 +431,7 @@ class Coded:
     @staticmethod
     def of(frame: pl.DataFrame, feature: SparseSpec) -> Coded:
         """The lookups of ``feature`` in typed rows."""
-        distinct, codes = coded(flat_hashes(frame, feature).to_arrow())
+        distinct, codes = code_ids(flat_hashes(frame, feature).to_arrow())
         return Coded(distinct, codes, ids_per_row(frame, feature) if feature.multi else None)
 
     @staticmethod
@@ -440,7 +469,7 @@ class Coded:
         All int64. The first lookup of a hash that those rows do not have means nothing.
         """
         lookups = None if keep is None else self.by_lookup(keep)
-        counts, first = counted(self.codes, lookups, len(self.hashes))
+        counts, first = count_codes(self.codes, lookups, len(self.hashes))
         return counts[:-1], first[:-1], int(counts[-1])
 
     def hashes_by_row(self) -> pl.Series:

@@ -20,9 +20,9 @@ from functools import lru_cache
 import numpy as np
 import polars as pl
 
+from pipeline.core.kernels import load_kernels
 from pipeline.ingest.schema import DataSpec, DenseSpec
 from pipeline.ingest.values import FLOAT32_MAX, RejectedRows, absent_in, nulls, shown
-from pipeline.native.column_kernels import exact_sums, looked_up_sums, whole_sums
 
 # Whole numbers below are looked up where they would be taken the logarithm of.
 SMALL = 1024
@@ -96,8 +96,13 @@ def measure(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | N
 def _moments(values: np.ndarray) -> Moments:
     if not len(values):
         return Moments()
-    low, high, sums = whole_sums(values)
-    moments = Moments(len(values), low, high)
+    kernels = load_kernels("rows")
+    sums = None
+    if kernels is None:
+        moments = Moments(len(values), float(values.min()), float(values.max()))
+    else:
+        low, high, sums = kernels.whole_sums(values)
+        moments = Moments(len(values), low, high)
     if sums is not None:
         moments.total, moments.squares = sums[0] << _SHIFT, sums[1] << _SHIFT
         return moments
@@ -110,7 +115,7 @@ def _moments(values: np.ndarray) -> Moments:
     elif moments.minimum == moments.maximum:
         one = values[:1]
         moments.total, moments.squares = exact_sum(one) * len(values), exact_squares(one) * len(values)
-    elif (exact := exact_sums(values)) is not None:
+    elif kernels is not None and (exact := kernels.exact_sums(values)) is not None:
         moments.total, moments.squares = exact[0] << _SHIFT - _ULP, exact[1] << _SHIFT - 2 * _ULP
     else:
         moments.total, moments.squares = exact_sum(values), exact_squares(values)
@@ -165,9 +170,9 @@ def prepared(feature: DenseSpec) -> pl.Expr:
 def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
     """Moments of the ``quantised`` values of typed rows; of small whole numbers, which counts mostly are, looked up."""
     column = frame[f"dense:{feature.name}"]
-    known = None
-    if feature.logarithmic:
-        known = looked_up_sums(column.to_arrow(), _quanta(feature))
+    kernels, known = load_kernels("rows"), None
+    if feature.logarithmic and kernels is not None:
+        known = kernels.look_up_sums(column.to_arrow(), _quanta(feature))
     if known is None or frame.height > _MOST_ROWS:
         return measure(frame, [quantised(feature)])[0]
     (low, high), (total, squares), rest = known

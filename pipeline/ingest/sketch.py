@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.features import MDL
-from pipeline.native.column_kernels import merged, sketched
+from pipeline.core.kernels import load_kernels
 
 BUCKETS = 1 << 16
 _HALF = 1 << 15
@@ -60,8 +60,9 @@ class Sketch:
 
     def add(self, values: np.ndarray, labels: np.ndarray) -> None:
         """Count ``values`` (NaN: missing, not counted) with their ``labels``."""
-        if (counts := sketched(values, labels)) is not None:
-            self._take_in(*counts)
+        kernels = load_kernels("rows")
+        if kernels is not None:
+            self._take_in(*kernels.sketch(values, labels))
             return
         keep = np.isfinite(values)
         if not keep.all():
@@ -85,9 +86,11 @@ class Sketch:
         self._take_in(other.used, other.rows, other.clicks)
 
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
+        kernels = load_kernels("rows")
         if not len(self.used):
             self.used, self.rows, self.clicks = used, rows, clicks
-        elif (sums := merged((self.used, self.rows, self.clicks), (used, rows, clicks))) is not None:
+        elif kernels is not None:
+            sums = kernels.merge((self.used, self.rows, self.clicks), (used, rows, clicks))
             self.used, self.rows, self.clicks = sums
         else:
             self.used, self.rows, self.clicks = added_up((self.used, used), (self.rows, rows), (self.clicks, clicks))

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import polars as pl
 
+from pipeline.core.kernels import load_kernels
 from pipeline.ingest.ids import Coded, of_bits
 from pipeline.ingest.labels import stored_columns
 from pipeline.ingest.moments import prepared, scaled, small_numbers
@@ -18,7 +19,6 @@ from pipeline.ingest.schema import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.times import HOUR
 from pipeline.ingest.values import FLOAT32_MAX
-from pipeline.native.column_kernels import looked_up, taken, unseen
 from pipeline.records.dataset import (
     LABEL,
     MISSING_ROW,
@@ -33,6 +33,8 @@ from pipeline.specs.id_mapping import FittedMapping
 
 # Lookup tables that are kept, one a feature.
 _TABLES = 4096
+# Of the codes that the compiled kernels take.
+_CODE_BYTES = (2, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +155,31 @@ def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded
         ids, row = coded[name], rows[name]
         values = (row if ids.lengths is None else row.explode()).to_numpy()
         first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
-        hashes = unseen(values, ids.codes, ids.hashes, first, count)
+        hashes = hashes_of_rows(values, ids, first, count)
         columns.append(ids.by_row(pl.Series(hashes)).alias(unseen_column(name)))
     return columns
+
+
+def hashes_of_rows(rows: np.ndarray, ids: Coded, first: int, count: int) -> np.ndarray:
+    """Return the hash (uint64) of each lookup whose row is one of ``count`` from ``first`` on; 0 of the others.
+
+    ``rows``: int32, of the lookups in ``ids``.
+    """
+    kernels = load_kernels("rows")
+    if kernels is not None and ids.codes.itemsize in _CODE_BYTES:
+        return kernels.unseen(rows, ids.codes, ids.hashes, first, count)
+    hashes = np.zeros(len(rows), np.uint64)
+    among = (rows >= first) & (rows < first + count)
+    hashes[among] = ids.hashes[ids.codes[among]]
+    return hashes
+
+
+def take_rows(rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Return ``rows[codes]``, int32, of ``codes`` that lie within them."""
+    kernels = load_kernels("rows")
+    if kernels is None or codes.itemsize not in _CODE_BYTES:
+        return rows[codes]
+    return kernels.take(rows, codes)
 
 
 def _dense_expression(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
@@ -164,10 +188,14 @@ def _dense_expression(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
 
 
 def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
-    # The values of `_dense_expression`, without the logarithm of each row. None unless most are small whole numbers.
+    # The values of `_dense_expression`, without the logarithm of each row. None unless most are small whole numbers,
+    # and without the compiled kernels.
+    kernels = load_kernels("rows")
+    if kernels is None:
+        return None
     column = frame[f"dense:{feature.name}"].cast(pl.Float64)
     table = _small_number_values(feature, fitted.mean, fitted.std, fitted.missing)
-    known = looked_up(column.to_arrow(), table, fitted.missing)
+    known = kernels.look_up(column.to_arrow(), table, fitted.missing)
     if known is None:
         return None
     values, rest = known
@@ -197,7 +225,7 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
     # 1. Map each distinct id once. A lookup without an id takes the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
-    rows = [taken(np.append(way.to_numpy(), np.int32(MISSING_ROW)), ids.codes) for way in ways]
+    rows = [take_rows(np.append(way.to_numpy(), np.int32(MISSING_ROW)), ids.codes) for way in ways]
     weights = None
     if feature.weighted:
         weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
-    from pipeline.native.column_kernels import HashTable
+    from pipeline.specs.hash_table import HashTable
 
 BINS = "bins"  # the mapping of features that have ``bins``; no setting names it
 T = TypeVar("T")
@@ -242,7 +242,7 @@ class FittedMapping:
 
     @cached_property
     def _table(self) -> HashTable:
-        from pipeline.native.column_kernels import HashTable
+        from pipeline.specs.hash_table import HashTable
 
         assert self.lookup is not None
         return HashTable(self.lookup["hash"].to_numpy(), self.lookup["row"].to_numpy())

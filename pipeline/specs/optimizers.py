@@ -32,7 +32,7 @@ class StateColumn:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step by a compiled formula: its name in ``embeddings/native``, and its figures in the order of the C code."""
+    """A step by a compiled formula: its name in the kernels ``rowsteps``, and its figures in their order."""
 
     formula: str
     settings: tuple[float, ...]
@@ -49,7 +49,7 @@ class TableOptimizer(Protocol):
     ``lazy``: its formula would move a row even by a gradient of 0, as moments do, so ``update`` must get rows with
     another gradient alone.
     ``frozen``: rows never change. ``whole_rows``: an update needs all columns of a row.
-    ``compiled``: the function of ``pipeline.native`` that applies it, '' where there is none.
+    ``compiled``: the method of the compiled kernels' tables (``steps``) that applies it, '' where there is none.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often
     as ``update`` does, and the weights written.
     """

@@ -1,4 +1,4 @@
-"""Linear layers of a ranking model on a CPU: the compiled library's where the CPU has AVX-512, else oneDNN's products.
+"""Linear layers of a ranking model on a CPU: the compiled kernels' where the CPU has AVX-512, else oneDNN's products.
 
 PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed. oneDNN's kernels reach the peak of CPUs
 with AVX2 or AVX-512 (docs/measurements/engine.md). Sums are in another order than MKL's, so results agree up to
@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pipeline.core.kernels import load_kernels
 from pipeline.models.layers.interaction import DotInteraction
 from pipeline.models.layers.perceptron import Logit
-from pipeline.native import Mask, layers, library
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -46,14 +46,12 @@ class _Linear(torch.autograd.Function):
 
 
 class _CompiledLinear(torch.autograd.Function):
-    """The same by the compiled library; ``weight`` and ``bias`` in float32, their gradients never rounded to bf16."""
+    """The same by the compiled kernels; ``weight`` and ``bias`` in float32, their gradients never rounded to bf16."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, kernels: layers.LinearLibrary
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, kernels: Any) -> Tensor:
         out = x.new_empty(len(x), len(weight))
-        kernels.forward(_task(x, weight, bias=_at(bias), out=out.data_ptr(), relu=relu))
+        kernels.forward(x, weight, bias, out, relu=relu)
         ctx.save_for_backward(x, weight, out if relu else None)
         ctx.kernels, ctx.has_bias = kernels, bias is not None
         return out
@@ -64,40 +62,13 @@ class _CompiledLinear(torch.autograd.Function):
         x, weight, out = ctx.saved_tensors
         for_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         for_weight, for_bias = torch.empty_like(weight), weight.new_empty(len(weight))
-        task = _task(
-            x,
-            weight,
-            grad=grad.data_ptr(),
-            out=_at(out),
-            for_x=_at(for_x),
-            for_weight=for_weight.data_ptr(),
-            for_bias=for_bias.data_ptr(),
-        )
-        ctx.kernels.backward(task)
+        ctx.kernels.backward(x, weight, out, grad, for_x, for_weight, for_bias)
         return for_x, for_weight, for_bias if ctx.has_bias else None, None, None
-
-
-def _task(x: Tensor, weight: Tensor, **others: int | None) -> layers.Linear:
-    return layers.Linear(
-        x=x.data_ptr(),
-        weight=weight.data_ptr(),
-        n=len(x),
-        inputs=x.shape[1],
-        width=len(weight),
-        x_stride=x.stride(0),
-        bf16=x.dtype == torch.bfloat16,
-        threads=torch.get_num_threads(),
-        **others,
-    )
-
-
-def _at(values: Tensor | None) -> int | None:
-    return None if values is None else values.data_ptr()
 
 
 def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
     # The gradient behind a ReLU whose output is out (None: there is none), and its sum over the batch.
-    kernels = library()
+    kernels = load_kernels("steps")
     if kernels is None or not grad.numel():
         grad = grad if out is None else torch.ops.aten.threshold_backward(grad, out, 0)
         return grad, grad.sum(0) if summed else None
@@ -106,17 +77,7 @@ def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor,
     grad = grad.contiguous()
     masked = grad if out is None else torch.empty_like(grad)
     sums = torch.empty(grad.shape[1])
-    task = Mask(
-        grad=grad.data_ptr(),
-        out=None if out is None else out.data_ptr(),
-        masked=masked.data_ptr(),
-        sums=sums.data_ptr(),
-        n=len(grad),
-        width=grad.shape[1],
-        bf16=grad.dtype == torch.bfloat16,
-        threads=torch.get_num_threads(),
-    )
-    kernels.mask(task)
+    kernels.mask(grad, out, masked, sums)
     return masked, sums if summed else None
 
 
@@ -165,9 +126,9 @@ class CpuLinear(nn.Linear):
             out = cast(Tensor, _Linear.apply(flat, self.weight, self.bias, self.relu))
         return out.view(*x.shape[:-1], self.out_features)
 
-    def _kernels(self, x: Tensor) -> layers.LinearLibrary | None:
-        # The compiled library, where it takes x [B, in] and the parameters.
-        kernels = layers.library()
+    def _kernels(self, x: Tensor) -> Any | None:
+        # The compiled kernels, where they take x [B, in] and the parameters.
+        kernels = load_kernels("linear")
         if kernels is None or not kernels.able[x.dtype == torch.bfloat16] or x.stride(1) != 1:
             return None
         parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
@@ -179,11 +140,11 @@ def use_cpu_kernels(model: nn.Module) -> None:
     """Replace the linear layers of ``model``, and a ReLU that follows one in a Sequential; parameters keep their names.
 
     Layers of a class derived from ``nn.Linear`` stay, as do all where this PyTorch lacks the kernel. Dot interactions
-    and the layers that give logits get the compiled library, where there is one.
+    and the layers that give logits get the compiled kernels, where there are some.
     """
     for module in model.modules():
         if isinstance(module, DotInteraction | Logit):
-            module.kernels = library()
+            module.kernels = load_kernels("steps")
     if not has_kernel(torch.float32):
         return
     for parent in list(model.modules()):

@@ -36,7 +36,7 @@ KINDS = (
     ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups", "_LookUp")),
     ("interaction", ("Interaction",)),
     ("exchange", ("gloo:", "nccl:", "c10d::")),
-    # Those of the compiled library do bias, ReLU and their gradients too.
+    # The compiled kernels do bias, ReLU and their gradients too.
     (
         "matrix products",
         ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "_Head", "gemm", "cutlass"),

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.checkpoint import native
 from pipeline.checkpoint.quantise import (
     Coding,
     bits_for_restores,
@@ -14,6 +13,8 @@ from pipeline.checkpoint.quantise import (
     encode,
     packed_bytes,
 )
+from pipeline.core.kernels import LOADED
+from pipeline.plugins.cpu_kernels.quantisation_kernels import QuantisationKernels
 from tests import compile
 
 
@@ -24,18 +25,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.fixture
-def library(built: Path | None, request: pytest.FixtureRequest) -> native.RowCodesLibrary:
+def library(built: Path | None, request: pytest.FixtureRequest) -> QuantisationKernels:
     """The library with the instruction sets of the test's ``level``, all of them by default."""
     if built is None:
         pytest.skip("there is no C compiler")
-    return native.RowCodesLibrary(built, getattr(request, "param", 2))
+    return QuantisationKernels(built, getattr(request, "param", 2))
 
 
 @pytest.fixture(params=["compiled", "torch"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What quantises in this test."""
     used = request.getfixturevalue("library") if request.param == "compiled" else None
-    monkeypatch.setattr(native, "library", lambda: used)
+    monkeypatch.setitem(LOADED, "rowcodes", used)
     return request.param
 
 
@@ -161,9 +162,9 @@ def test_fitting_lowers_the_error_and_is_never_worse(bits: int) -> None:
 def test_compiled_and_torch_code_alike(library, columns, search, monkeypatch) -> None:
     """The rows are not a whole number of tiles, and lie among other columns."""
     values = rows(1003, columns + 3)[:, 2 : columns + 2]
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setitem(LOADED, "rowcodes", None)
     by_torch = encode(values, Coding(*search))
-    monkeypatch.setattr(native, "library", lambda: library)
+    monkeypatch.setitem(LOADED, "rowcodes", library)
     compiled = encode(values, Coding(*search))
     same = (compiled.low == by_torch.low) & (compiled.span == by_torch.span)
     assert compiled.unit == by_torch.unit
@@ -178,7 +179,7 @@ def test_every_instruction_set_gives_the_same_bits(built, monkeypatch) -> None:
         pytest.skip("there is no C compiler")
     coded = []
     for level in (0, 1, 2):
-        monkeypatch.setattr(native, "library", lambda level=level: native.RowCodesLibrary(built, level))
+        monkeypatch.setitem(LOADED, "rowcodes", QuantisationKernels(built, level))
         coded.append(encode(rows(5000, 24), Coding(4, 25, 0.6, 4)))
     for each in coded[1:]:
         assert torch.equal(each.codes, coded[0].codes)

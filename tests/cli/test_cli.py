@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.core.kernels import load_kernels
 from tests.commands import nightjar_in_turn
 
 ROOT = Path(__file__).parents[2]
@@ -154,11 +155,7 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
     assert done.returncode == (2 if any(finding["level"] == "fail" for finding in findings) else 0)
     levels = {finding["name"]: finding["level"] for finding in findings}
     assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm", "ssd"} <= levels.keys()
-    from pipeline import native
-    from pipeline.native import layers
-    from pipeline.plugins.shampoo import native as shampoo
-
-    built = all(each.library() is not None for each in (native, layers, shampoo))
+    built = all(load_kernels(name) is not None for name in ("steps", "linear", "shampoo"))
     assert levels["step"] == ("ok" if built else "warn")
 
 

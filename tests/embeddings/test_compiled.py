@@ -1,4 +1,4 @@
-"""Tables that the compiled library looks up and trains: as FBGEMM's kernels, for any widths, lengths and threads."""
+"""Tables that the compiled kernels look up and train: as FBGEMM's kernels, for any widths, lengths and threads."""
 
 from types import SimpleNamespace
 
@@ -12,19 +12,20 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from pipeline.core.errors import GuardError
+from pipeline.core.kernels import load_kernels
 from pipeline.embeddings.compiled_tables import CompiledTables
-from pipeline.native import library
 from pipeline.specs import TABLE_OPTIMIZERS
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the compiled library is not installed")
+KERNELS = load_kernels("steps")
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="the compiled kernels are not installed")
 ROWS, FEATURES, BATCH = (7, 3000, 40), (0, 0, 1, 2), 50  # the first table has two features
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["any CPU", "AVX2", "all"])
 def level(request):
-    library().limit(request.param)
+    KERNELS.limit(request.param)
     yield
-    library().limit(2)
+    KERNELS.limit(2)
 
 
 def kernel_of(dim, pooling, *, compiled):
@@ -42,7 +43,7 @@ def kernel_of(dim, pooling, *, compiled):
     if compiled:
         tables = [SimpleNamespace(name=f"t{i}", feature_names=["f"] * FEATURES.count(i)) for i in range(len(ROWS))]
         spec = TABLE_OPTIMIZERS.get("rowwise_adagrad")
-        kernel.forward = CompiledTables(SimpleNamespace(module=kernel, tables=tables), spec, library())
+        kernel.forward = CompiledTables(SimpleNamespace(module=kernel, tables=tables), spec, KERNELS)
     return kernel
 
 

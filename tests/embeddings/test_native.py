@@ -12,10 +12,10 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from pipeline.core.compiled import open_installed
-from pipeline.embeddings import native
+from pipeline.core.kernels import LOADED, open_installed
 from pipeline.embeddings.fused_optimizer import RowOptimizer
 from pipeline.embeddings.tables import Kernel
+from pipeline.plugins.cpu_kernels.row_kernels import RowKernels
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests import compile
 
@@ -58,14 +58,14 @@ def lookup(step: int, weighted: bool) -> tuple[torch.Tensor, torch.Tensor, torch
 
 def trained(
     monkeypatch: pytest.MonkeyPatch,
-    library: native.RowStepsLibrary | None,
+    kernels: RowKernels | None,
     optimizer: str,
     pooling: PoolingMode = PoolingMode.SUM,
     weighted: bool = False,
     **options: float,
 ) -> list[torch.Tensor]:
-    """Weights and states of the tables after a few steps, whose rows ``library`` trains; None: torch."""
-    monkeypatch.setattr(native, "library", lambda: library)
+    """Weights and states of the tables after a few steps, whose rows ``kernels`` train; None: torch."""
+    monkeypatch.setitem(LOADED, "rowsteps", kernels)
     specs = [(ROWS[name], WIDTHS[name], EmbeddingLocation.HOST, ComputeDevice.CPU) for name in FEATURES]
     order = [i for i, features in enumerate(FEATURES.values()) for _ in range(features)]
     module = SplitTableBatchedEmbeddingBagsCodegen(specs, feature_table_map=order, pooling_mode=pooling)
@@ -94,7 +94,7 @@ def test_compiled_and_torch_train_alike(built: Path, optimizer: str, level: int,
     for pooling, weighted in ((PoolingMode.SUM, False), (PoolingMode.SUM, True), (PoolingMode.MEAN, False)):
         given = optimizer, pooling, weighted
         by_torch = trained(monkeypatch, None, *given, **options)
-        compiled = trained(monkeypatch, native.RowStepsLibrary(built, level), *given, **options)
+        compiled = trained(monkeypatch, RowKernels(built, level), *given, **options)
         for one, two in zip(compiled, by_torch, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
@@ -104,7 +104,7 @@ def test_instruction_sets_and_threads_do_not_change_a_bit(built: Path, optimizer
     outcomes = []
     for level, threads in ((0, 1), (1, 3), (2, 1), (2, 2)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        outcomes.append(trained(monkeypatch, native.RowStepsLibrary(built, level), optimizer))
+        outcomes.append(trained(monkeypatch, RowKernels(built, level), optimizer))
     for outcome in outcomes[1:]:
         assert all(torch.equal(one, two) for one, two in zip(outcome, outcomes[0], strict=True))
 
@@ -114,62 +114,37 @@ def test_a_lazy_optimizer_leaves_rows_without_a_gradient_alone(built: Path, monk
     moments = torch.ones(4, 8), torch.ones(4, 8)
     ids, offsets = torch.tensor([2, 0, 2]), torch.arange(4)
     gradient = torch.stack([torch.ones(8), torch.zeros(8), -torch.ones(8)])
-    place = native.Table(
-        weights=table.data_ptr(),
-        width=8,
-        ids=ids.data_ptr(),
-        offsets=offsets.data_ptr(),
-        gradient=gradient.data_ptr(),
-        stride=8,
-        batch=3,
-        features=1,
-    )
-    for i, moment in enumerate(moments):
-        place.states[i], place.widths[i], place.steps[i] = moment.data_ptr(), 8, 8
     step = TABLE_OPTIMIZERS.get("lazy_adam").compiled_step(0.1, 1)
-    library = native.RowStepsLibrary(built)
-    library.learn([place], step, lazy=True, threads=1)
+    tables = RowKernels(built).tables([table], [moments], [1], mean=False)
+    tables.learn(ids, offsets, None, gradient, step, lazy=True, threads=1)
     assert all(bool((each == 1).all()) for each in (table, *moments))
-    library.learn([place], step, lazy=False, threads=1)
+    tables.learn(ids, offsets, None, gradient, step, lazy=False, threads=1)
     assert moments[0][:, 0].tolist() == pytest.approx([0.9, 1.0, 0.9, 1.0])
 
 
 def test_denormals_are_those_of_the_calling_thread(built: Path, monkeypatch) -> None:
     """On helpers too: a result must not depend on which thread trains a table."""
-    table, moments = torch.zeros(2, 4), [torch.zeros(2, 4), torch.ones(2, 4)]
-    ids, offsets, gradient = torch.tensor([0, 1]), torch.arange(3), torch.full((2, 4), 1e-20)
-    places = [
-        native.Table(
-            weights=table[i].data_ptr(),
-            width=4,
-            ids=ids.data_ptr(),
-            offsets=offsets.data_ptr(),
-            gradient=gradient.data_ptr(),
-            stride=4,
-            batch=1,
-            features=1,
-        )
-        for i in range(2)
-    ]
-    for i, place in enumerate(places):
-        for column, moment in enumerate(moments):
-            place.states[column], place.widths[column], place.steps[column] = moment[i].data_ptr(), 4, 4
+    # Two tables of a row, one for each thread.
+    weights = [torch.zeros(1, 4), torch.zeros(1, 4)]
+    states = [(torch.zeros(1, 4), torch.ones(1, 4)) for _ in weights]
+    ids, offsets, gradient = torch.tensor([0, 0]), torch.arange(3), torch.full((1, 8), 1e-20)
     # So late that no bias is left to correct.
     step = TABLE_OPTIMIZERS.get("lazy_adam").compiled_step(1e-20, 1_000_000)
-    library = native.RowStepsLibrary(built)
+    tables = RowKernels(built).tables(weights, states, [1, 1], mean=False)
     for flush in (True, False):
-        table.zero_()
+        for table in weights:
+            table.zero_()
         torch.set_flush_denormal(flush)
         try:
-            library.learn(places, step, lazy=False, threads=2)
+            tables.learn(ids, offsets, None, gradient, step, lazy=False, threads=2)
         finally:
             torch.set_flush_denormal(False)
-        assert bool((table == 0).all()) == flush
+        assert all(bool((table == 0).all()) == flush for table in weights)
 
 
 def test_a_library_that_is_not_ours_is_left_out_with_a_warning(tmp_path: Path, caplog) -> None:
-    assert open_installed(str(tmp_path / "module.py"), "rowsteps", native.RowStepsLibrary, "slowly") is None
+    assert open_installed(tmp_path, "rowsteps", RowKernels, "slowly") is None
     (tmp_path / f"rowsteps{EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
     with caplog.at_level(logging.WARNING):
-        assert open_installed(str(tmp_path / "module.py"), "rowsteps", native.RowStepsLibrary, "slowly") is None
+        assert open_installed(tmp_path, "rowsteps", RowKernels, "slowly") is None
     assert "slowly: " in caplog.text and "install the package again" in caplog.text

@@ -8,26 +8,29 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from pipeline.core.kernels import LOADED, load_kernels
+from pipeline.ingest.blocks import to_float32
 from pipeline.ingest.duplicate_rate import row_hashes
+from pipeline.ingest.ids import Coded, code_ids, count_codes
 from pipeline.ingest.moments import measure, quantised_moments
 from pipeline.ingest.schema import DenseSpec
 from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.transform_pass import DenseTransform, FittedState, transform
-from pipeline.native import column_kernels
+from pipeline.ingest.transform_pass import DenseTransform, FittedState, hashes_of_rows, take_rows, transform
+from pipeline.specs.hash_table import HashTable
 
 from .conftest import csv_config, write_rows
 
-pytestmark = pytest.mark.skipif(column_kernels.library() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(load_kernels("rows") is None, reason="there is no C compiler")
 
 
 @pytest.fixture
 def without(monkeypatch):
-    """Call a function without the library."""
+    """Call a function without the kernels."""
 
     def call(work):
         with monkeypatch.context() as patch:
-            patch.setattr(column_kernels, "library", lambda: None)
+            patch.setitem(LOADED, "rows", None)
             return work()
 
     return call
@@ -44,9 +47,7 @@ def ids(rows, distinct, missing=0.1, seed=0):
 )
 def test_ids_are_coded_in_the_order_in_which_they_appear(without, rows, distinct, missing):
     for hashes in (ids(rows, distinct, missing), ids(rows + 11, distinct, missing).slice(11)):
-        for ours, arrows in zip(
-            column_kernels.coded(hashes), without(lambda h=hashes: column_kernels.coded(h)), strict=True
-        ):
+        for ours, arrows in zip(code_ids(hashes), without(lambda h=hashes: code_ids(h)), strict=True):
             np.testing.assert_array_equal(ours, arrows)
 
 
@@ -54,8 +55,8 @@ def test_codes_are_counted_where_rows_are_kept(without):
     rng = np.random.default_rng(1)
     codes, keep = rng.integers(0, 50, 3000).astype(np.int32), rng.random(3000) < 0.3
     for marks in (None, keep):
-        counts, first = column_kernels.counted(codes, marks, 60)
-        expected, expected_first = without(lambda marks=marks: column_kernels.counted(codes, marks, 60))
+        counts, first = count_codes(codes, marks, 60)
+        expected, expected_first = without(lambda marks=marks: count_codes(codes, marks, 60))
         np.testing.assert_array_equal(counts, expected)
         np.testing.assert_array_equal(first[counts > 0], expected_first[counts > 0])
 
@@ -65,9 +66,10 @@ def test_rows_are_taken_and_unseen_ids_named(without, kind):
     rng = np.random.default_rng(2)
     rows, codes = rng.integers(0, 9, 300).astype(np.int32), rng.integers(0, 300, 4000).astype(kind)
     hashes = rng.integers(1, 2**64, 300, dtype=np.uint64)
-    np.testing.assert_array_equal(column_kernels.taken(rows, codes), rows[codes])
-    unseen = column_kernels.unseen(rows[codes], codes, hashes, 3, 2)
-    np.testing.assert_array_equal(unseen, without(lambda: column_kernels.unseen(rows[codes], codes, hashes, 3, 2)))
+    np.testing.assert_array_equal(take_rows(rows, codes), rows[codes])
+    given = rows[codes], Coded(hashes, codes), 3, 2
+    unseen = hashes_of_rows(*given)
+    np.testing.assert_array_equal(unseen, without(lambda: hashes_of_rows(*given)))
     assert 0 < (unseen > 0).sum() < 4000
 
 
@@ -76,10 +78,13 @@ def test_a_hash_table_knows_its_ids_and_no_others(without):
     hashes = np.unique(rng.integers(0, 2**64, 5000, dtype=np.uint64))
     rows = rng.permutation(len(hashes)).astype(np.int32)
     asked = rng.permutation(np.concatenate([hashes, rng.integers(0, 2**64, 500, dtype=np.uint64)]))
-    known = column_kernels.HashTable(hashes, rows).rows_of(asked)
-    np.testing.assert_array_equal(known, without(lambda: column_kernels.HashTable(hashes, rows).rows_of(asked)))
+    known = HashTable(hashes, rows).rows_of(asked)
+    np.testing.assert_array_equal(known, without(lambda: HashTable(hashes, rows).rows_of(asked)))
+    # A worker of Ray may lack the kernels that built its table.
+    table = HashTable(hashes, rows)
+    np.testing.assert_array_equal(known, without(lambda: table.rows_of(asked)))
     assert (known >= 0).sum() == len(hashes) and (known[np.isin(asked, hashes)] >= 0).all()
-    nothing = column_kernels.HashTable(hashes[:0], rows[:0])
+    nothing = HashTable(hashes[:0], rows[:0])
     assert (nothing.rows_of(asked) == -1).all()
 
 
@@ -135,8 +140,8 @@ def test_sketches_are_the_same(without):
 def test_numbers_are_narrowed_where_none_of_them_changes(without):
     for values, fits in (([1.0, 0.5, np.nan], True), ([0.1], False)):
         ours, numpys = (
-            column_kernels.narrowed(np.array(values)),
-            without(lambda v=values: column_kernels.narrowed(np.array(v))),
+            to_float32(np.array(values)),
+            without(lambda v=values: to_float32(np.array(v))),
         )
         assert (ours is not None) == (numpys is not None) == fits
         if fits:

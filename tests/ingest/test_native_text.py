@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from pipeline.core.kernels import LOADED, load_kernels
 from pipeline.ingest import text as ingest_text
 from pipeline.ingest.ids import hash_ids
-from pipeline.ingest.text import TextLayout, read_lines
-from pipeline.native import text_kernels
+from pipeline.ingest.text import TextLayout, count_byte, read_lines
 
-pytestmark = pytest.mark.skipif(text_kernels.library() is None, reason="there is no C compiler")
+KERNELS = load_kernels("fields")
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="there is no C compiler")
 
 NAMES = ("label", "x", "a", "y", "b")
 NUMBERS = frozenset({"x", "y"})
@@ -26,11 +27,11 @@ def read(block, numbers=NUMBERS):
 
 @pytest.fixture
 def polars(monkeypatch):
-    """Call a function without the library."""
+    """Call a function without the kernels."""
 
     def call(work):
         with monkeypatch.context() as patch:
-            patch.setattr(text_kernels, "library", lambda: None)
+            patch.setitem(LOADED, "fields", None)
             return work()
 
     return call
@@ -92,7 +93,7 @@ def test_text_and_numbers_are_those_of_polars(polars, monkeypatch, rows, seed):
 )
 def test_all_else_is_left_to_a_closer_look(polars, line):
     block = f"0\t3\tk\t4\tl\n{line}\n0\t5\tm\t6\tn\n"
-    assert text_kernels.split(block.encode(), 9, [name in NUMBERS for name in NAMES]) is None
+    assert KERNELS.split(block.encode(), 9, [name in NUMBERS for name in NAMES]) is None
     (ours, lines, rejects), (theirs, _, theirs_too) = read(block), polars(lambda: read(block))
     assert ours.equals(theirs) and [each.line for each in rejects] == [each.line for each in theirs_too]
     assert len(lines) + len(rejects) == 3
@@ -100,18 +101,16 @@ def test_all_else_is_left_to_a_closer_look(polars, line):
 
 def test_long_texts_do_not_keep_the_block():
     block = ("x\t" + "y" * 20 + "\n").encode() * 3 + b"x" * 1_000_000 + b"\tz\n"
-    first, second = text_kernels.split(block, 9, [False, False])
+    first, second = KERNELS.split(block, 9, [False, False])
     assert second.to_pylist() == ["y" * 20] * 3 + ["z"] and len(first[3].as_py()) == 1_000_000
     assert sum(len(each) for each in second.buffers() if each is not None) < 200
 
 
 def test_bytes_are_counted(polars):
     block = random.Random(5).randbytes(300_001) + b"\n" * 1000
-    assert (
-        text_kernels.occurrences(block, 10) == polars(lambda: text_kernels.occurrences(block, 10)) == block.count(b"\n")
-    )
-    assert text_kernels.occurrences(memoryview(block)[:999], 7) == block[:999].count(7)
-    assert text_kernels.occurrences(b"", 10) == 0
+    assert count_byte(block, 10) == polars(lambda: count_byte(block, 10)) == block.count(b"\n")
+    assert count_byte(memoryview(block)[:999], 7) == block[:999].count(7)
+    assert count_byte(b"", 10) == 0
 
 
 @pytest.mark.parametrize("size", [*range(36), 63, 64, 65, 100, 1000])
@@ -126,5 +125,5 @@ def test_hashes_are_xxhash64(polars, size):
 
 
 def test_hashes_of_no_texts():
-    assert text_kernels.hashed(pa.array([], pa.string_view()), 1).to_pylist() == []
+    assert KERNELS.hash(pa.array([], pa.string_view()), 1).to_pylist() == []
     assert hash_ids(pl.Series([None, None], dtype=pl.String), 1).to_list() == [None, None]

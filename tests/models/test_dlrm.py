@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pipeline.core.errors import ConfigError
+from pipeline.core.kernels import load_kernels
 from pipeline.models.build import build_model
 from pipeline.models.layers import DotInteraction, log_odds
 from pipeline.models.settings import DlrmConfig
-from pipeline.native import library
 from pipeline.specs import ModelInputs
 
 
@@ -43,7 +43,7 @@ def test_interaction_equals_plain_forward_and_backward(count, compiled):
     torch.testing.assert_close(a.grad, b.grad)
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled library is not installed")
+@pytest.mark.skipif(load_kernels("steps") is None, reason="the compiled kernels are not installed")
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize(("count", "dim"), [(1, 4), (2, 3), (5, 8), (27, 16), (40, 33)])
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
@@ -53,13 +53,14 @@ def test_compiled_interaction_equals_the_plain_one(level, count, dim, dtype):
     first = None if dtype is None else torch.randn(70, dim).to(dtype).requires_grad_()
     given = [each for each in (vectors, first) if each is not None]
     outcomes = []
-    library().limit(level)
-    for kernels in (None, library()):
+    compiled_steps = load_kernels("steps")
+    compiled_steps.limit(level)
+    for kernels in (None, compiled_steps):
         interaction = DotInteraction(count + (first is not None), dim)
         interaction.kernels = kernels
         out = interaction(vectors, first)
         outcomes.append([out, *torch.autograd.grad(out, given, torch.ones_like(out))])
-    library().limit(2)
+    compiled_steps.limit(2)
     rough = {"rtol": 0.02, "atol": 0.25} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 5e-5}
     for plain, compiled in zip(*outcomes, strict=True):
         assert compiled.dtype == plain.dtype

@@ -15,6 +15,8 @@ from packaging.utils import canonicalize_name
 
 from pipeline.cli.commands.doctor import TRIPLES, minor
 from pipeline.core import package_versions
+from pipeline.core.kernels import GROUP, load_kernels
+from pipeline.core.registry import find_plugins
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -67,6 +69,15 @@ def test_what_a_wheel_is_to_hold_is_declared() -> None:
     assert {package / "py.typed", *templates, *options} - matched == set() and len(options) > 50
     sources = {source for each in declared["ext-modules"] for source in each["sources"]}
     assert {path.relative_to(ROOT).as_posix() for path in package.rglob("native/*.c")} - sources == set()
+
+
+def test_each_library_is_asked_for_by_its_name() -> None:
+    """An entry point opens it: its kernels where it was built, else None."""
+    folders = {path.stem: path.parent for path in (ROOT / "pipeline").rglob("native/*.c")}
+    assert {point.name for point in find_plugins(GROUP)} == set(folders)
+    for name, folder in folders.items():
+        assert (load_kernels(name) is not None) == bool(list(folder.glob(f"{name}.*.so")))
+    assert load_kernels("of no plugin") is None
 
 
 def named(requirements: list[str]) -> set[str]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.core.kernels import LOADED, load_kernels
 from pipeline.models.layers import Logit
-from pipeline.native import layers, library
 from pipeline.training.linear import CpuLinear, has_kernel, use_cpu_kernels
 
 pytestmark = pytest.mark.skipif(not has_kernel(torch.float32), reason="this PyTorch has no oneDNN")
@@ -43,15 +43,16 @@ def test_without_the_compiled_library_gradients_are_the_same(monkeypatch, dtype)
     fast, x = mlp(), torch.randn(300, 13)
     use_cpu_kernels(fast)
     compiled = outcome(fast, x, dtype)
-    monkeypatch.setattr("pipeline.training.linear.library", lambda: None)
-    monkeypatch.setattr(layers, "library", lambda: None)
+    monkeypatch.setitem(LOADED, "steps", None)
+    monkeypatch.setitem(LOADED, "linear", None)
     fast.zero_grad()
     for expected, got in zip(outcome(fast, x, dtype), compiled, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-2 if dtype else 1e-5, atol=1e-1 if dtype else 1e-3)
 
 
 def compiled_for(dtype):
-    return layers.library() is not None and layers.library().able[dtype == torch.bfloat16]
+    kernels = load_kernels("linear")
+    return kernels is not None and kernels.able[dtype == torch.bfloat16]
 
 
 def layer(inputs, width, *, relu, bias=True):
@@ -119,7 +120,7 @@ def test_a_gradient_that_is_not_finite_reaches_weight_and_bias(dtype):
     assert torch.isinf(for_weight).all(1).tolist() == [column == 2 for column in range(6)]
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled library is not installed")
+@pytest.mark.skipif(load_kernels("steps") is None, reason="the compiled kernels are not installed")
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 21, 64])
@@ -127,24 +128,25 @@ def test_the_compiled_head_equals_the_plain_one(level, dtype, width):
     torch.manual_seed(1)
     head, x = Logit(width), torch.randn(600, width).to(dtype).requires_grad_()
     grad, outcomes = torch.randn(600), []
-    library().limit(level)
-    for kernels in (None, library()):
+    compiled_steps = load_kernels("steps")
+    compiled_steps.limit(level)
+    for kernels in (None, compiled_steps):
         head.kernels = kernels
         out = head(x)
         outcomes.append([out, *torch.autograd.grad(out, [x, head.weight, head.bias], grad)])
-    library().limit(2)
+    compiled_steps.limit(2)
     for plain, compiled in zip(*outcomes, strict=True):
         assert compiled.dtype == plain.dtype
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(library() is None, reason="the compiled library is not installed")
+@pytest.mark.skipif(load_kernels("steps") is None, reason="the compiled kernels are not installed")
 def test_a_copy_of_a_model_has_weights_of_its_own_and_the_same_kernels():
     torch.manual_seed(1)
     model, x = nn.Sequential(*mlp()[:2], Logit(40)), torch.randn(50, 13)
     use_cpu_kernels(model)
     other, before = copy.deepcopy(model), model(x)
-    assert other[2].kernels is model[2].kernels is library()
+    assert other[2].kernels is model[2].kernels is load_kernels("steps")
     assert torch.equal(other(x), before)
     other[2].start_at(7.0)
     assert torch.equal(model(x), before) and not torch.equal(other(x), before)

@@ -23,8 +23,8 @@ from pipeline.config import (
     TrainConfig,
 )
 from pipeline.core.errors import NightjarError
+from pipeline.core.kernels import load_kernels
 from pipeline.models.settings import DlrmConfig
-from pipeline.native import layers
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
 from pipeline.training.config_settings import select_prediction_settings, select_training_settings
@@ -287,7 +287,7 @@ def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
 
 
 def gradients_in_float32():
-    compiled = layers.library()
+    compiled = load_kernels("linear")
     return compiled is not None and compiled.able[True]
 
 

@@ -20,13 +20,12 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.checkpoint import native as rowcodes
 from pipeline.cli.commands.command import Command, show
 from pipeline.core.cpus import available_cpus, cpu_quota
 from pipeline.core.errors import ConfigError
+from pipeline.core.kernels import load_kernels
 from pipeline.core.machine import pinned_figures
 from pipeline.core.units import GIB, plural
-from pipeline.embeddings import native as rowsteps
 from pipeline.specs import REGISTRIES
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
@@ -44,11 +43,12 @@ assert bags(ids).values().shape == (2, 4)
 if sys.argv[1]:
     from pipeline.embeddings.ssd.diagnostics import examine
     print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
-from pipeline import native
-from pipeline.native import layers
-from pipeline.core.registry import load_hooks
-of_plugins = load_hooks("nightjar.native_libraries").values()
-print(int(all(library() is not None for library in (native.library, layers.library, *of_plugins))),
+from pipeline.core.kernels import GROUP, load_kernels
+from pipeline.core.registry import find_plugins
+# Those of a step. The others have findings of their own, or are of ingestion.
+names = {"steps", "linear", *(point.name for point in find_plugins(GROUP))}
+names -= {"rowcodes", "rowsteps", "rows", "fields"}
+print(int(all(load_kernels(name) is not None for name in names)),
       int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
       int(torch.cuda.is_available() and torch.cuda.is_bf16_supported()))
 """
@@ -88,8 +88,8 @@ def examine(store: str) -> list[Finding]:
         triple(),
         *tools(),
         *choices(),
-        _compiled("quantiser", rowcodes.library() is not None, "torch; the compiled one is ten times as fast"),
-        _compiled("row steps", rowsteps.library() is not None, ROWS_BY_TORCH),
+        _compiled("quantiser", load_kernels("rowcodes") is not None, "torch; the compiled one is ten times as fast"),
+        _compiled("row steps", load_kernels("rowsteps") is not None, ROWS_BY_TORCH),
         cores(),
         memory(),
         disk(store),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.perceptron import Logit, compute_dtype, mlp
-from pipeline.native import Interact, StepsLibrary
 
 
 def pair_products(vectors: Tensor) -> Tensor:
@@ -190,17 +189,17 @@ def _gather(values: Tensor, columns: Tensor, out: Tensor) -> Tensor:
 
 
 class _CompiledInteraction(torch.autograd.Function):
-    # By the compiled library, without a copy of the vectors; ``first``: [B, D] or None.
+    # By the compiled kernels, without a copy of the vectors; ``first``: [B, D] or None.
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: StepsLibrary) -> Tensor:
+    def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: Any) -> Tensor:
         like = vectors if first is None else first
         samples, others, dim = vectors.shape
         count = others + (first is not None)
         out = like.new_empty(samples, dim + count * (count - 1) // 2)
         ctx.save_for_backward(vectors, first)
         ctx.kernels = kernels
-        kernels.interact(_task(vectors, first, out, out=out.data_ptr()))
+        kernels.interact(vectors, first, out)
         return out
 
     @staticmethod
@@ -208,30 +207,11 @@ class _CompiledInteraction(torch.autograd.Function):
         grad = grads[0].contiguous()
         vectors, first = ctx.saved_tensors
         grad_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)
-        pointers: dict[str, int | None] = {"grad": grad.data_ptr(), "grad_rest": grad_vectors.data_ptr()}
         grad_first = None
         if first is not None:
             grad_first = torch.empty_like(first, memory_format=torch.contiguous_format)
-            pointers["grad_first"] = grad_first.data_ptr()
-        ctx.kernels.interact_back(_task(vectors, first, grad, **pointers))
+        ctx.kernels.interact_back(vectors, first, grad, grad_vectors, grad_first)
         return grad_vectors, grad_first, None
-
-
-def _task(vectors: Tensor, first: Tensor | None, like: Tensor, **pointers: int | None) -> Interact:
-    samples, others, dim = vectors.shape
-    return Interact(
-        first=None if first is None else first.data_ptr(),
-        first_stride=0 if first is None else first.stride(0),
-        rest=vectors.data_ptr(),
-        rest_stride=vectors.stride(0),
-        out_stride=like.stride(0),
-        n=samples,
-        vectors=others + (first is not None),
-        dim=dim,
-        bf16=like.dtype == torch.bfloat16,
-        threads=torch.get_num_threads(),
-        **pointers,
-    )
 
 
 def _compiled_takes(vectors: Tensor, first: Tensor | None) -> bool:
@@ -245,8 +225,8 @@ def _compiled_takes(vectors: Tensor, first: Tensor | None) -> bool:
 class DotInteraction(nn.Module):
     """forward(vectors [B, V, D]) -> the first vector and the dot products of all pairs: [B, D + V * (V - 1) / 2].
 
-    ``dropped``: pairs of vectors, by number, that are left out. ``kernels``: the compiled library that does it on a
-    CPU, where no pair is left out; None: PyTorch does.
+    ``dropped``: pairs of vectors, by number, that are left out. ``kernels``: ``load_kernels("steps")``, which do
+    it on a CPU where no pair is left out; None: PyTorch does.
     """
 
     pairs: Tensor
@@ -254,7 +234,7 @@ class DotInteraction(nn.Module):
 
     def __init__(self, vectors: int, dim: int, dropped: Collection[Pair] = ()) -> None:
         super().__init__()
-        self.kernels: StepsLibrary | None = None
+        self.kernels: Any = None
         self.whole = not dropped
         pairs, cells = _pair_maps(vectors, dim, dropped)
         self.width = dim + pairs.numel()

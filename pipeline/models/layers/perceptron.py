@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.core.errors import ConfigError
-from pipeline.native import Head, StepsLibrary
 
 MOMENTUM = 0.1
 EPS = 1e-5
@@ -157,14 +156,14 @@ class HeadedRanker(Ranker):
 
 
 class _Head(torch.autograd.Function):
-    # hidden @ weight + bias in float32, by the compiled library; hidden is [B, width], float32 or bf16.
+    # hidden @ weight + bias in float32, by the compiled kernels; hidden is [B, width], float32 or bf16.
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: StepsLibrary) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: Any) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.kernels = kernels
         logits = torch.empty(len(hidden))
-        kernels.head(_head(hidden, weight, logits=logits.data_ptr(), bias=float(bias)))
+        kernels.head(hidden, weight, float(bias), logits)
         return logits
 
     @staticmethod
@@ -173,31 +172,18 @@ class _Head(torch.autograd.Function):
         grad = grads[0].contiguous()
         grad_hidden = torch.empty_like(hidden)
         sums = torch.empty(hidden.shape[1] + 1)
-        pointers = {"grad": grad.data_ptr(), "grad_hidden": grad_hidden.data_ptr(), "sums": sums.data_ptr()}
-        ctx.kernels.head_back(_head(hidden, weight, **pointers))
+        ctx.kernels.head_back(hidden, weight, grad, grad_hidden, sums)
         # With the strides of the weight, as DDP expects.
         return grad_hidden, sums[:-1].view(1, -1), sums[-1:], None
-
-
-def _head(hidden: Tensor, weight: Tensor, **others: float) -> Head:
-    return Head(
-        hidden=hidden.data_ptr(),
-        weight=weight.data_ptr(),
-        n=len(hidden),
-        width=hidden.shape[1],
-        bf16=hidden.dtype == torch.bfloat16,
-        threads=torch.get_num_threads(),
-        **others,
-    )
 
 
 class Logit(nn.Linear):
     """forward(hidden [B, width]) -> logits [B], computed in float32 under autocast too.
 
-    ``kernels``: the compiled library that does it on a CPU; None: PyTorch does.
+    ``kernels``: ``load_kernels("steps")``, which do it on a CPU; None: PyTorch does.
     """
 
-    kernels: StepsLibrary | None = None
+    kernels: Any = None
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)

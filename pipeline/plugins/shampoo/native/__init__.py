@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.compiled import checked, open_installed
+from pipeline.core.kernels import open_installed, open_library
 
 # Of the functions below, as shampoo.c has it.
 _VERSION = 1
@@ -57,7 +57,7 @@ class ShampooLibrary:
     """The functions of the library at ``path``; ``blocks`` are arrays of ``BLOCK``."""
 
     def __init__(self, path: Path) -> None:
-        self._library = checked(path, "shampoo", _VERSION)
+        self._library = open_library(path, _VERSION)
 
     def limit(self, level: int) -> None:
         """Limit the instruction set: 0 uses no more than every CPU has, 1 AVX2 too."""
@@ -87,4 +87,4 @@ def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
 @cache
 def library() -> ShampooLibrary | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "shampoo", ShampooLibrary, "shampoo runs without its compiled steps")
+    return open_installed(Path(__file__).parent, "shampoo", ShampooLibrary, "shampoo runs without its compiled steps")

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWCODES_VERSION 1 /* pipeline/checkpoint/native/__init__.py expects it */
+#define ROWCODES_VERSION 1 /* quantisation_kernels.py expects it */
 
 typedef struct {
     const float *rows; /* [n, columns], `stride` values apart */

@@ -1,35 +1,32 @@
-"""The compiled quantiser, where it is installed: ``rowcodes.c`` with nothing of Python in it, called through ctypes.
+"""The quantiser of checkpoints' rows: ``native/rowcodes.c`` with nothing of Python in it, called through ctypes.
 
 Why C that is built at installation, and not Numba (measured at 4 bits with a fitted range, one thread of an EPYC with
 AVX-512): C codes 1.3 GB/s of float32 at 64 columns and 1.0 at 16, Numba 1.2 and 0.5, and torch's operations 0.1. Numba
 and LLVM are 208 MB to install, and every process imports and compiles for seconds before its first row, in pods at each
 start; this library is 100 KB and needs no particular version of Python, NumPy or torch. torch and fbgemm offer rows of
-4 bits too, but not with this search (fbgemm), or one row at a time (``embedding_bag_4bit_prepack``). A wheel and the
-image carry the library; installing from a checkout builds it where there is a C compiler. Everywhere else
-``pipeline.checkpoint.quantise`` does the same with torch.
-
-ctypes lets go of the interpreter's lock during a call, so training goes on.
+4 bits too, but not with this search (fbgemm), or one row at a time (``embedding_bag_4bit_prepack``).
+``pipeline.checkpoint.quantise`` does the same with torch. ctypes lets go of the interpreter's lock during a call, so
+training goes on.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core.compiled import checked, open_installed
+from pipeline.core.kernels import open_installed, open_library
 
 if TYPE_CHECKING:
+    # ``nightjar doctor`` opens the library where torch may be missing.
     from torch import Tensor
 
 _VERSION = 1  # of the functions below, as rowcodes.c has it
 _ALL = 2  # all instruction sets may be used
 
 
-class Task(ctypes.Structure):
-    """What is coded, and where to: ``Task`` of rowcodes.c."""
-
+class _Task(ctypes.Structure):
+    # What is coded, and where to: ``Task`` of rowcodes.c.
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
@@ -47,11 +44,11 @@ class Task(ctypes.Structure):
     )
 
 
-class RowCodesLibrary:
+class QuantisationKernels:
     """The functions of the library at ``path``. ``level``: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
 
     def __init__(self, path: Path, level: int = _ALL) -> None:
-        self._library, self._level = checked(path, "rowcodes", _VERSION), level
+        self._library, self._level = open_library(path, _VERSION), level
         self._library.rowcodes_largest.restype = ctypes.c_float
 
     def largest(self, rows: Tensor) -> float:
@@ -77,12 +74,14 @@ class RowCodesLibrary:
             raise MemoryError("no memory to quantise rows")
 
 
-def _task(rows: Tensor) -> Task:
+def _task(rows: Tensor) -> _Task:
     count, columns = rows.shape
-    return Task(rows=rows.data_ptr(), stride=rows.stride(0), n=count, columns=columns)
+    return _Task(rows=rows.data_ptr(), stride=rows.stride(0), n=count, columns=columns)
 
 
-@cache
-def library() -> RowCodesLibrary | None:
-    """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "rowcodes", RowCodesLibrary, "checkpoints are coded without the compiled quantiser")
+def load() -> QuantisationKernels | None:
+    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    folder = Path(__file__).parent / "native"
+    return open_installed(
+        folder, "rowcodes", QuantisationKernels, "checkpoints are coded without the compiled quantiser"
+    )

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINEAR_VERSION 2 /* pipeline/native/layers.py expects it */
+#define LINEAR_VERSION 2 /* linear_kernels.py expects it */
 #define ROWS 8
 #define VECS 3
 #define COLUMNS (16 * VECS) /* of a panel */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STEPS_VERSION 2 /* pipeline/native/__init__.py expects it */
+#define STEPS_VERSION 2 /* step_kernels.py expects it */
 #define SAMPLES 64      /* of a piece of work */
 #define ROWS 256        /* of a sum over a batch: its parts are added up in order */
 

@@ -1,5 +1,5 @@
 /* Delimited text taken apart in one pass over its bytes, and the hashes of its fields. Plain C, called through ctypes by
- * text.py beside this file, which says who does the same where this is not installed: to the bit.
+ * text_kernels.py. Where this is not installed, pipeline/ingest/text.py and ids.py do the same by Polars: to the bit.
  *
  * Text becomes what Arrow calls string views: 16 bytes for each, a length and up to 12 bytes of text, or of a longer one
  * the first four, the number of a buffer and where it begins there (Apache Arrow: columnar format, variable-size binary

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWSTEPS_VERSION 2 /* pipeline/embeddings/native/__init__.py expects it */
+#define ROWSTEPS_VERSION 2 /* row_kernels.py expects it */
 #define STATES 2           /* columns of state of a table, at most */
 #define SETTINGS 6         /* figures of a formula, at most */
 #define AHEAD 8            /* rows whose memory is asked for before their turn */

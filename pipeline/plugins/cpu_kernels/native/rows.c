@@ -1,5 +1,5 @@
 /* What ingestion does to every lookup of a block, in one pass over memory each. Plain C, called through ctypes by
- * columns.py beside this file, which does the same with NumPy and Arrow where this is not installed: to the bit.
+ * column_kernels.py. Where this is not installed, pipeline/ingest does the same with NumPy and Arrow: to the bit.
  *
  * A column comes as Arrow has it: values, and a bitmap of those that are there (none: all are), both from `offset` on.
  */

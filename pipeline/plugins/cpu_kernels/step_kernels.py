@@ -1,0 +1,295 @@
+"""Parts of a training step on a CPU: ``native/steps.c``, called through ctypes with the addresses of tensors.
+
+PyTorch makes several passes over memory where these make one, and FBGEMM's kernels for CPUs use one thread. Results
+agree up to rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.core.kernels import open_installed, open_library
+
+_VERSION = 2  # of the functions, as steps.c has it
+
+
+class _Interact(ctypes.Structure):
+    # ``Interact`` of steps.c.
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("rest", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("grad_first", ctypes.c_void_p),
+        ("grad_rest", ctypes.c_void_p),
+        ("first_stride", ctypes.c_int64),
+        ("rest_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("vectors", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class _Mask(ctypes.Structure):
+    # ``Mask`` of steps.c.
+    _fields_ = (
+        ("grad", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("masked", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class _Head(ctypes.Structure):
+    # ``Head`` of steps.c.
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("grad_hidden", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("bias", ctypes.c_float),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class _Tables(ctypes.Structure):
+    # ``Tables`` of steps.c.
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("dims", ctypes.c_void_p),
+        ("table_of", ctypes.c_void_p),
+        ("column", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("pooled", ctypes.c_void_p),
+        ("tables", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("ids_count", ctypes.c_int64),
+        ("lr", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("mean", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class StepKernels:
+    """The functions of the library at ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = open_library(path, _VERSION)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepKernels:
+        """The same library: it has no state, and a copy of a model may have it too."""
+        return self
+
+    def limit(self, level: int) -> None:
+        """Limit the instruction set: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
+        self._library.steps_limit(level)
+
+    def interact(self, vectors: Tensor, first: Tensor | None, out: Tensor) -> None:
+        """Fill ``out`` with the first vector and the dot products of all pairs in the order (1,0), (2,0), (2,1), ...
+
+        Args:
+            vectors: float32 [B, V, D]; each sample's values are adjacent.
+            first: The vector in front of the others, float32 or bf16 [B, D], its values adjacent; None: there is none.
+            out: [B, D + pairs], in the dtype of the first vector.
+        """
+        self._call("steps_interact", _interact(vectors, first, out, out=out.data_ptr()))
+
+    def interact_back(
+        self, vectors: Tensor, first: Tensor | None, grad: Tensor, grad_vectors: Tensor, grad_first: Tensor | None
+    ) -> None:
+        """Fill ``grad_vectors`` and ``grad_first`` (contiguous) from ``grad``, that of ``interact``'s ``out``."""
+        pointers = {"grad": grad.data_ptr(), "grad_rest": grad_vectors.data_ptr(), "grad_first": _at(grad_first)}
+        self._call("steps_interact_back", _interact(vectors, first, grad, **pointers))
+
+    def mask(self, grad: Tensor, out: Tensor | None, masked: Tensor, sums: Tensor) -> None:
+        """Fill ``masked`` with ``grad`` where ``out`` is above 0, and ``sums`` with the sums of its columns.
+
+        Args:
+            grad: [n, width], float32 or bf16, contiguous as all are here.
+            out: Of the ReLU, as ``grad``; None: there is none.
+            masked: As ``grad``, and may be ``grad`` itself without ReLU.
+            sums: float32 [width].
+        """
+        task = _Mask(
+            grad=grad.data_ptr(),
+            out=_at(out),
+            masked=masked.data_ptr(),
+            sums=sums.data_ptr(),
+            n=len(grad),
+            width=grad.shape[1],
+            bf16=grad.dtype == torch.bfloat16,
+            threads=torch.get_num_threads(),
+        )
+        self._call("steps_mask", task)
+
+    def head(self, hidden: Tensor, weight: Tensor, bias: float, logits: Tensor) -> None:
+        """Fill ``logits`` (float32 [n]) with ``hidden`` [n, width] times ``weight`` (float32 [1, width]) + ``bias``.
+
+        ``hidden`` is float32 or bf16, and contiguous.
+        """
+        self._call("steps_head", _head(hidden, weight, logits=logits.data_ptr(), bias=bias))
+
+    def head_back(self, hidden: Tensor, weight: Tensor, grad: Tensor, grad_hidden: Tensor, sums: Tensor) -> None:
+        """Fill ``grad_hidden``, and ``sums`` with the gradients of weight and bias, from ``grad``, that of the logits.
+
+        ``sums``: float32 [width + 1], the bias last.
+        """
+        pointers = {"grad": grad.data_ptr(), "grad_hidden": grad_hidden.data_ptr(), "sums": sums.data_ptr()}
+        self._call("steps_head_back", _head(hidden, weight, **pointers))
+
+    def tables(
+        self, weights: Sequence[Tensor], states: Sequence[Tensor], table_of_feature: Sequence[int], *, mean: bool
+    ) -> Tables:
+        """Return the embedding tables ``weights``, with functions that look up and train their rows in place.
+
+        Args:
+            weights: float32 [rows, dim] of each table, contiguous.
+            states: Row-wise Adagrad's, float32 [rows] of each table.
+            table_of_feature: The table of each feature; features of one table are neighbours.
+            mean: Bags are averaged, not summed up.
+        """
+        return Tables(self._library, weights, states, table_of_feature, mean)
+
+    def _call(self, name: str, task: ctypes.Structure) -> None:
+        _check(name, getattr(self._library, name)(ctypes.byref(task)))
+
+
+class Tables:
+    """Embedding tables of ``StepKernels.tables``."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weights: Sequence[Tensor],
+        states: Sequence[Tensor],
+        table_of_feature: Sequence[int],
+        mean: bool,
+    ) -> None:
+        self._library, self._mean = library, mean
+        # These tensors keep the memory alive that the library writes to.
+        self._tensors = [*weights, *states]
+        columns = [0]
+        for table in table_of_feature:
+            columns.append(columns[-1] + weights[table].shape[1])
+        self._width = columns.pop()
+        self._counts = {"tables": len(weights), "features": len(table_of_feature)}
+        self._arrays = {
+            "weights": _pointers(weights),
+            "state": _pointers(states),
+            "rows": _integers([len(each) for each in weights]),
+            "dims": _integers([each.shape[1] for each in weights]),
+            "table_of": _integers(table_of_feature),
+            "column": _integers(columns),
+        }
+
+    def look_up(self, ids: Tensor, offsets: Tensor) -> Tensor | None:
+        """Look up the bags of a batch of b samples.
+
+        Args:
+            ids: int64 [n], contiguous as ``offsets``.
+            offsets: int64 [features * b + 1].
+
+        Returns:
+            The pooled embeddings, float32 [b, sum of the features' dims]; None where a row number is outside of its
+            table.
+        """
+        pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
+        failed = self._library.steps_look_up(ctypes.byref(self._task(ids, offsets, pooled)))
+        return None if failed else pooled
+
+    def adagrad(self, ids: Tensor, offsets: Tensor, grad: Tensor, lr: float, eps: float) -> None:
+        """Train the rows of a lookup by row-wise Adagrad; ``grad``: of the pooled embeddings, contiguous."""
+        task = self._task(ids, offsets, grad)
+        task.lr, task.eps = lr, eps
+        _check("steps_adagrad", self._library.steps_adagrad(ctypes.byref(task)))
+
+    def _task(self, ids: Tensor, offsets: Tensor, pooled: Tensor) -> _Tables:
+        addresses = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
+        return _Tables(
+            ids=ids.data_ptr(),
+            offsets=offsets.data_ptr(),
+            pooled=pooled.data_ptr(),
+            batch=len(pooled),
+            width=self._width,
+            ids_count=ids.numel(),
+            mean=self._mean,
+            threads=torch.get_num_threads(),
+            **self._counts,
+            **addresses,
+        )
+
+
+def _interact(vectors: Tensor, first: Tensor | None, like: Tensor, **pointers: int | None) -> _Interact:
+    samples, others, dim = vectors.shape
+    return _Interact(
+        first=_at(first),
+        first_stride=0 if first is None else first.stride(0),
+        rest=vectors.data_ptr(),
+        rest_stride=vectors.stride(0),
+        out_stride=like.stride(0),
+        n=samples,
+        vectors=others + (first is not None),
+        dim=dim,
+        bf16=like.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(),
+        **pointers,
+    )
+
+
+def _head(hidden: Tensor, weight: Tensor, **others: float) -> _Head:
+    return _Head(
+        hidden=hidden.data_ptr(),
+        weight=weight.data_ptr(),
+        n=len(hidden),
+        width=hidden.shape[1],
+        bf16=hidden.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(),
+        **others,
+    )
+
+
+def _at(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _check(name: str, failed: int) -> None:
+    if failed:
+        raise MemoryError(f"no memory for {name}")
+
+
+def load() -> StepKernels | None:
+    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    folder = Path(__file__).parent / "native"
+    return open_installed(folder, "steps", StepKernels, "training runs without its compiled parts")

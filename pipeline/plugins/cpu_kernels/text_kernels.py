@@ -1,0 +1,124 @@
+"""Delimited text to columns, and texts to hashes, in one pass each: ``native/fields.c``, called through ctypes.
+
+Polars and NumPy do the same, to the bit, and take the blocks that these leave to them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.core.kernels import open_installed, open_library
+
+_VERSION = 1  # of the functions, as fields.c has it
+_VIEW = 16  # bytes of a string view
+_MOST = 2**31 - 1  # bytes that a view can reach
+
+
+class _Field(ctypes.Structure):
+    # Where a column goes: ``Field`` of fields.c.
+    _fields_ = (("out", ctypes.c_void_p), ("present", ctypes.c_void_p), ("rest", ctypes.c_int64))
+
+
+class _Texts(ctypes.Structure):
+    # A column of string views: ``Texts`` of fields.c.
+    _fields_ = (
+        ("views", ctypes.c_void_p),
+        ("present", ctypes.c_void_p),
+        ("offset", ctypes.c_int64),
+        ("buffers", ctypes.c_void_p),
+    )
+
+
+class TextKernels:
+    """The functions of the library at ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = open_library(path, _VERSION)
+        for name in ("count", "hash"):
+            getattr(self._library, f"fields_{name}").restype = ctypes.c_int64
+
+    def count(self, text: bytes | memoryview, byte: int) -> int:
+        """Count how often ``byte`` occurs in ``text``."""
+        data = np.frombuffer(text, np.uint8)
+        return int(self._library.fields_count(_at(data), ctypes.c_int64(len(data)), ctypes.c_uint8(byte)))
+
+    def split(self, block: bytes, separator: int, numbers: Sequence[bool]) -> list[pa.Array] | None:
+        """Split whole lines of text without quotes into columns.
+
+        Args:
+            block: The lines.
+            separator: The byte between two fields.
+            numbers: Of each column whether it has numbers.
+
+        Returns:
+            float64 columns where ``numbers`` says so, else string views. An empty field is no number, and an empty
+            text. None where text is not ASCII or has a carriage return, a line has more or fewer fields, or a number
+            is not plain digits, at most 15, with a point between them and a minus before them if they like.
+        """
+        if len(numbers) < 2 or len(block) > _MOST or not block.endswith(b"\n"):
+            return None
+        if not block.isascii() or b"\r" in block:
+            return None
+        lines = self.count(block, ord("\n"))
+        outs, marks, fields = [], [], (_Field * len(numbers))()
+        for field, number in zip(fields, numbers, strict=True):
+            out = np.empty(lines if number else (lines, _VIEW), np.float64 if number else np.uint8)
+            mark = np.zeros(-(-lines // 8) if number else 0, np.uint8)
+            field.out, field.present = _at(out), _at(mark) if number else None
+            outs.append(out)
+            marks.append(mark)
+        size, count = ctypes.c_int64(len(block)), ctypes.c_int64(len(numbers))
+        if self._library.fields_split(block, size, ctypes.c_uint8(separator), fields, count, ctypes.c_int64(lines)):
+            return None
+        columns = []
+        for out, mark, number, field in zip(outs, marks, numbers, fields, strict=True):
+            if number:
+                buffers = [pa.py_buffer(mark), pa.py_buffer(out)]
+                columns.append(pa.Array.from_buffers(pa.float64(), lines, buffers, field.rest))
+            else:
+                columns.append(self._texts(block, out, field.rest))
+        return columns
+
+    def _texts(self, block: bytes, views: np.ndarray, rest: int) -> pa.Array:
+        # The views, and a buffer of the ``rest`` bytes of those that point into the block.
+        own = np.empty(rest, np.uint8)
+        if rest:
+            self._library.fields_own(block, _at(views), ctypes.c_int64(len(views)), _at(own))
+        buffers = [None, pa.py_buffer(views), *([pa.py_buffer(own)] if rest else [])]
+        return pa.Array.from_buffers(pa.string_view(), len(views), buffers)
+
+    def hash(self, texts: pa.Array, seed: int, none: Sequence[int] = ()) -> pa.Array:
+        """Hash each of ``texts``, string views.
+
+        Returns:
+            xxhash64 (uint64) of the bytes; null where a text is null, or its hash is one of ``none``.
+        """
+        present, views, *buffers = texts.buffers()
+        addresses = (ctypes.c_void_p * max(len(buffers), 1))(*(each.address for each in buffers))
+        column = _Texts(
+            (0 if views is None else views.address) + _VIEW * texts.offset,
+            present.address if present is not None and texts.null_count else None,
+            texts.offset,
+            ctypes.addressof(addresses),
+        )
+        hashes, marks = np.empty(len(texts), np.uint64), np.zeros(-(-len(texts) // 8), np.uint8)
+        words = np.array(none, np.uint64)
+        given = ctypes.c_int64(len(texts)), ctypes.c_uint64(seed), _at(words), ctypes.c_int64(len(words))
+        absent = self._library.fields_hash(ctypes.byref(column), *given, _at(hashes), _at(marks))
+        valid = pa.py_buffer(marks) if absent else None
+        return pa.Array.from_buffers(pa.uint64(), len(texts), [valid, pa.py_buffer(hashes)], absent)
+
+
+def _at(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def load() -> TextKernels | None:
+    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    folder = Path(__file__).parent / "native"
+    return open_installed(folder, "fields", TextKernels, "text is read without the compiled steps")
