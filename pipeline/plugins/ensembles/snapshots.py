@@ -102,6 +102,8 @@ class Snapshots(Validation):
     that the training started from. All methods are collective.
     """
 
+    turned_off_by = "train.snapshots.count=1"
+
     def __init__(self, training: ValidatedTraining) -> None:
         config = training.settings.train
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
