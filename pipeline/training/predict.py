@@ -21,7 +21,7 @@ from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
-from pipeline.evaluation.metrics import member_shares, ne_of
+from pipeline.evaluation.metrics import compute_member_shares, compute_ne
 from pipeline.models.layers.jagged import EVEN_ROWS, EventWeights, fillers
 from pipeline.records.dataset import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.records.ensemble import Member
@@ -155,7 +155,7 @@ def even_batch(rows: int, ranks: int) -> int:
 def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
     if parts[0] is None or len(parts) == 1:
         return parts[0]
-    counted = member_shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
+    counted = compute_member_shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
     each = zip(parts, counted, strict=True)
     return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 
@@ -200,7 +200,7 @@ def _judged(rows: SplitReader, logits: np.ndarray) -> dict[str, float | None]:
     labels, weights = rows.column(LABEL), rows.row_weights()
     counted = labels if weights is None else labels[weights > 0]
     both = 0 < int((counted == 1).sum()) < len(counted)
-    return {"ne": ne_of(logits, labels, weights) if both else None, "logit_std": float(logits.std())}
+    return {"ne": compute_ne(logits, labels, weights) if both else None, "logit_std": float(logits.std())}
 
 
 def main_logits(logits: np.ndarray) -> np.ndarray:
