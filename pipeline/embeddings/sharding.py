@@ -55,12 +55,12 @@ _group_of_one: tuple[object, dist.ProcessGroup] | None = None
 class TableRanks:
     """The global ``ranks`` that share a model's tables and their process group, where these are not all ranks.
 
-    ``apart``: parameters, by a prefix of their names, whose gradients are not averaged over all ranks.
+    ``unshared``: parameters, by a prefix of their names, whose gradients are not averaged over all ranks.
     """
 
     ranks: tuple[int, ...]
     group: dist.ProcessGroup
-    apart: tuple[str, ...] = ()
+    unshared: tuple[str, ...] = ()
 
 
 def cached_tables(plan: Plan) -> list[str]:
@@ -350,8 +350,8 @@ def _data_parallel_wrapper(
     model: nn.Module, among: TableRanks | None, remote_workers: Workers | None
 ) -> DefaultDataParallelWrapper | None:
     if among:
-        separate = [name for name, _ in model.named_parameters() if name.startswith(among.apart)]
-        return _WorldWrapper(params_to_ignore=separate)
+        unshared = [name for name, _ in model.named_parameters() if name.startswith(among.unshared)]
+        return _WorldWrapper(params_to_ignore=unshared)
     return WorkersWrapper(remote_workers) if remote_workers else None
 
 

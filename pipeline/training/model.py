@@ -490,7 +490,7 @@ def assemble(
     local_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in local_tables})
     # Towers' modules and sequences are not averaged over all ranks: the ranks of some hosts train them.
     table_ranks = model_of_rank.towers.table_ranks(TOWERS)
-    table_ranks = replace(table_ranks, apart=(*table_ranks.apart, HISTORIES))
+    table_ranks = replace(table_ranks, unshared=(*table_ranks.unshared, HISTORIES))
     model = shard_model(model_of_rank, local_plan, model_of_rank.paths, device, rules, table_ranks, ssd=ssd)
     specs = []
     for table in schema.tables:

@@ -110,10 +110,10 @@ def predict(
             # Of an ensemble, its first member. Towers see the events of other ranks' rows.
             with watching(sharded.dense_part.histories if sharded.towers is None else None) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
-                    with BatchReader(split, order, pin=device.type == "cuda", apart=whole) as reader:
+                    with BatchReader(split, order, pin=device.type == "cuda", independent=whole) as reader:
                         restore(store, store.get(path, "train"), target)
                         with exchanging():
-                            parts.append(score(sharded.model, reader, device, workers, apart=whole))
+                            parts.append(score(sharded.model, reader, device, workers, independent=whole))
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
@@ -161,14 +161,14 @@ def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tas
 
 
 def score(
-    model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, apart: bool = False
+    model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, independent: bool = False
 ) -> np.ndarray | None:
     """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
 
-    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``apart``: the model needs
-    nothing of other ranks, which meet now and then.
+    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``independent``: the model
+    needs nothing of other ranks, which meet now and then.
     """
-    own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.remote else device)
+    own = _run(model, _meeting(reader) if independent else reader, torch.device("cpu") if workers.remote else device)
     gathered = _gather(own, workers) if workers.here else None
     return None if gathered is None else _in_row_order(gathered, reader.deal)
 
