@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pipeline.core.errors import ConfigError
-from pipeline.models.build import build_model
 from pipeline.models.layers import DotInteraction, log_odds
+from pipeline.models.rankers import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.native import library
 from pipeline.specs import ModelInputs
