@@ -198,9 +198,12 @@ class Checkpointer:
         # 1. The write in flight ends first: whether its rows are stored decides which rows a delta holds.
         self._collect(raising=False, timeout=timeout)
 
+        # A save with a deadline, such as that of a machine about to go, leaves pruning to a later one.
+        has_deadline = timeout is not None
+
         # 2. Training stands still while the rows are copied; the rest is done behind it.
-        prepare_job = partial(self._prepare_job, state, final=final, exact=exact, held=held)
-        self._async_save.submit(prepare_job(prune=timeout is None, awaited=wait))
+        copy_model = partial(self._copy_model_into_job, state, final=final, exact=exact, held=held)
+        self._async_save.submit(copy_model(prune=not has_deadline, awaited=wait))
 
         # 3. Only a caller who asks for it waits until the checkpoint is committed.
         if wait:
@@ -213,7 +216,7 @@ class Checkpointer:
                 log_on_rank0(
                     log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message
                 )
-                self._async_save.submit(prepare_job(prune=True, awaited=True))
+                self._async_save.submit(copy_model(prune=True, awaited=True))
                 self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
         return True
@@ -234,7 +237,7 @@ class Checkpointer:
         self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
 
-    def _prepare_job(
+    def _copy_model_into_job(
         self, state: TrainState, *, final: bool, exact: bool, held: Sequence[str], prune: bool, awaited: bool
     ) -> Job:
         config, model = self.config, self.model

@@ -127,16 +127,16 @@ def _check_joined(config: Config) -> None:
 
 def _check_bipartite(config: Config) -> None:
     # Embedding hosts serve pooled embeddings of a flat model.
-    apart = f"hardware.embedding_hosts is {config.hardware.embedding_hosts}"
+    hosts = f"hardware.embedding_hosts is {config.hardware.embedding_hosts}"
     if config.partition.name != "flat":
         raise ConfigError(
-            f"{apart}, but partition.name is {config.partition.name}: towers have their tables and modules on the "
+            f"{hosts}, but partition.name is {config.partition.name}: towers have their tables and modules on the "
             "same hosts",
             hint="partition=flat, or hardware.embedding_hosts=0",
         )
     if config.data.sequences:
         raise ConfigError(
-            f"{apart}, but data.sequences has {', '.join(config.data.sequences)}: of a sequence the embedding of every "
+            f"{hosts}, but data.sequences has {', '.join(config.data.sequences)}: of a sequence the embedding of every "
             "event is used, and only pooled embeddings leave an embedding host",
             hint=f"hardware.embedding_hosts=0, or ~data.sequences.{next(iter(config.data.sequences))}",
         )

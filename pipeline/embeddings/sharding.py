@@ -53,12 +53,12 @@ _group_of_one: tuple[object, dist.ProcessGroup] | None = None
 class TableRanks:
     """The global ``ranks`` that share a model's tables and their process group, where these are not all ranks.
 
-    ``apart``: parameters, by a prefix of their names, whose gradients are not averaged over all ranks.
+    ``unshared``: parameters, by a prefix of their names, whose gradients are not averaged over all ranks.
     """
 
     ranks: tuple[int, ...]
     group: dist.ProcessGroup
-    apart: tuple[str, ...] = ()
+    unshared: tuple[str, ...] = ()
 
 
 def to_sharding_plan(
@@ -343,9 +343,9 @@ def _data_parallel_wrapper(
     model: nn.Module, among: TableRanks | None, remote_workers: Workers | None
 ) -> DefaultDataParallelWrapper | None:
     if among:
-        separate = [name for name, _ in model.named_parameters() if name.startswith(among.apart)]
+        unshared = [name for name, _ in model.named_parameters() if name.startswith(among.unshared)]
         world = dist.get_world_size()
-        return DenseParallel(Workers(world, world, dist.group.WORLD), separate)
+        return DenseParallel(Workers(world, world, dist.group.WORLD), unshared)
     if remote_workers is not None:
         return DenseParallel(remote_workers)
     return None

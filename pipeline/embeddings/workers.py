@@ -58,11 +58,11 @@ def group_env(world_size: int, rank: int, group: dist.ProcessGroup | None) -> Sh
 class DenseParallel(DefaultDataParallelWrapper):
     """DDP of the dense part over the ``workers``, whatever ranks have the tables.
 
-    A single worker, and the other ranks, get none. ``separate``: parameters whose gradients are not averaged.
+    A single worker, and the other ranks, get none. ``unshared``: parameters whose gradients are not averaged.
     """
 
-    def __init__(self, workers: Workers, separate: Sequence[str] = ()) -> None:
-        super().__init__(params_to_ignore=[*separate])
+    def __init__(self, workers: Workers, unshared: Sequence[str] = ()) -> None:
+        super().__init__(params_to_ignore=[*unshared])
         self._workers = workers
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:

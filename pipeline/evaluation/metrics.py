@@ -451,21 +451,21 @@ def calibration_by_prediction(curve: Curve) -> tuple[float, float]:
     return max(0.0, gaps - chance) / clicks, float(np.sqrt(variance.sum())) / clicks
 
 
-def ne_of(logits: Floats, labels: Floats, weights: Floats | None = None) -> float:
-    """NE of ``logits`` [n] for ``labels`` [n] of both classes, which count ``weights`` [n] times (None: once)."""
-    exact, counted = logits.astype(np.float64), counts_of(labels, weights)
+def compute_ne(logits: Floats, labels: Floats, weights: Floats | None = None) -> float:
+    """Compute NE of ``logits`` [n] for ``labels`` [n] of both classes that count ``weights`` [n] times (None: once)."""
+    exact, counted = logits.astype(np.float64), fill_weights(labels, weights)
     loss = (np.logaddexp(0.0, exact) - labels * exact) @ counted / counted.sum()
     rate = float(labels @ counted / counted.sum())
     return float(loss / entropy_of_rate(rate, np.log, np.log1p))
 
 
-def counts_of(labels: Floats, weights: Floats | None) -> NDArray[np.float64]:
-    """How many rows each of ``labels`` [n] counts as: ``weights`` in float64, or ones."""
+def fill_weights(labels: Floats, weights: Floats | None) -> NDArray[np.float64]:
+    """Return how many rows each of ``labels`` [n] counts as: ``weights`` in float64, or ones."""
     return np.ones(len(labels)) if weights is None else weights.astype(np.float64)
 
 
-def member_shares(weights: Floats, tasks: int) -> NDArray[np.float64]:
-    """What the logits of members with fitted ``weights`` [m] count: [m], or [m, 1 + tasks] with further ``tasks``.
+def compute_member_shares(weights: Floats, tasks: int) -> NDArray[np.float64]:
+    """Compute what the logits of members with fitted ``weights`` [m] count: [m], or [m, 1 + tasks] with ``tasks``.
 
     Those of further tasks count alike, because the weights were fitted to the main task.
     """

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from pipeline.core.units import plural
 from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 
@@ -239,14 +240,33 @@ def _masks_of_times(column: SampleColumn) -> Iterator[pl.Series]:
 
 def without_broken_classes(column: SampleColumn) -> SampleColumn:
     """``column``; of one that says yes and no but for a few words, these are missing, as the rows will be."""
-    counts = column.present.value_counts(sort=True)
-    if counts.height < 3 or int(counts["count"][:2].sum()) < NUMERIC_SHARE * len(column.present):
+    two = find_two_classes(column, NUMERIC_SHARE)
+    if two is None:
         return column
-    two, others = set(counts[column.name][:2]), SampleColumn(counts[column.name][2:], ())
+    others = SampleColumn(column.present.filter(~column.present.is_in(two)), ())
     # Further numbers make a count of it.
-    if two not in _TWO_CLASSES or len(others.numbers.drop_nulls()):
+    if not len(others.present) or len(others.numbers.drop_nulls()):
         return column
-    return SampleColumn(column.text.set(~column.text.is_in(sorted(two)), None), ())
+    return SampleColumn(column.text.set(~column.text.is_in(two), None), ())
+
+
+def find_two_classes(column: SampleColumn, share: float) -> list[str] | None:
+    """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None without such."""
+    counts = column.present.value_counts(sort=True, name="rows of the sample")
+    two: list[str] = counts[column.name][:2].to_list()
+    if set(two) not in _TWO_CLASSES or int(counts["rows of the sample"][:2].sum()) < share * len(column.present):
+        return None
+    return two
+
+
+def describe_others(column: SampleColumn, values: Sequence[str]) -> str:
+    """Say how many rows of ``column`` have other values than ``values``: "2 rows of 100 ('x', 'y')"; "" for none."""
+    others = column.present.filter(~column.present.is_in(list(values)))
+    if not len(others):
+        return ""
+    shown = [shorten(value) for value in others.unique(maintain_order=True)[:3]]
+    more = ", ..." if others.n_unique() > len(shown) else ""
+    return f"{plural(len(others), 'row')} of {len(column.text):,} ({', '.join(shown)}{more})"
 
 
 def is_time(column: SampleColumn) -> bool:

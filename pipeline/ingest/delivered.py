@@ -80,6 +80,22 @@ def require_same_log(data: DataConfig, store: Store, mark: str) -> None:
         raise _mixed_up(data)
 
 
+def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
+    """Warn where nothing tells whether ``dataset`` was made of the log that ``data`` names, or of one with its marks.
+
+    Releases before ``sources/`` kept no checksum. Another key for their datasets would make all of them again.
+    """
+    if not _looks_alike(_files(data)) or SOURCES in store.get(dataset, "ingest").files:
+        return
+    log.warning(
+        "%s is of a release that kept no checksum of logs: it is taken for the dataset of data.path=%s by names, sizes "
+        "and times of files alone. If another log has the same ones, stages=[ingest] force=true makes the dataset "
+        "again",
+        dataset,
+        data.path,
+    )
+
+
 @contextmanager
 def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sources]:
     """Within, what the logs of ``data`` hold is summed up while they are read; ``mark``: as of ``told_apart``."""

@@ -47,6 +47,8 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     if schema.missing:
         lines.append(f'missing: ["", {", ".join(json.dumps(word) for word in schema.missing)}]')
     doubt = f"; other columns with two values: {', '.join(schema.others[:5])}" if schema.others else ""
+    if schema.other_labels:
+        doubt = f"; another value in {schema.other_labels}{doubt}"
     lines += [
         f"label: {{column: {quoted(label.column)}, positive: {json.dumps(schema.positive)}, "
         f"negative: {json.dumps(schema.negative)}}}",

@@ -43,6 +43,10 @@ from pipeline.store.artifacts import Draft
 
 # Threads that one reader keeps busy: a block takes less to be read than to be worked on.
 _BY_EACH_READER = 3
+# Columns of all blocks that are under way at a time: each has counts, and copies, of its own.
+_COLUMNS_TOGETHER = 2560
+# mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
+_MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -165,12 +169,6 @@ class _PartQueue(Generic[A]):
 
 def _blocks(source: Source) -> Iterator[Block]:
     yield from source.blocks()
-
-
-# Columns of all blocks that are under way at a time: each has counts, and copies, of its own.
-_COLUMNS_TOGETHER = 2560
-# mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
-_MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
 
 
 class RowsWriter(Protocol):

@@ -30,7 +30,13 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, decompressed, readable
 from pipeline.ingest.text import LONGEST
 
-# Gzip, deflate.
+# The unit of ingest.block_mib.
+BLOCK_UNIT = MIB
+# columns; with twice as many, blocks are half as large.
+WIDE = 512
+# What stands for no value in a partition's folder.
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
+# The first bytes of a gzip member that is deflated.
 _MARK = b"\x1f\x8b\x08"
 _RESERVED_FLAGS = 0xE0
 # Bytes searched at a time.
@@ -160,12 +166,6 @@ class _JoinedStreams(io.RawIOBase):
         return 0
 
 
-# The unit of ingest.block_mib.
-BLOCK_UNIT = MIB
-# columns; with twice as many, blocks are half as large.
-WIDE = 512
-
-
 @dataclass(frozen=True)
 class FileSource(Source):
     """A file, or part of one, on any filesystem, at ``path``. ``members``: of a gzip file, those of the part."""
@@ -284,10 +284,6 @@ def file_sources(
         file = LogFile(label=label, data=data, spec=spec, block_bytes=size, place=place, values=values)
         sources.append(FileSource(files.fs, path, file))
     return sources
-
-
-# What stands for no value in a partition's folder.
-_MISSING = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_values(path: str) -> dict[str, str | None]:

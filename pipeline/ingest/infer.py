@@ -19,6 +19,7 @@ from pipeline.ingest.columns import (
     SampleColumn,
     bins_of,
     comma_columns,
+    describe_others,
     first_and_last_day,
     form_of,
     holds_numbers,
@@ -86,15 +87,17 @@ class Guess:
 class Schema:
     """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
 
-    ``rate``: of the label. ``transform``: of most numbers. ``days``: the first and the last one. ``by_day``: the time
-    tells no more than the day. ``hour``: column of a partition that is the row's hour. ``time_format``: of the time,
-    ``other_format``: that its values could have as well.
+    ``rate``: of the label. ``other_labels``: in words, the rows with neither of its values. ``transform``: of most
+    numbers. ``days``: the first and the last one. ``by_day``: the time tells no more than the day. ``hour``: column of
+    a partition that is the row's hour. ``time_format``: of the time, ``other_format``: that its values could have as
+    well.
     """
 
     label: Guess
     positive: str
     negative: str
     rate: float
+    other_labels: str
     others: tuple[str, ...]
     time: Guess | None
     days: tuple[str, str] | None
@@ -139,6 +142,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
 
     # 2. The label, and the time of the rows: of several the one that tells most.
     chosen, others = choose_label(columns, label)
+    unchanged = next(column for column in columns if column.name == chosen.name)
     positive, negative = label_classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
     rate = float(clicks.to_numpy().mean())
@@ -179,6 +183,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         positive=positive,
         negative=negative,
         rate=rate,
+        other_labels=describe_others(unchanged, (positive, negative)),
         others=tuple(column.name for column in others),
         time=time_guess,
         days=days,

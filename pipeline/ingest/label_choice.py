@@ -8,7 +8,14 @@ import re
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.ingest.columns import NUMERIC_SHARE, SampleColumn, shorten, without_broken_classes
+from pipeline.ingest.columns import (
+    NUMERIC_SHARE,
+    SampleColumn,
+    describe_others,
+    find_two_classes,
+    shorten,
+    without_broken_classes,
+)
 
 # Share of a label's values that its two classes are at least.
 LABEL_SHARE = 0.95
@@ -32,11 +39,7 @@ def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleC
     columns = [without_broken_classes(column) for column in columns]
     two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
     if not two:
-        raise DataError(
-            "no column has two values and is nearly always filled, so none can be the label (click or no click)",
-            hint="--label <the column that says whether a row was clicked>; of a column of more than two values, such "
-            "as a rating, write one of 0 and 1 into the log",
-        )
+        raise _no_label(columns)
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
     first = ranked[0]
@@ -45,6 +48,26 @@ def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleC
         if _likeness(other) == _likeness(first) and only_among(happened(first), _positives(other)):
             first = other
     return first, [column for column in ranked if column is not first]
+
+
+def _no_label(columns: list[SampleColumn]) -> DataError:
+    problem = "no column has two values and is nearly always filled, so none can be the label (click or no click)"
+    for column in sorted(columns, key=_likeness, reverse=True):
+        # The same shares as ``label_classes`` takes of a column that is named.
+        classes = find_two_classes(column, LABEL_SHARE)
+        if classes is not None and column.missing_share <= 1 - LABEL_SHARE:
+            others = describe_others(column, classes) or f"those without a value, {column.missing_share:.1%}"
+            return DataError(
+                f"{problem}; column {column.name!r} has {' and '.join(map(shorten, sorted(classes)))} in all rows of "
+                f"the sample but {others}",
+                hint=f"--label {column.name} takes it, and rows with another value or none go to quarantine; or "
+                "correct them in the log",
+            )
+    return DataError(
+        problem,
+        hint="--label <the column that says whether a row was clicked>; of a column of more than two values, such as "
+        "a rating, write one of 0 and 1 into the log",
+    )
 
 
 def _likeness(column: SampleColumn) -> int:

@@ -31,10 +31,10 @@ from pipeline.config.model import ModelConfig
 from pipeline.core.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.core.retrying import passes
 from pipeline.embeddings.widths import projections
-from pipeline.evaluation.metrics import member_shares
-from pipeline.models.build import build_model
+from pipeline.evaluation.metrics import compute_member_shares
 from pipeline.models.dense_model import DenseModel, SequenceInputs, TowerInputs
 from pipeline.models.layers.perceptron import MaxNorm
+from pipeline.models.rankers import build_model
 from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.serving import DENSE, WEIGHTS, DenseRecord
@@ -353,7 +353,7 @@ def join_members(
     widths = [model.dim_of(column.owner) for column in schema.sparse]
     even = all(width == model.embedding_dim for width in widths)
     events = [[model.dim_of(column.owner) for column in each.columns] for each in schema.sequences]
-    shares = member_shares(np.asarray(weights), len(schema.tasks))
+    shares = compute_member_shares(np.asarray(weights), len(schema.tasks))
     return Ensemble(members, shares, model.embedding_dim, None if even else widths, events)
 
 

@@ -44,10 +44,15 @@ def details(shown: ShownVersion) -> str:
     """Describe a version: verdict, figures, data, lineage, tables and log."""
     card = shown.card
     title = f"{card.model} {card.version}"
-    lines = [f"{title} (serves)" if shown.serves else title, f"  at {shown.path}", f"  made {_when(card.created)}"]
-    lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
+    if shown.serves:
+        title += " (serves)"
+    elif shown.withdrawn:
+        title += " (withdrawn)"
+    lines = [title, f"  at {shown.path}", f"  made {_when(card.created)}"]
+    # The card is sealed, so its verdict stays what it was. What happened since comes first.
     if shown.withdrawn:
         lines.append(f"  withdrawn: {shown.withdrawn}")
+    lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
     for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
     if card.calibrator is not None:

@@ -106,12 +106,13 @@ class Ingest(Stage):
 
     def require_meant(self, step: Step, config: Config, store: Store) -> None:
         """LaunchError where the dataset was made of a log that only looks like the one that is meant."""
-        from pipeline.ingest.delivered import require_same_log
+        from pipeline.ingest.delivered import require_same_log, warn_of_unknown_log
         from pipeline.ingest.sources import answering
 
         if raw := step.config.get("raw"):
             with answering(config.data.path, store):
                 require_same_log(config.data, store, str(raw))
+                warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
         return dataset_path(config.data.name, key, config.data.day)

@@ -15,6 +15,10 @@ from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
+# Limits of the incumbent's figures on today's rows. It was right when it was published, so a reason that names one of
+# them speaks of labels or traffic, not of the candidate.
+_LABEL_LIMITS = ("gate.max_label_shift", "gate.max_ne_drift")
+
 
 class Publish(Stage):
     """A version, its verdict, and its promotion."""
@@ -76,10 +80,13 @@ class Publish(Stage):
         if len(gate.reasons) > 1:
             message += f" (and {len(gate.reasons) - 1} more)"
         serving = f"{gate.incumbent} keeps serving" if gate.incumbent else "nothing is published"
-        hint = (
-            f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
-            "--reason '...' publishes it anyway"
-        )
+        hint = f"{artifact.path}/gate.html says why; "
+        if any(limit in reason for reason in gate.reasons for limit in _LABEL_LIMITS):
+            hint += (
+                "if label_rate in the dataset's profile.json differs from the day before, the labels are likely "
+                "wrong: correct the logs and run the same command again; "
+            )
+        hint += f"nightjar models promote {model} {gate.version} --reason '...' publishes it anyway"
         # Where too few rows held the model.
         if gate.max_ne_increase is not None:
             limit = f"gate.max_ne_increase={gate.max_ne_increase:g}"

@@ -120,7 +120,7 @@ class TowerEmbeddings(nn.Module):
 
     def table_ranks(self, path: str) -> TableRanks:
         """The ranks that share this rank's tables; ``path``: of this module, whose towers these ranks average."""
-        return TableRanks(self.groups.tower_ranks, self.groups.tower, apart=(f"{path}.tower.",))
+        return TableRanks(self.groups.tower_ranks, self.groups.tower, unshared=(f"{path}.tower.",))
 
     @property
     def own_hosts(self) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ class TowerEmbeddings(nn.Module):
         """The parameters of towers that this rank trains."""
         return self.parameters_of(self.groups.number)
 
-    def apart_parameters(self) -> list[nn.Parameter]:
+    def unshared_parameters(self) -> list[nn.Parameter]:
         """The parameters of all towers, which only the ranks of some hosts train."""
         groups = range(len(self.layout.tower_hosts))
         return [parameter for group in groups for parameter in self.parameters_of(group)]

@@ -80,7 +80,7 @@ class BatchReader:
     ids of every batch ahead of it. ``pin``: batches are in page-locked memory, from which copies to an accelerator run
     beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of the reading
     thread. With ``announce`` or sequences, taking one is collective on several ranks (``prefetch_exchange.py``), unless
-    the model needs nothing of other ranks (``apart``).
+    the model needs nothing of other ranks (``independent``).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BatchReader:
         prefetch: int = 4,
         announce: Announce | None = None,
         pin: bool = False,
-        apart: bool = False,
+        independent: bool = False,
     ) -> None:
         if not split.rows:
             raise DataError(
@@ -107,7 +107,7 @@ class BatchReader:
         self._builder = _BatchBuilder(split, order)
         # Of several ranks' batches, the consumer holds those that are being announced.
         self._told: Announcements[Batch] | None = Announcements.needed(
-            split.schema, announce, 1 if apart else order.all_ranks, prefetch + 1
+            split.schema, announce, 1 if independent else order.all_ranks, prefetch + 1
         )
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(1 if self._told else prefetch)
         self._stop = threading.Event()
@@ -230,11 +230,11 @@ class _BatchBuilder:
     def __init__(self, split: SplitReader, order: Order) -> None:
         self.order = order
         events = event_lookups(split.schema)
-        apart = set(events.features) if events is not None else set()
-        columns = [column for column in split.schema.sparse if column.name not in apart]
+        in_events = set(events.features) if events is not None else set()
+        columns = [column for column in split.schema.sparse if column.name not in in_events]
         self.keys = [column.name for column in columns]
         self.multi = {column.name for column in split.multi}
-        self.ragged = bool(apart) or bool(self.multi)
+        self.ragged = bool(in_events) or bool(self.multi)
         self.weighted = any(column.weighted for column in columns)
         self.single_at = {name: row for row, name in enumerate(split.single)}
         self.events = None if events is None else EventBuilder(events, split.schema, self.single_at)

@@ -23,10 +23,10 @@ from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
-from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel
 from pipeline.models.layers.multi_task import MultiTaskRanker
 from pipeline.models.layers.perceptron import MaxNorm, Ranker, batch_norms
+from pipeline.models.rankers import build_model
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
@@ -489,7 +489,7 @@ def assemble(
     local_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in local_tables})
     # Towers' modules and sequences are not averaged over all ranks: the ranks of some hosts train them.
     table_ranks = model_of_rank.towers.table_ranks(TOWERS)
-    table_ranks = replace(table_ranks, apart=(*table_ranks.apart, HISTORIES))
+    table_ranks = replace(table_ranks, unshared=(*table_ranks.unshared, HISTORIES))
     model = shard_model(model_of_rank, local_plan, model_of_rank.paths, device, rules, table_ranks, row_store=row_store)
     specs = []
     for table in schema.tables:

@@ -38,20 +38,20 @@ class DenseClip:
 
     def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
         self._limit, self._parameters = limit, list(parameters)
-        self._away = {id(p) for p in towers.apart_parameters()} if towers is not None else set()
-        self._apart = bool(self._away) and dist.get_world_size() > 1
+        self._unshared = {id(p) for p in towers.unshared_parameters()} if towers is not None else set()
+        self._has_unshared = bool(self._unshared) and dist.get_world_size() > 1
         self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
 
     def __call__(self) -> None:
         shared, of_towers = list[Tensor](), list[Tensor]()
         for parameter in self._parameters:
             if parameter.grad is not None:
-                gradients = of_towers if self._apart and id(parameter) in self._away else shared
+                gradients = of_towers if self._has_unshared and id(parameter) in self._unshared else shared
                 gradients.append(parameter.grad)
         if not shared and not of_towers:
             return
         norm = get_total_norm(shared)
-        if self._apart:
+        if self._has_unshared:
             device = self._parameters[0].device
             # In double precision: a norm that float32 holds may have a square that it does not.
             squares = get_total_norm(of_towers).to(device, torch.float64).square() * float(self._counts)
@@ -233,7 +233,7 @@ class Optimizers:
         self._dmp, self._config = dmp, config
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
-        own = towers.apart_parameters() if towers is not None else []
+        own = towers.unshared_parameters() if towers is not None else []
         if workers is not None and workers.remote:
             # Only workers have gradients.
             own = parameters

@@ -21,7 +21,7 @@ from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
-from pipeline.evaluation.metrics import member_shares, ne_of
+from pipeline.evaluation.metrics import compute_member_shares, compute_ne
 from pipeline.models.layers.jagged import EVEN_ROWS, EventWeights, fillers
 from pipeline.records.dataset import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.records.ensemble import Member
@@ -112,10 +112,10 @@ def predict(
             # Of an ensemble, its first member. Towers see the events of other ranks' rows.
             with watching(sharded.dense_part.histories if sharded.towers is None else None) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
-                    with BatchReader(split, order, pin=device.type == "cuda", apart=whole) as reader:
+                    with BatchReader(split, order, pin=device.type == "cuda", independent=whole) as reader:
                         restore(store, store.get(path, "train"), target)
                         with exchanging():
-                            parts.append(score(sharded.model, reader, device, workers, apart=whole))
+                            parts.append(score(sharded.model, reader, device, workers, independent=whole))
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
@@ -157,20 +157,20 @@ def even_batch(rows: int, ranks: int) -> int:
 def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
     if parts[0] is None or len(parts) == 1:
         return parts[0]
-    counted = member_shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
+    counted = compute_member_shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
     each = zip(parts, counted, strict=True)
     return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 
 
 def score(
-    model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, apart: bool = False
+    model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, independent: bool = False
 ) -> np.ndarray | None:
     """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
 
-    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``apart``: the model needs
-    nothing of other ranks, which meet now and then.
+    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``independent``: the model
+    needs nothing of other ranks, which meet now and then.
     """
-    own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.remote else device)
+    own = _run(model, _meeting(reader) if independent else reader, torch.device("cpu") if workers.remote else device)
     gathered = _gather(own, workers) if workers.here else None
     return None if gathered is None else _in_row_order(gathered, reader.sampler)
 
@@ -202,7 +202,7 @@ def _judged(rows: SplitReader, logits: np.ndarray) -> dict[str, float | None]:
     labels, weights = rows.column(LABEL), rows.row_weights()
     counted = labels if weights is None else labels[weights > 0]
     both = 0 < int((counted == 1).sum()) < len(counted)
-    return {"ne": ne_of(logits, labels, weights) if both else None, "logit_std": float(logits.std())}
+    return {"ne": compute_ne(logits, labels, weights) if both else None, "logit_std": float(logits.std())}
 
 
 def main_logits(logits: np.ndarray) -> np.ndarray:

@@ -283,7 +283,7 @@ def _reductions(
     shared_bytes = sum(parameter.nbytes for parameter in dense.values())
     reductions = []
     if towers is not None:
-        in_towers = {id(parameter) for parameter in towers.apart_parameters()}
+        in_towers = {id(parameter) for parameter in towers.unshared_parameters()}
         shared_bytes = sum(parameter.nbytes for parameter in dense.values() if id(parameter) not in in_towers)
         tower_bytes = sum(parameter.nbytes for parameter in towers.own_parameters())
         reductions.append((tower_bytes, list(towers.groups.tower_ranks), True))

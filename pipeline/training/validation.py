@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import all_gather_records, run_on_all_ranks
 from pipeline.config.train import TrainConfig
-from pipeline.core.errors import DataError, GuardError
+from pipeline.core.errors import ConfigError, DataError, GuardError
 from pipeline.core.registry import VALIDATIONS, load_hooks
 from pipeline.evaluation.bootstrap import loss_parts
 from pipeline.evaluation.metrics import evaluate
@@ -83,11 +83,24 @@ class ValidatedTraining:
 
 
 def build_validation(training: ValidatedTraining) -> Validation:
-    """Return what looks at the validation rows: a plugin's that ``applies`` to the settings, or ``Validation``."""
-    kinds: dict[str, type[Validation]] = load_hooks(VALIDATIONS)
-    for kind in kinds.values():
+    """Build what looks at the validation rows: the plugin's that ``applies`` to the settings, or ``Validation``.
+
+    Raises:
+        ConfigError: Several plugins apply.
+    """
+    kinds: dict[str, type[Validation]] = {}
+    for name, kind in load_hooks(VALIDATIONS).items():
         if kind.applies(training.settings.train):
-            return kind(training)
+            kinds[name] = kind
+    if len(kinds) > 1:
+        without = [kind.turned_off_by or f"uninstall the package that adds {name}" for name, kind in kinds.items()]
+        raise ConfigError(
+            f"{' and '.join(kinds)} of {VALIDATIONS} apply to this training, expected one: each looks at the "
+            "validation rows in its own way",
+            hint=", or ".join(without),
+        )
+    for kind in kinds.values():
+        return kind(training)
     return Validation(training)
 
 
@@ -100,9 +113,12 @@ class Validation:
         training: What is trained.
 
     Attributes:
+        turned_off_by: The override with which ``applies`` is false; "" where there is none.
         seconds: That the looks took in this session.
         decision: Of the newest look.
     """
+
+    turned_off_by: ClassVar[str] = ""
 
     def __init__(self, training: ValidatedTraining) -> None:
         self._config = training.settings.train.validate

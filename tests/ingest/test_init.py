@@ -265,6 +265,35 @@ def test_it_is_said_that_a_day_has_too_few_rows_for_the_gate(work, capsys):
     assert "200 rows a day of so small a log are held out, and the gate wants 1,000" in capsys.readouterr().out
 
 
+def label_with(broken, rows):
+    """A log of ``rows`` rows with ``broken`` labels, one in a row, from the fourth row on."""
+    labels = clicks(rows)["clicked"].cast(pl.String).to_list()
+    labels[3 : 3 + len(broken)] = broken
+    clicks(rows).select("ad", "price").with_columns(pl.Series("clicked", labels)).write_csv("log.csv")
+
+
+def test_a_broken_label_is_taken_and_named_with_the_number_of_its_rows(work, capsys):
+    label_with(["perhaps", "perhaps", "later"], 1000)
+    assert cli.main(["init", "log.csv"]) == 0
+    others = "another value in 3 rows of 1,000 ('perhaps', 'later')"
+    assert f"{others}: such rows go to quarantine" in capsys.readouterr().out
+    assert f"% positive; {others}" in (work / "my/data/log.yaml").read_text()
+    label_with([], 1000)
+    assert cli.main(["init", "log.csv", "--force"]) == 0
+    assert "another value" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("broken", "rows"), [("perhaps", 60), ("2", 1000)])
+def test_a_broken_label_that_hides_the_label_is_named_with_the_way_out(work, capsys, broken, rows):
+    label_with([broken], rows)
+    assert cli.main(["init", "log.csv"]) == 3
+    said = capsys.readouterr().err
+    assert f"column 'clicked' has '0' and '1' in all rows of the sample but 1 row of {rows:,} ('{broken}')" in said
+    assert "hint: --label clicked takes it" in said
+    assert cli.main(["init", "log.csv", "--label", "clicked"]) == 0
+    assert f"another value in 1 row of {rows:,} ('{broken}')" in capsys.readouterr().out
+
+
 def test_a_label_of_many_values_is_an_error(work):
     log = clicks().with_columns((pl.arange(pl.len()) % 5 + 1).alias("rating"))
     log.write_csv("log.csv")

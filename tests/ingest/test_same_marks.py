@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.core.errors import ArtifactError, LaunchError
@@ -20,6 +21,7 @@ from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
 from pipeline.stages.steps import steps
 from pipeline.store import Store
+from pipeline.store.manifest import sealed, unsealed
 
 SETTINGS = ["run=r", "stages=[ingest]", "data=csv", "data.name=d", "data.label.column=click", "+data.sparse.a={}"]
 TIME = 1_700_000_000
@@ -77,6 +79,30 @@ def test_datasets_of_earlier_releases_stay_what_they_are(tmp_path: Path) -> None
     first, _ = ingested(write(tmp_path / "first"), store)
     shutil.rmtree(tmp_path / "store/sources")  # which they did not keep
     assert ingested(write(tmp_path / "other"), store) == (first, True)
+
+
+def test_a_dataset_of_an_earlier_release_is_used_with_a_warning_that_its_log_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "first")
+
+    def warned(*overrides: str) -> bool:
+        assert main(["ingest", *SETTINGS, f"store={tmp_path / 'store'}", *overrides]) == 0
+        return "of a release that kept no checksum of logs" in " ".join("".join(capsys.readouterr()).split())
+
+    assert not warned(f"data.path={log}") and not warned(f"data.path={log}")
+    # As releases left it that kept neither checksums nor folders.
+    shutil.rmtree(tmp_path / "store/sources")
+    (dataset,) = (tmp_path / "store/datasets/d").iterdir()
+    manifest = unsealed((dataset / "manifest.json").read_bytes())
+    del manifest["files"]["sources.json"]
+    (dataset / "manifest.json").write_bytes(sealed(manifest))
+    other = write(tmp_path / "other", inverted=True)
+    assert warned(f"data.path={other}")
+    assert not warned(f"data.path={other}", "force=true"), "made again, it has its checksum"
+    assert not warned(f"data.path={other}")
+    assert not warned(f"data.path={log}")
+    assert len(list((tmp_path / "store/datasets/d").iterdir())) == 2
 
 
 def test_a_file_link_that_leads_elsewhere_is_another_log(tmp_path: Path) -> None:

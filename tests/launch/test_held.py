@@ -41,6 +41,25 @@ def test_a_hold_says_what_who_goes_on_serving_and_what_to_do() -> None:
         SPEC.accept(published("HOLD", ["NE is 1.2"], None))
 
 
+@pytest.mark.parametrize(
+    ("reasons", "of_labels"),
+    [
+        (["NE is 1.2, at most 0.9 (gate.max_ne_increase)"], False),
+        (["NE is 1.2", "calibration of the incumbent on these rows is 0.5 (above 25%, gate.max_label_shift)"], True),
+        (["NE of the incumbent on these rows is 0.9: +12.0%, above +10% (gate.max_ne_drift)"], True),
+    ],
+)
+def test_a_hold_for_labels_says_how_to_check_and_correct_them_before_how_to_publish(
+    reasons: list[str], of_labels: bool
+) -> None:
+    with pytest.raises(GateHeldError) as caught:
+        SPEC.accept(published("HOLD", reasons))
+    labels, promote = "correct the logs and run the same command again; ", "nightjar models promote clicks v00002"
+    assert (labels in caught.value.hint) is of_labels
+    assert ("label_rate in the dataset's profile.json" in caught.value.hint) is of_labels
+    assert caught.value.hint.partition(labels if of_labels else "says why; ")[2].startswith(promote)
+
+
 def test_a_hold_for_too_few_rows_offers_the_limit_that_they_can_test() -> None:
     with pytest.raises(GateHeldError) as caught:
         SPEC.accept(published("HOLD", ["NE is 1.2: too few rows to tell"], max_ne_increase=0.015))

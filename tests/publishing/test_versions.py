@@ -16,7 +16,8 @@ from pipeline.cli import main
 from pipeline.config.compose import compose
 from pipeline.core.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import model_commands, promotion, versions
-from pipeline.report.models import listing
+from pipeline.records.model_version import CardPlan, Lineage, ModelCard, Verdict
+from pipeline.report.models import details, listing
 from pipeline.stages import release
 from pipeline.stages.release import _require_same_incumbent, publish
 from pipeline.store import Store
@@ -310,6 +311,25 @@ def test_a_training_stays_rolled_back_under_another_plan(
         assert str(listed[V5]) in listing([model_commands.list_versions(store, "m")])
     longer = promotion.Training("u", "0123456789/step-00000024")
     assert promotion.withdrawal(store, current, V5, longer) is None, "trained on"
+
+
+def test_a_version_that_was_rolled_back_is_shown_as_withdrawn_before_the_verdict_of_its_card(store: Store) -> None:
+    promote(store, A)
+    lineage = Lineage(run="r", checkpoint="c", training="t", evaluation="e", partition="p")
+    plan = CardPlan(path="plans/k", hardware="laptop")
+    verdict = Verdict(verdict="PASS", reasons=("NE is low",))
+    card = ModelCard(model="m", version=V4, created=0.0, gate=verdict, plan=plan, lineage=lineage)
+    plain(store, V4, train="t", files={"card.json": json.dumps(card.to_json()).encode()})
+    promote(store, V4)
+    serving = details(model_commands.show(store, "m", V4)).splitlines()
+    assert serving[0] == f"m {V4} (serves)" and "withdrawn" not in "".join(serving)
+    promotion.roll_back(store, "m", "complaints")
+    title, _, _, withdrawn, gate, reason, *_ = details(model_commands.show(store, "m", V4)).splitlines()
+    assert title == f"m {V4} (withdrawn)"
+    assert withdrawn.startswith("  withdrawn: it served and was rolled back on ")
+    assert withdrawn.endswith(" (complaints)") and (gate, reason) == ("  gate PASS", "    NE is low")
+    promotion.promote(store, "m", V4, by="promote", reason="it was right")
+    assert details(model_commands.show(store, "m", V4)).startswith(f"m {V4} (serves)\n")
 
 
 @pytest.mark.parametrize("removed", [False, True])

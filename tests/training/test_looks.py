@@ -2,18 +2,20 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 from safetensors.torch import load_file
 
 from pipeline.config import CheckpointConfig
-from pipeline.config.train import AverageConfig, ValidateConfig
-from pipeline.core.errors import DataError
+from pipeline.config.train import AverageConfig, SnapshotConfig, ValidateConfig
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import trainer
 from pipeline.training.config_settings import select_training_settings
 from pipeline.training.early_stopping import Stopping
+from pipeline.training.validation import ValidatedTraining, build_validation
 from tests.embeddings.ranks import plan_for, spawn
 from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
@@ -151,3 +153,41 @@ def test_validation_rows_that_allow_no_figures_are_refused_with_the_setting_that
 
 def test_steps_whose_rows_have_no_weight_are_no_fault(said):
     assert said["few weights"] == ""
+
+
+OWN_VALIDATION = """
+class OwnLooks:
+    turned_off_by = "train.validate.monitor=ne"
+
+    def __init__(self, training):
+        pass
+
+    @staticmethod
+    def applies(config):
+        return config.validate.monitor == "auc"
+"""
+
+
+def build_with_own_validation(folder, monkeypatch, **changes):
+    """What ``build_validation`` returns beside an installed package that adds ``own_looks``."""
+    about = folder / "own-1.0.dist-info"
+    about.mkdir()
+    (folder / "own_looks_of_a_package.py").write_text(OWN_VALIDATION)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    points = "[nightjar.validations]\nown_looks = own_looks_of_a_package:OwnLooks\n"
+    (about / "entry_points.txt").write_text(points)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    settings = select_training_settings(config(1, validate=ValidateConfig(monitor="auc"), **changes))
+    rest = dict.fromkeys(("train_split", "split", "order", "executor", "checkpoints", "start_logits", "init"))
+    return build_validation(ValidatedTraining(settings=settings, **rest))
+
+
+def test_the_only_plugin_that_applies_validates(tmp_path, monkeypatch):
+    assert type(build_with_own_validation(tmp_path, monkeypatch)).__name__ == "OwnLooks"
+
+
+def test_two_plugins_that_apply_to_one_training_are_named_with_what_turns_each_off(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"ensembles and own_looks of nightjar\.validations apply") as caught:
+        build_with_own_validation(tmp_path, monkeypatch, snapshots=SnapshotConfig(count=2))
+    assert caught.value.exit_code == 2
+    assert caught.value.hint == "train.snapshots.count=1, or train.validate.monitor=ne"

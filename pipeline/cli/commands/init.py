@@ -78,6 +78,8 @@ def _init(options: argparse.Namespace) -> int:
     counts = ", ".join(f"{len(schema.of(kind))} {kind}" for kind in ("dense", "sparse"))
     show(f"wrote {target}: {counts} features; {units.plural(len(schema.of('out')), 'column')} left out")
     show(f"label: {schema.label.column}, positive {schema.positive!r} ({schema.rate:.2%} of {sample.rows:,} rows)")
+    if schema.other_labels:
+        show(f"  another value in {schema.other_labels}: such rows go to quarantine")
     if schema.other_format and schema.time is not None:
         both = f"{schema.time_format!r} or {schema.other_format!r}"
         show(f"time: is {schema.time.column} {both}? All dates of the sample read both ways. The file says the former:")

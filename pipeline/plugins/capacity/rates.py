@@ -22,6 +22,8 @@ from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
 
 SECONDS = 1.0  # of each measurement
+# A reader's first batches wait for it to start; of so many more, the rate is no luck of one of them.
+WARM_UP_BATCHES, LEAST_BATCHES = 4, 8
 # Bytes of a table's rows that are written, and rows of a drawn dataset that is read.
 TABLE_BYTES, DRAWN_ROWS = 32 << 20, 1 << 19
 PIECE = 8 << 20
@@ -80,14 +82,13 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
         lanes=train.dealt_lanes,
     )
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
-        # The first batches wait for the reader to start.
-        for _ in range(4):
+        for _ in range(WARM_UP_BATCHES):
             next(reader)
-        began, rows = time.perf_counter(), 0
-        while time.perf_counter() - began < SECONDS or rows < 8:
+        began, batches = time.perf_counter(), 0
+        while time.perf_counter() - began < SECONDS or batches < LEAST_BATCHES:
             next(reader)
-            rows += train.batch
-        return rows / (time.perf_counter() - began)
+            batches += 1
+        return batches * train.batch / (time.perf_counter() - began)
 
 
 def _paths(inputs: PlanInputs) -> list[str]:

@@ -24,7 +24,7 @@ from pipeline.checkpoint.index import name_of
 from pipeline.config.train import PERTURB, RESET, TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.embeddings.fused_optimizer import set_table_steps
-from pipeline.evaluation.metrics import counts_of, ne_of, sigmoid
+from pipeline.evaluation.metrics import compute_ne, fill_weights, sigmoid
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.model import build
 from pipeline.training.parquet import SplitReader
@@ -101,6 +101,8 @@ class Snapshots(Validation):
     They stop nothing and lower no rates. A cycle of kind reset begins with an untrained model, or with the checkpoint
     that the training started from. All methods are collective.
     """
+
+    turned_off_by = "train.snapshots.count=1"
 
     def __init__(self, training: ValidatedTraining) -> None:
         config = training.settings.train
@@ -193,7 +195,7 @@ class Snapshots(Validation):
     def _choose_members(self, paths: list[str], scores: list[Any]) -> dict[str, Any]:
         config, logits, labels, weights = self._snapshots, np.stack(scores), self._labels, self._weights
         keep = min(config.keep, len(paths))
-        single_ne = [ne_of(scored, labels, weights) for scored in logits]
+        single_ne = [compute_ne(scored, labels, weights) for scored in logits]
         last = list(range(len(paths)))[-keep:]
         members = last if config.choose == "last" else sorted(choose(logits, labels, weights, keep))
         chosen = logits[members]
@@ -207,9 +209,9 @@ class Snapshots(Validation):
             ],
             "made": len(paths),
             "kind": config.kind,
-            "ne": ne_of(shares @ chosen, labels, weights),
+            "ne": compute_ne(shares @ chosen, labels, weights),
             "best_ne": min(single_ne),
-            "last_ne": ne_of(logits[last].mean(axis=0), labels, weights),
+            "last_ne": compute_ne(logits[last].mean(axis=0), labels, weights),
         }
 
 
@@ -224,7 +226,7 @@ def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) ->
     total = np.zeros(logits.shape[1])
     while len(chosen) < min(keep, len(logits)):
         left = [at for at in reversed(range(len(logits))) if at not in chosen]
-        best = min(left, key=lambda at: ne_of((total + logits[at]) / (len(chosen) + 1), labels, weights))
+        best = min(left, key=lambda at: compute_ne((total + logits[at]) / (len(chosen) + 1), labels, weights))
         total += logits[best]
         chosen.append(best)
     return chosen
@@ -236,7 +238,7 @@ def fitted_weights(logits: Floats, labels: Floats, weights: Floats | None = None
     The mean of logits is nearer to the base rate than each of its members, so the weights may add up to more than 1.
     The ridge draws them towards 1 / m. Newton's method; the loss is convex.
     """
-    rows, counted = logits.astype(np.float64), counts_of(labels, weights)
+    rows, counted = logits.astype(np.float64), fill_weights(labels, weights)
     counted = counted / counted.sum()
     equal, ridge = np.full(len(rows), 1.0 / len(rows)), RIDGE_ROWS / rows.shape[1]
     fitted = equal.copy()

@@ -359,8 +359,8 @@ class ShampooSteps(torch.optim.Optimizer):
         self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
         # The directions of all blocks, one behind the other; every step uses this memory again.
         self._exchange = _DirectionExchange(self._dealt, self._rank)
-        apart = {id(block): block.parameter.new_zeros(block.shape) for block in self._blocks if not block.shared}
-        self._work = work_on(self._blocks, self._exchange.directions | apart, formula)
+        unshared = {id(block): block.parameter.new_zeros(block.shape) for block in self._blocks if not block.shared}
+        self._work = work_on(self._blocks, self._exchange.directions | unshared, formula)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -11,9 +11,10 @@ from pipeline.calibration.trial import Trial, make_dataset
 from pipeline.config import CheckpointConfig, HardwareConfig, TrainConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, predict, step_parts
+from pipeline.plugins.capacity import rates
 from pipeline.plugins.capacity.worlds import BESIDE, SETTINGS, Rates, longest, resized, wall_of, whole_ms, worlds
 from pipeline.store import Store
-from pipeline.training.batches import BatchReader
+from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order, decoded_share
 from tests.planning.plan_cases import configure, cpu, dataset, preset
@@ -130,6 +131,21 @@ def test_the_share_of_rows_is_what_a_reader_decodes(tmp_path: Path) -> None:
             assert sum(1 for _ in reader) == 128
         share = decoded_share(train, world, len(split.groups))
         assert share == expected == pytest.approx(split.groups_read / len(split.groups), abs=1 / 16)
+
+
+def test_a_readers_rate_is_that_of_eight_batches_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = [], BatchReader.__next__
+
+    def counted(reader: BatchReader) -> Batch:
+        batch = take(reader)
+        taken.append(len(batch.labels))
+        return batch
+
+    monkeypatch.setattr(BatchReader, "__next__", counted)
+    monkeypatch.setattr(rates, "SECONDS", 0.0)  # as if every batch took longer
+    rows_per_s, _, _ = rates._drawn(inputs_on(cpu(1, 1), batch=2048))
+    assert taken == [2048] * 12, "four until the reader has started, then eight"
+    assert rows_per_s > 0
 
 
 def test_ranks_that_do_not_divide_the_lanes_share_some() -> None:

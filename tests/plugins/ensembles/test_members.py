@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.evaluation.metrics import member_shares, ne_of
+from pipeline.evaluation.metrics import compute_member_shares, compute_ne
 from pipeline.plugins.ensembles.snapshots import choose, fitted_weights
 
 
@@ -20,8 +20,10 @@ def test_ne_is_that_of_the_evaluation(rows):
 
     logits, labels = rows
     weights = np.random.default_rng(1).integers(0, 3, len(labels)).astype(np.float32)
-    assert ne_of(logits, labels) == pytest.approx(evaluate(labels, logits)["ne"], rel=1e-12)
-    assert ne_of(logits, labels, weights) == pytest.approx(evaluate(labels, logits, weights=weights)["ne"], rel=1e-12)
+    assert compute_ne(logits, labels) == pytest.approx(evaluate(labels, logits)["ne"], rel=1e-12)
+    assert compute_ne(logits, labels, weights) == pytest.approx(
+        evaluate(labels, logits, weights=weights)["ne"], rel=1e-12
+    )
 
 
 def test_members_are_good_and_differ_from_each_other(rows):
@@ -31,7 +33,7 @@ def test_members_are_good_and_differ_from_each_other(rows):
     # The second is the first one again, the third errs elsewhere, the last one is bad.
     logits = np.stack([truth + error, truth + 1.001 * error, truth + 1.1 * other, truth + rng.normal(0, 3, len(truth))])
     assert sorted(choose(logits, labels, None, 2)) == [0, 2]
-    alone = sorted(range(4), key=lambda at: ne_of(logits[at], labels))
+    alone = sorted(range(4), key=lambda at: compute_ne(logits[at], labels))
     assert alone[:2] == [0, 1]
     assert sorted(choose(logits, labels, None, 9)) == [0, 1, 2, 3]
 
@@ -47,7 +49,7 @@ def test_fitted_weights_make_up_for_logits_that_are_too_small_and_shrink_towards
     logits = 0.7 * truth + np.stack([rng.normal(0, 0.3, len(truth)), rng.normal(0, 1.0, len(truth))])
     weights = fitted_weights(logits, labels)
     assert weights[0] > 0.5 > weights[1] > 0 and weights.sum() > 1.2
-    assert ne_of(weights @ logits, labels) < ne_of(logits.mean(axis=0), labels)
+    assert compute_ne(weights @ logits, labels) < compute_ne(logits.mean(axis=0), labels)
     few = fitted_weights(logits[:, :50], labels[:50])
     assert np.abs(few - 0.5).max() < 0.1
 
@@ -63,5 +65,5 @@ def test_rows_count_by_their_weights(rows):
 
 
 def test_further_tasks_take_the_plain_mean():
-    assert member_shares([0.7, 0.5], 0).tolist() == [0.7, 0.5]
-    assert member_shares([0.7, 0.5], 2).tolist() == [[0.7, 0.5, 0.5], [0.5, 0.5, 0.5]]
+    assert compute_member_shares([0.7, 0.5], 0).tolist() == [0.7, 0.5]
+    assert compute_member_shares([0.7, 0.5], 2).tolist() == [[0.7, 0.5, 0.5], [0.5, 0.5, 0.5]]
