@@ -208,7 +208,7 @@ def _updates(optimizer: str, exponent: float) -> Callable[[], float]:
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    from pipeline.embeddings.fused_optimizer import RowOptimizer
+    from pipeline.embeddings.table_training import RowOptimizer
     from pipeline.embeddings.tables import Kernel
 
     spec = TABLE_OPTIMIZERS.get(optimizer)

@@ -7,7 +7,7 @@ its lookups, so the result does not depend on the number of threads, nor on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
@@ -30,11 +30,16 @@ def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
     return device == "cpu" and bool(optimizer.compiled) and load_kernels("steps") is not None
 
 
-def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str) -> None:
-    """Have the compiled kernels look up and train the tables in fused kernels that it can; see ``compiled_on``."""
+def compile_tables(
+    dmp: DistributedModelParallel, rules: TableRules, device: str, weighted: Collection[str] = ()
+) -> None:
+    """Have the compiled kernels look up and train the tables in fused kernels that they can; see ``compiled_on``.
+
+    FBGEMM keeps the ``weighted`` tables, whose ids have weights.
+    """
     for kernel in kernels(dmp):
         optimizer = rules.of(kernel.tables[0].name)
-        if kernel.data_parallel or not compiled_on(optimizer, device):
+        if kernel.data_parallel or kernel.tables[0].name in weighted or not compiled_on(optimizer, device):
             continue
         if all(len(weights) < _MAX_IDS for weights in storage_of(kernel.module)):
             kernel.module.forward = CompiledTables(kernel, optimizer, load_kernels("steps"))
@@ -46,7 +51,7 @@ class CompiledTables:
     Its backward pass trains the rows by ``optimizer``.
     """
 
-    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: Any) -> None:
+    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, steps: Any) -> None:
         self._module = kernel.module
         self._names = [table.name for table in kernel.tables]
         self._fbgemm: Callable[..., Tensor] = kernel.module.forward
@@ -57,7 +62,7 @@ class CompiledTables:
             self._table_of_feature += [number] * len(table.feature_names)
         states = [state[0] for state in states_of(kernel.module)]
         mean = kernel.module.pooling_mode == PoolingMode.MEAN
-        self._tables = kernels.tables(self._weights, states, self._table_of_feature, mean=mean)
+        self._tables = steps.tables(self._weights, states, self._table_of_feature, mean=mean)
         self._train: Callable[..., None] = getattr(self._tables, optimizer.compiled)
         self.anchor = torch.zeros(0, requires_grad=True)
 

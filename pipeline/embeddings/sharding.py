@@ -33,10 +33,10 @@ from pipeline.config.hardware import HardwareConfig
 from pipeline.core.errors import PlanError
 from pipeline.core.units import GIB
 from pipeline.embeddings.compiled_tables import compile_tables, compiled_on
-from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.single_rank_lookup import divide_tables
 from pipeline.embeddings.table_optimizers import TableRules, as_rules
+from pipeline.embeddings.table_training import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.tables import kernels
 from pipeline.embeddings.workers import SHARDINGS, DenseParallel, Workers, group_env
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
@@ -281,9 +281,12 @@ def shard_model(
     # A single rank has all tables, and the CPU's threads to itself.
     single = plan.world_size == 1 or (among is not None and not trained)
     threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
+    weighted: set[str] = set()
     for collection in collections.values():
         fuse_optimizer(collection, rules, plan.device)
-        if threaded and not compiled_on(rules.common, plan.device):
+        if collection.is_weighted():
+            weighted.update(config.name for config in collection.embedding_bag_configs())
+        if threaded and (collection.is_weighted() or not compiled_on(rules.common, plan.device)):
             divide_tables(list(collection.parameters()), torch.get_num_threads())
         if row_store is not None:
             row_store.provide_memory(collection, rules)
@@ -307,7 +310,10 @@ def shard_model(
 
     # 4. Put our own lookups and optimizers into the kernels. Data-parallel tables learn in `ReplicaOptimizer.step`, all
     #    others in the backward pass: by FBGEMM, on a CPU by `compile_tables`, and where neither can by `RowOptimizer`.
-    compile_tables(dmp, rules, plan.device)
+    #    In this order, since each wraps what the ones before it left. Callers go on: `bypass_exchange` and
+    #    `ThreadedLookup` replace the collection's forward, `TouchedRows` marks row numbers before they become slots,
+    #    and `clip_table_gradients` bounds gradients before rows learn from them.
+    compile_tables(dmp, rules, plan.device, weighted)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, on_disk)
     if row_store is not None:

@@ -21,8 +21,8 @@ from pipeline.checkpoint.train_state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config.plan import PartitionConfig
 from pipeline.core.errors import ArtifactError, LaunchError
-from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.embeddings.row_access import reset_rows
+from pipeline.embeddings.table_training import set_table_steps
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.records.dataset import dataset_path
 from pipeline.store.artifacts import Store

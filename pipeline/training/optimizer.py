@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config.train import AverageConfig, TrainConfig
 from pipeline.core.errors import ConfigError
-from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_optimizer, set_sparse_lr
+from pipeline.embeddings.table_training import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.specs.optimizers import ParameterGroup

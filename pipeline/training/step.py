@@ -23,10 +23,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import MIB
-from pipeline.embeddings.fused_optimizer import keeping_steps
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
+from pipeline.embeddings.table_training import keeping_steps
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.records.dataset import DatasetSchema

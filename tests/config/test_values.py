@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.config import Config, DataConfig, DriftLimits, HardwareConfig, ModelConfig, SparseFeature, TablePin
 from pipeline.config.checks import check
+from pipeline.config.compose import compose
 from pipeline.config.features import DenseFeature, TableFigures
 from pipeline.config.fields import METADATA, check_values, setting
 from pipeline.config.paths import places
@@ -118,6 +119,13 @@ def test_groups_inside_groups_are_compared() -> None:
         check_values(data, "data")
     with pytest.raises(ConfigError, match="model.embedding_dim is 6, expected a multiple of 4"):
         check_values(ModelConfig(embedding_dim=6), "model")
+
+
+def test_a_divisor_of_zero_is_refused() -> None:
+    """A row whose gradients were all 0 would become 0 / 0."""
+    for name in ("sparse_options.eps", "sparse_options.beta", "dense_options.eps"):
+        with pytest.raises(ConfigError, match=rf"train.{name} is 0, expected at least 1e-30"):
+            compose([f"train.{name}=0"])
 
 
 def test_every_field_is_declared_with_a_sentence() -> None:

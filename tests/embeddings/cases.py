@@ -9,9 +9,9 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.embeddings.collection import build_collection, pooled_stack
-from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.sharding import shard_model
+from pipeline.embeddings.table_training import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.models.settings import DlrmConfig
 from pipeline.specs import TABLE_OPTIMIZERS

@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
 from pipeline.core.kernels import LOADED, open_installed
-from pipeline.embeddings.fused_optimizer import RowOptimizer
+from pipeline.embeddings.table_training import RowOptimizer
 from pipeline.embeddings.tables import Kernel
 from pipeline.plugins.cpu_kernels.row_kernels import RowKernels
 from pipeline.specs import TABLE_OPTIMIZERS

@@ -6,8 +6,8 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.core.errors import GuardError, PlanError
 from pipeline.embeddings.collection import pooled_stack
-from pipeline.embeddings.fused_optimizer import set_sparse_lr
 from pipeline.embeddings.initial import initial_rows
+from pipeline.embeddings.table_training import set_sparse_lr
 from pipeline.embeddings.tables import TableSpec, dense_parameters, dense_table_parameters
 from tests.embeddings.cases import batch as global_batch
 from tests.embeddings.cases import kjt_of, make

@@ -4,10 +4,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline.embeddings.collection import build_collection
+from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.single_rank_lookup import ThreadedLookup, bypass_exchange, looked_up
 from pipeline.embeddings.touched import TouchedRows
-from tests.embeddings.cases import make, shards_to_tensors, train
-from tests.embeddings.ranks import plan_for
+from pipeline.models.settings import DlrmConfig
+from pipeline.specs import TABLE_OPTIMIZERS
+from tests.embeddings.cases import Toy, make, shards_to_tensors, train
+from tests.embeddings.ranks import DIM, plan_for, schema
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,6 +53,22 @@ def test_kernels_run_side_by_side_where_there_are_threads():
     kinds = {threads: looked_up(trained(threads=threads, exchange=False)[0]) for threads in (1, 2)}
     assert [type(module) for module in kinds[2]] == [ThreadedLookup]
     assert len(kinds[1]) == 1 and not isinstance(kinds[1][0], ThreadedLookup)
+
+
+def test_tables_whose_ids_have_weights_run_side_by_side_too():
+    """The compiled kernels take no weights, so FBGEMM's, which use one thread each, are divided among the threads."""
+    model, device = Toy(), torch.device("cpu")
+    settings = DlrmConfig(embedding_dim=DIM)
+    model.collection = build_collection(schema(), settings, torch.device("meta"), weighted=True)
+    former = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        optimizer = TABLE_OPTIMIZERS.get("rowwise_adagrad")
+        dmp = shard_model(model, plan_for("table_wise", 1), "collection", device, optimizer)
+        assert bypass_exchange(dmp)
+        assert [type(module) for module in looked_up(dmp)] == [ThreadedLookup]
+    finally:
+        torch.set_num_threads(former)
 
 
 def test_an_error_of_a_kernel_reaches_the_caller(monkeypatch):

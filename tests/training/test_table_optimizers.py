@@ -19,9 +19,9 @@ from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.core.errors import ConfigError, PlanError
 from pipeline.embeddings import table_optimizers
-from pipeline.embeddings.fused_optimizer import new_state, set_table_steps
 from pipeline.embeddings.sharding import _check_optimizer
 from pipeline.embeddings.table_optimizers import Ftrl, RowwiseAdagrad, TableRules
+from pipeline.embeddings.table_training import new_state, set_table_steps
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS

@@ -1,7 +1,7 @@
 """Steps of table optimizers on a CPU: ``native/rowsteps.c``, called through ctypes.
 
 A call sums the gradients of a batch by row and applies an optimizer's formula to these rows, a table after another,
-without the copies that torch's operations make. ``pipeline.embeddings.fused_optimizer`` does the same with torch; the
+without the copies that torch's operations make. ``pipeline.embeddings.table_training`` does the same with torch; the
 results agree to rounding. Several threads can share a call, as ctypes lets go of the interpreter's lock.
 """
 

@@ -23,7 +23,7 @@ from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.index import name_of
 from pipeline.config.train import PERTURB, RESET, TrainConfig
 from pipeline.core.errors import ConfigError
-from pipeline.embeddings.fused_optimizer import set_table_steps
+from pipeline.embeddings.table_training import set_table_steps
 from pipeline.evaluation.metrics import compute_ne, fill_weights, sigmoid
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.model import build

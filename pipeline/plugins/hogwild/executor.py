@@ -20,8 +20,8 @@ from pipeline.config.fields import AUTO
 from pipeline.config.train import TrainConfig
 from pipeline.core.cpus import available_cpus
 from pipeline.core.errors import ConfigError
-from pipeline.embeddings.fused_optimizer import anchors
 from pipeline.embeddings.row_access import RowStore
+from pipeline.embeddings.table_training import anchors
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.models.layers.perceptron import batch_norms
 from pipeline.records.dataset import DatasetSchema
