@@ -210,8 +210,8 @@ class IngestEngine(ExitStack, ABC):
         """What the last count counted, once all of its blocks were taken."""
 
     @abstractmethod
-    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
-        """Add typed train rows to ``alone`` until it has enough."""
+    def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
+        """Add typed train rows to ``leaks`` until it has enough."""
 
     @abstractmethod
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
@@ -238,7 +238,7 @@ class IngestEngine(ExitStack, ABC):
     def end_day(self) -> None:
         """Forget the day but for its counts; wait for what was done beside ``write``."""
 
-    def finalize(self, train: Partial, state: FittedState, alone: LabelLeakCounts, then: Mapping[str, Any]) -> None:
+    def finalize(self, train: Partial, state: FittedState, leaks: LabelLeakCounts, then: Mapping[str, Any]) -> None:
         """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
         wanted = {}
         for name, fitted in state.sparse.items():
@@ -325,14 +325,14 @@ class LocalEngine(IngestEngine):
         assert self._split_counts is not None
         return self._split_counts
 
-    def count_label_leaks(self, alone: LabelLeakCounts, first_test_day: int) -> None:
+    def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
         """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
 
         def read() -> None:
             for number in self.numbers:
-                if alone.enough:
+                if leaks.enough:
                     return
-                alone.add(*train_codes(self.spill.block(number), first_test_day))
+                leaks.add(*train_codes(self.spill.block(number), first_test_day))
 
         self._label_leaks = self._encoders.submit(read)
 

@@ -69,7 +69,7 @@ def left_out_column(sequence: str) -> str:
     return f"events:{sequence}"
 
 
-def event_columns(
+def sequence_columns(
     raw: pl.DataFrame, texts: Mapping[str, pl.Series], spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
     """Hashes and ids (lists) of every column of every sequence, and how many events were left out."""

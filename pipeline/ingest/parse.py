@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.event_columns import event_columns as sequence_columns
+from pipeline.ingest.event_columns import sequence_columns
 from pipeline.ingest.ids import check_ids, cross_text, event_key_columns, ids_of
 from pipeline.ingest.labels import read_rates, task_columns
 from pipeline.ingest.moments import vector_of

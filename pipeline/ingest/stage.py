@@ -160,7 +160,7 @@ class _IngestRun:
         self.state = None
         if data.mapping_from:
             self.state = self._continued_state(data.mapping_from)
-        self.alone = LabelLeakCounts(spec)
+        self.leaks = LabelLeakCounts(spec)
         # The dataset that this log's distribution is compared with.
         self.former_path, self.former_distribution = self._former_distribution()
         self.total: SplitCounts | None = None
@@ -229,7 +229,7 @@ class _IngestRun:
 
         # 3. Fit transforms and mappings on the train rows, after those of the day before.
         if split_counts.has_train_rows:
-            self.engine.count_label_leaks(self.alone, split_counts.first_test_day)
+            self.engine.count_label_leaks(self.leaks, split_counts.first_test_day)
             fitting = FittingDay(
                 day=number,
                 first_day=days.day_number(self.days[0]) if self.days else 0,
@@ -246,7 +246,7 @@ class _IngestRun:
         if day is None or day == self.days[-1]:
             # No later day changes counts or mappings, so both are completed while pass 2 goes on.
             features = self.former_distribution["features"] if self.former_distribution else {}
-            self.engine.finalize(self.total.train, self.state, self.alone, features)
+            self.engine.finalize(self.total.train, self.state, self.leaks, features)
             continued = bool(self.days) or self.data.mapping_from is not None
             self.engine.write_mappings(
                 self.draft, self.spec, self.state, self.settings.compression, continued=continued
@@ -464,7 +464,7 @@ class _IngestRun:
         checked = verdict(
             self.spec,
             self.total,
-            self.alone,
+            self.leaks,
             self.data.checks,
             today,
             self.former_path,

@@ -38,10 +38,11 @@ class Batch(Pipelineable):
     """One rank's share of a global batch, b rows: dense [b, n] float32, sparse ids by feature, labels [b], weights [b].
 
     A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
-    the W ranks as DDP and TorchRec do, is the mean over the global batch. It is times what the row counts for in
-    the loss (``RowCounts``) where rows have weights or were left out; ``extra`` [b, k] is as in ``DecodedColumns``,
-    and with further tasks, else None. With sequences, ``lookups`` has the ids of their tables (``EventLookups``), which
-    ``sparse`` then lacks, and ``events`` the sample of each event, int64 [n] rising, by sequence.
+    the W ranks as DDP and TorchRec do (in their place ``shared_memory.py`` and ``towers/transform.py``), is the mean
+    over the global batch. It is times what the row counts for in the loss (``RowCounts``) where rows have weights or
+    were left out; ``extra`` [b, k] is as in ``DecodedColumns``, and with further tasks, else None. With sequences,
+    ``lookups`` has the ids of their tables (``EventLookups``), which ``sparse`` then lacks, and ``events`` the sample
+    of each event, int64 [n] rising, by sequence.
     """
 
     dense: torch.Tensor

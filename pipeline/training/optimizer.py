@@ -254,7 +254,7 @@ class Optimizers:
         self._step, factor = step, self.schedule.factor(step)
         for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
             group["lr"] = rate
-        # Kernels keep their rate, and to set it walks over all of them.
+        # Kernels keep their rate, which a restored checkpoint leaves alone, and to set it walks over all of them.
         if factor != self._factor:
             self._factor = factor
             set_sparse_lr(self._dmp, self._config.sparse_lr, factor)

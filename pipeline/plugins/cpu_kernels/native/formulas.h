@@ -108,9 +108,10 @@ static inline void NAMED(row_step)(const Table *table, const Step *step, int64_t
     float *w = table->weights + row * width, *one = table->states[0] + row * table->steps[0];
     float *two = table->states[1] + row * table->steps[1];
     switch (step->formula) {
-    case 0: NAMED(lazy_adam)(w, one, two, g, width, step->settings); break;
-    case 1: NAMED(partial_rowwise_adam)(w, one, two, g, width, step->settings); break;
-    default: NAMED(ftrl)(w, one, two, g, width, step->settings);
+    case LAZY_ADAM: NAMED(lazy_adam)(w, one, two, g, width, step->settings); break;
+    case PARTIAL_ROWWISE_ADAM: NAMED(partial_rowwise_adam)(w, one, two, g, width, step->settings); break;
+    case FTRL: NAMED(ftrl)(w, one, two, g, width, step->settings); break;
+    default: abort();
     }
 }
 

@@ -1,4 +1,4 @@
-/* Steps of table optimizers on the rows that a batch looked up: the compiled form of pipeline/embeddings/fused_optimizer.py.
+/* Steps of table optimizers on the rows that a batch looked up: the compiled form of pipeline/embeddings/table_training.py.
 
    Plain C; nothing of Python or torch is included, so that one build serves every version of both. formulas.h is built
    once for each instruction set, and the best one is picked when it runs. No operation is reordered or fused, so all of
@@ -30,7 +30,10 @@ typedef struct {
     int32_t mean; /* a bag's embedding is the mean of its rows */
 } Table;
 
-/* The formula of a step. `lazy`: rows whose gradient is 0 stay as they are. */
+/* The formulas, in the order of _FORMULAS of row_kernels.py. Row-wise Adagrad is in steps.c, with the lookups. */
+enum { LAZY_ADAM, PARTIAL_ROWWISE_ADAM, FTRL };
+
+/* The formula of a step and its figures, as `compiled_step` of its optimizer lists them. `lazy`: rows whose gradient is 0 stay as they are. */
 typedef struct {
     int32_t formula, lazy;
     float settings[SETTINGS];
