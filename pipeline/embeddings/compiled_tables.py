@@ -31,7 +31,7 @@ def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
 
 
 def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str) -> None:
-    """Have the compiled kernels look up and train the tables in fused kernels that it can; see ``compiled_on``."""
+    """Have the compiled kernels look up and train the tables in fused kernels where they can; see ``compiled_on``."""
     for kernel in kernels(dmp):
         optimizer = rules.of(kernel.tables[0].name)
         if kernel.data_parallel or not compiled_on(optimizer, device):
