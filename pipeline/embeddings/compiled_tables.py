@@ -33,7 +33,7 @@ def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
 def compile_tables(
     dmp: DistributedModelParallel, rules: TableRules, device: str, weighted: Collection[str] = ()
 ) -> None:
-    """Have the compiled kernels look up and train the tables in fused kernels that they can; see ``compiled_on``.
+    """Have the compiled kernels look up and train the tables in fused kernels where they can; see ``compiled_on``.
 
     FBGEMM keeps the ``weighted`` tables, whose ids have weights.
     """
