@@ -283,13 +283,7 @@ def shard_model(
     threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
     weighted: set[str] = set()
     for collection in collections.values():
-        fuse_optimizer(collection, rules, plan.device)
-        if collection.is_weighted():
-            weighted.update(config.name for config in collection.embedding_bag_configs())
-        if threaded and (collection.is_weighted() or not compiled_on(rules.common, plan.device)):
-            divide_tables(list(collection.parameters()), torch.get_num_threads())
-        if row_store is not None:
-            row_store.provide_memory(collection, rules)
+        weighted |= _prepare_tables(collection, rules, plan.device, row_store, threaded=threaded)
 
     # 3. Shard.
     sharder = (_GroupSharder if among else EmbeddingBagCollectionSharder)(
@@ -333,6 +327,22 @@ def _check_embedding_hosts(plan: Plan, workers: Workers) -> None:
                 f"embedding hosts: ranks {workers.count} to {workers.world - 1}",
                 hint=_REPLAN,
             )
+
+
+def _prepare_tables(
+    collection: EmbeddingBagCollection, rules: TableRules, device: str, row_store: RowStore | None, *, threaded: bool
+) -> set[str]:
+    # Returns the tables whose ids have weights.
+    fuse_optimizer(collection, rules, device)
+    weighted = set()
+    if collection.is_weighted():
+        weighted = {config.name for config in collection.embedding_bag_configs()}
+    if threaded and (weighted or not compiled_on(rules.common, device)):
+        # FBGEMM's kernels use one thread each, and the compiled ones take no weights.
+        divide_tables(list(collection.parameters()), torch.get_num_threads())
+    if row_store is not None:
+        row_store.provide_memory(collection, rules)
+    return weighted
 
 
 def _convert_plan(

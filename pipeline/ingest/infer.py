@@ -162,15 +162,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         guesses = replace(facts, periods=None).guesses(rest, times)
     guesses = _with_own_names(guesses)
 
-    # 4. The transform of most numbers is the default, which features then leave out.
-    transforms = [
-        guess.settings["transform"] for guess in guesses if guess.kind == "dense" and "width" not in guess.settings
-    ]
-    transform = str(max(sorted(set(transforms)), key=transforms.count, default="log1p_standardise"))
-    for guess in guesses:
-        if "width" not in guess.settings and guess.settings.get("transform") == transform:
-            del guess.settings["transform"]
-
+    # 4. Settings that most of them share, and those of the time.
+    transform = _extract_common_transform(guesses)
     time_guess, days, by_day, time_format, other_format = None, None, False, None, ""
     if time is not None:
         time_guess = Guess(column=time.name, kind="time", seen=time.seen())
@@ -197,6 +190,18 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         other_format=other_format,
         features=tuple(guesses),
     )
+
+
+def _extract_common_transform(guesses: list[Guess]) -> str:
+    """Return the transform of most numbers, which becomes the default, and remove it from their settings."""
+    transforms = [
+        guess.settings["transform"] for guess in guesses if guess.kind == "dense" and "width" not in guess.settings
+    ]
+    transform = str(max(sorted(set(transforms)), key=transforms.count, default="log1p_standardise"))
+    for guess in guesses:
+        if "width" not in guess.settings and guess.settings.get("transform") == transform:
+            del guess.settings["transform"]
+    return transform
 
 
 def _periods(time: SampleColumn) -> np.ndarray:

@@ -187,17 +187,7 @@ class Trainer:
         self.metrics = MetricAccumulator(config.guard.window_steps, self.split.schema)
         compiling = AutoCompile(self.executor, settings, store, order.local_batch)
         self.checkpoints = Checkpoints(
-            settings,
-            store,
-            directory,
-            key,
-            inputs,
-            self.executor,
-            self.metrics,
-            compiling,
-            self.split,
-            order,
-            on_point,
+            settings, store, directory, key, inputs, self.executor, self.metrics, compiling, self.split, order, on_point
         )
         self.validation = self._build_validation(order, starts, init)
 
