@@ -12,7 +12,7 @@ import warnings
 import torch
 
 from benchmarks.harness import finish, options
-from pipeline.models.rankers import build_model
+from pipeline.models.build import build_model
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import MODELS, ModelInputs
 from pipeline.training.compiling import device_name, trial

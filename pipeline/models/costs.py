@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.model import ModelConfig
 from pipeline.config.tasks import TaskOptions
 from pipeline.core.errors import ConfigError
-from pipeline.models.rankers import build_model
+from pipeline.models.build import build_model
 from pipeline.specs.model import MODELS, ModelCosts, ModelInputs
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from pipeline.core.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.core.retrying import passes
 from pipeline.embeddings.widths import projections
 from pipeline.evaluation.metrics import compute_member_shares
+from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel, SequenceInputs, TowerInputs
 from pipeline.models.layers.perceptron import MaxNorm
-from pipeline.models.rankers import build_model
 from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.serving import DENSE, WEIGHTS, DenseRecord

@@ -23,10 +23,10 @@ from pipeline.embeddings.table_optimizers import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
+from pipeline.models.build import build_model
 from pipeline.models.dense_model import DenseModel
 from pipeline.models.layers.multi_task import MultiTaskRanker
 from pipeline.models.layers.perceptron import MaxNorm, Ranker, batch_norms
-from pipeline.models.rankers import build_model
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers

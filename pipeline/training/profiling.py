@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.config.model import ModelConfig
 from pipeline.config.train import DebugConfig
 from pipeline.core.errors import GuardError
-from pipeline.models.rankers import build_model
+from pipeline.models.build import build_model
 from pipeline.specs.model import ModelInputs
 from pipeline.store.artifacts import Store
 from pipeline.training.callbacks import Callback, IntervalRecord

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeline.config import ModelConfig
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
+from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
-from pipeline.models.rankers import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs

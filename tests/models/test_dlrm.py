@@ -7,8 +7,8 @@ import torch
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.kernels import load_kernels
+from pipeline.models.build import build_model
 from pipeline.models.layers import DotInteraction, log_odds
-from pipeline.models.rankers import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.specs import ModelInputs
 

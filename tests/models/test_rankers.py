@@ -8,8 +8,8 @@ from torch.func import functional_call
 
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
+from pipeline.models.build import build_model
 from pipeline.models.layers import CrossNet, batch_norms, pair_products
-from pipeline.models.rankers import build_model
 from pipeline.models.settings import DcnV2Config, FinalMlpConfig, WideDeepConfig
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.specs import MODELS

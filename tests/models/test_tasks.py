@@ -10,10 +10,10 @@ import torch
 
 from pipeline.config import TaskOptions
 from pipeline.core.errors import ConfigError
+from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.layers import Ranker
 from pipeline.models.layers.multi_task import ChainedHeads, ExtractionLevel, MixtureOfExperts, MultiTaskRanker
-from pipeline.models.rankers import build_model
 from pipeline.specs import LABEL_KINDS, TASK_ARCHITECTURES, TaskInput
 from tests.models.variants import DIM, FORMS, VECTORS, inputs_of
 from tests.publishing.made import archived

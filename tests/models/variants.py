@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.config import ModelConfig
+from pipeline.models.build import build_model
 from pipeline.models.layers import Ranker
-from pipeline.models.rankers import build_model
 from pipeline.models.settings import (
     DcnV2Config,
     DeepFmConfig,

@@ -61,8 +61,8 @@ def inputs(seed: int, dim: int = built.DIM) -> ModelInputs:
 
 
 def dense_part(seed: int = 3):
+    from pipeline.models.build import build_model
     from pipeline.models.dense_model import DenseModel
-    from pipeline.models.rankers import build_model
 
     return DenseModel(build_model(MODEL, inputs(seed))).eval()
 

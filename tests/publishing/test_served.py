@@ -96,7 +96,7 @@ def test_rows_are_scored_alike_one_by_one_and_many_at_once(tmp_path: Path, monke
 @pytest.mark.parametrize("module", ["pass_through", "dlrm", "dcn"])
 def test_towers_are_part_of_the_program(module: str, tmp_path: Path) -> None:
     """The dense part of a model with towers: outputs come in the order training gave them."""
-    from pipeline.models.rankers import build_model
+    from pipeline.models.build import build_model
     from pipeline.publishing.dense import build_member
     from pipeline.towers.modules import build_tower
 

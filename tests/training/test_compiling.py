@@ -11,7 +11,7 @@ from pipeline.checkpoint.reader import read_state
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
-from pipeline.models.rankers import build_model
+from pipeline.models.build import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs

@@ -10,7 +10,7 @@ from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig,
 from pipeline.core.errors import ConfigError
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
-from pipeline.models.rankers import build_model
+from pipeline.models.build import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.config import Config
 from pipeline.config.model import TableConfig
-from pipeline.models.rankers import build_model
+from pipeline.models.build import build_model
 from pipeline.plugins.search.architecture import Choices
 from pipeline.plugins.search.parts import SPECS
 from pipeline.plugins.search.supernet import SuperNet
