@@ -248,7 +248,8 @@ def judge(
         ConfigError: A column, a file's format or an override is wrong.
         DataError: The rows do not match, or allow no figures.
     """
-    from pipeline.evaluation.score_files import Columns, gate_settings_of, judge_scores
+    from pipeline.evaluation.judge_scores import gate_settings_of, judge_scores
+    from pipeline.evaluation.score_files import Columns
 
     settings, seed = gate_settings_of(overrides)
     columns = Columns(

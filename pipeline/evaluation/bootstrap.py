@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,7 +75,7 @@ def block_sums(
     """
     values = logits.astype(np.float64, copy=False)
 
-    def add_up(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    def add_up(column: NDArray[np.float64]) -> NDArray[Any]:
         weighted = column if row_weights is None else row_weights * column
         return np.bincount(blocks, weighted, minlength=count)
 

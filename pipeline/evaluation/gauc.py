@@ -7,6 +7,7 @@ per Click in Taobao Display Advertising", KDD 2017). The bootstrap draws users, 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
     # Users that can be ranked are numbered anew, without gaps, in the order of their codes.
     user = (np.cumsum(both) - 1)[users[rows]]
     weights = np.ones(len(rows)) if scored.weights is None else scored.weights[rows].astype(np.float64)
-    user_weights = np.bincount(user, weights)
+    user_weights: NDArray[Any] = np.bincount(user, weights)
     draws = poisson_weights(replicates, min(blocks, len(user_weights)), seed)
 
     def resample(logits: Floats) -> Resampled:

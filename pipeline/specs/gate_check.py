@@ -99,17 +99,8 @@ class ScoredRows:
     def select_rows(self, rows: NDArray[np.bool_]) -> ScoredRows:
         """Return the rows that ``rows`` [n] marks."""
         columns: dict[str, Any] = {}
-        for name in (
-            "labels",
-            "candidate",
-            "incumbent",
-            "trained",
-            "best",
-            "baseline",
-            "weights",
-            "users",
-            "uncalibrated",
-        ):
+        models = ("candidate", "incumbent", "trained", "best", "baseline", "uncalibrated")
+        for name in ("labels", "weights", "users", *models):
             column = getattr(self, name)
             columns[name] = None if column is None else column[rows]
         slices = {name: replace(column, codes=column.codes[rows]) for name, column in self.slices.items()}

@@ -47,7 +47,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge(options: argparse.Namespace) -> int:
-    from pipeline.evaluation.score_files import Columns, gate_settings_of, judge_scores
+    from pipeline.evaluation.judge_scores import gate_settings_of, judge_scores
+    from pipeline.evaluation.score_files import Columns
     from pipeline.records.gate import HOLD
     from pipeline.report.gate import gate_markdown, gate_page, gate_text
     from pipeline.store.files import whole_file
@@ -58,7 +59,7 @@ def _judge(options: argparse.Namespace) -> int:
     files = [word for word in words if word not in overrides]
     if len(files) not in (1, 2):
         raise ConfigError(
-            f"got {len(files)} files ({', '.join(files) or 'none'}), expected the candidate's, or that and the incumbent's",
+            f"got {len(files)} files ({', '.join(files) or 'none'}), expected the candidate's, and perhaps the other's",
             hint="nightjar judge candidate.parquet incumbent.parquet; overrides begin with gate. or seed=",
         )
     settings, seed = gate_settings_of(overrides, options.config_dir)
