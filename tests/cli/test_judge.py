@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +13,14 @@ import fsspec
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 from pipeline import api
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.evaluation import ScoredRows, SliceColumn, judge, measure
 from pipeline.records import GateRecord
+from tests.conftest import ROOT
 
 ROWS = 12_000
 
@@ -378,3 +383,48 @@ def test_the_command_needs_no_torch(work: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 6, done.stderr
     assert done.stderr == "" and "HOLD" in done.stdout
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of docs/judge.md in ``language``."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / "judge.md").read_text(), re.S | re.M)
+    return [text for name, text in found if name == language]
+
+
+def test_every_command_of_the_page_runs(tmp_path: Path, nightjar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    makes_files, calls = blocks("python")
+    exec(makes_files, {})
+    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("nightjar ")]
+    for line in lines:
+        done = nightjar(*shlex.split(line)[1:])
+        assert done.returncode == 0, line + done.stderr
+    assert len(lines) > 6 and Path("verdict.html").exists()
+    shown = nightjar(*shlex.split(lines[0])[1:]).stdout
+    assert shown.rstrip() in [block.rstrip() for block in blocks("")], shown
+    exec(calls, {})
+
+
+# Candidate, incumbent, verdict, exit code.
+ACTIONS = (("new", "old", "PASS", 0), ("old", "new", "HOLD", 6), ("new", "none", "", 3))
+
+
+@pytest.mark.parametrize(("candidate", "incumbent", "verdict", "code"), ACTIONS)
+def test_the_action_reports_the_verdict_and_fails_on_a_hold(
+    work: Path, candidate: str, incumbent: str, verdict: str, code: int
+) -> None:
+    action = yaml.safe_load((ROOT / ".github/actions/judge/action.yml").read_text())
+    _, step = action["runs"]["steps"]
+    defaults = {f"${{{{ inputs.{name} }}}}": entry.get("default", "") for name, entry in action["inputs"].items()}
+    given = {name: defaults[value] for name, value in step["env"].items()}
+    given |= {"CANDIDATE": f"{candidate}.parquet", "INCUMBENT": f"{incumbent}.parquet"}
+    given |= {"ARGUMENTS": "--slice country gate.max_psi=null"}
+    given |= {"GITHUB_OUTPUT": "output", "GITHUB_STEP_SUMMARY": "summary"}
+    given |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    Path("output").touch()
+    done = subprocess.run(bash, env=os.environ | given, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    written = Path("output").read_text(), Path("summary").read_text().partition("\n")[0]
+    assert written == ((f"verdict={verdict}\n", f"# Gate: {verdict}") if verdict else ("", ""))
+    assert Path("verdict.html").exists() == bool(verdict)
