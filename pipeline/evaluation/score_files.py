@@ -8,7 +8,8 @@ rows would look like one.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,9 +92,10 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
 
 @dataclass(frozen=True)
 class _Opened:
-    """A table whose columns are known. ``where``: for messages."""
+    """A table whose columns are known, and what reads some of them. ``where``: for messages; ``kind``: of its file."""
 
     where: str
+    kind: str
     columns: list[str]
     load: Callable[[list[str]], pl.DataFrame]
 
@@ -113,23 +115,25 @@ class _Opened:
     def read(self, renamed: Mapping[str, str], named: Mapping[str, Sequence[str]]) -> pl.DataFrame:
         """Read columns under new names, and others, by the options that name them, under their own."""
         import polars as pl
+        import polars.selectors as cs
 
         for option, names in named.items():
             for name in names:
                 self.require(name, option)
         kept = list(dict.fromkeys(name for names in named.values() for name in names))
-        frame = self.load(list(dict.fromkeys([*renamed.values(), *kept])))
+        with _unreadable(self.where, self.kind):
+            frame = self.load(list(dict.fromkeys([*renamed.values(), *kept])))
         if not frame.height:
             raise DataError(f"{self.where} has no rows", hint="a file with a row for each prediction")
+        # One file may have a column as text that another has as categories.
+        frame = frame.with_columns(cs.categorical().cast(pl.String), cs.enum().cast(pl.String))
         # A column of scores may be a slice, too.
         return frame.select(*(pl.col(name).alias(new) for new, name in renamed.items()), *kept)
 
 
 def _open(table: Table, whose: str) -> _Opened:
-    import polars as pl
-
     if not isinstance(table, str):
-        return _Opened(whose.replace("file", "frame"), table.columns, table.select)
+        return _Opened(whose.replace("file", "frame"), "a frame", table.columns, table.select)
     where = f"{whose} {table}"
     kind = next((kind for suffix, kind in FORMATS.items() if table.lower().endswith(suffix)), None)
     if kind is None:
@@ -138,19 +142,20 @@ def _open(table: Table, whose: str) -> _Opened:
             hint="nightjar judge candidate.parquet incumbent.parquet; overrides begin with gate. or seed=",
         )
     source = _source(table, where)
+    with _unreadable(where, kind):
+        return _Opened(where, kind, *_reader(kind, source))
+
+
+@contextmanager
+def _unreadable(where: str, kind: str) -> Iterator[None]:
+    import polars as pl
+
     try:
-        if kind == "Parquet":
-            # Column by column, because a file of features has many.
-            return _Opened(where, list(pl.read_parquet_schema(source)), _parquet_reader(source, where))
-        frame = _read_csv(source) if kind == "CSV" else _read_arrow(source)
+        yield
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise _unreadable(where, kind, error) from None
-    return _Opened(where, frame.columns, frame.select)
-
-
-def _unreadable(where: str, kind: str, error: Exception) -> DataError:
-    what = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return DataError(f"{where} cannot be read as {kind}: {what}", hint="a whole file, whose name says its format")
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        hint = "a whole file, whose name says its format"
+        raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
 
 
 def _source(url: str, where: str) -> Any:
@@ -167,35 +172,27 @@ def _source(url: str, where: str) -> Any:
         return path if isinstance(inner, LocalFileSystem) else io.BytesIO(fs.cat_file(path))
 
 
-def _parquet_reader(source: Any, where: str) -> Callable[[list[str]], pl.DataFrame]:
+def _reader(kind: str, source: Any) -> tuple[list[str], Callable[[list[str]], pl.DataFrame]]:
+    """Return the columns of a file, and what reads some of them: a file may also have all features of its rows."""
     import polars as pl
 
-    def read(names: list[str]) -> pl.DataFrame:
-        try:
-            return pl.read_parquet(source, columns=names, glob=False)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise _unreadable(where, "Parquet", error) from None
-
-    return read
-
-
-def _read_csv(source: Any) -> pl.DataFrame:
-    import polars as pl
-
-    # All rows decide on the types: a key of digits may have a letter in the last row.
-    return pl.read_csv(source, infer_schema_length=None, try_parse_dates=True, glob=False)
-
-
-def _read_arrow(source: Any) -> pl.DataFrame:
-    import polars as pl
-
+    if kind == "Parquet":
+        return list(pl.read_parquet_schema(source)), lambda names: pl.read_parquet(source, columns=names, glob=False)
+    if kind == "CSV":
+        # All rows decide on the types: a key of digits may have a letter in the last row.
+        types: dict[str, Any] = {"infer_schema_length": None, "try_parse_dates": True}
+        header = pl.read_csv(source, n_rows=0, glob=False).columns
+        return header, lambda names: pl.read_csv(source, columns=names, glob=False, **types)
     if isinstance(source, str):
         with Path(source).open("rb") as file:
             head = file.read(6)
     else:
         head = bytes(source.getbuffer()[:6])
-    # Arrow has files, which begin with these bytes, and streams.
-    return pl.read_ipc(source) if head == b"ARROW1" else pl.read_ipc_stream(source)
+    # Arrow has files, which begin with these bytes, and streams, which are read as a whole.
+    if head == b"ARROW1":
+        return list(pl.read_ipc_schema(source)), lambda names: pl.read_ipc(source, columns=names)
+    table = pl.read_ipc_stream(source)
+    return table.columns, table.select
 
 
 def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.DataFrame:
@@ -232,12 +229,13 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
     names = ", ".join(key)
     for name in key:
         kinds = (rows[name].dtype, others[name].dtype)
-        if kinds[0] != kinds[1] and not (kinds[0].is_integer() and kinds[1].is_integer()):
+        if kinds[0].is_integer() and kinds[1].is_integer():
+            rows, others = (table.with_columns(table[name].cast(pl.Int128)) for table in (rows, others))
+        elif kinds[0] != kinds[1]:
             raise DataError(
                 f"key {name} is {kinds[0]} in the candidate's file, {kinds[1]} in the incumbent's, expected one type",
                 hint="write both files with the same types",
             )
-        others = others.with_columns(others[name].cast(kinds[0]))
     for whose, table in (("candidate's", rows), ("incumbent's", others)):
         keys = table.select(key)
         missing = int(keys.select(pl.any_horizontal(pl.all().is_null())).to_series().sum())

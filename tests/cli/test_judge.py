@@ -152,6 +152,17 @@ def test_all_formats_and_keys_in_any_order_give_the_same_record(work: Path, nigh
     assert done.returncode == 0, done.stderr
 
 
+def test_keys_match_across_ways_to_store_them(work: Path, nightjar) -> None:
+    """Text and categories, integers of other widths."""
+    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+    kinds = ((pl.Categorical, pl.UInt8), (pl.String, pl.Int64))
+    for name, (text, integer) in zip(("new", "old"), kinds, strict=True):
+        frame = pl.read_parquet(f"{name}.parquet")
+        frame.with_columns(pl.col("id").cast(text), pl.col("day").cast(integer)).write_parquet(f"{name}.parquet")
+    found = record_of(nightjar("judge", "new.parquet", "old.parquet", "--key", "id", "--key", "day", "--json"))
+    assert found == plain
+
+
 def test_rows_are_sorted_by_time(work: Path, nightjar) -> None:
     """Blocks of the bootstrap are rows that follow each other; CSV has times as text."""
     plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
