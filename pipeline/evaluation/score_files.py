@@ -158,7 +158,7 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
 
 
-def _source(url: str, where: str) -> Any:
+def _source(url: str, where: str) -> str | bytes:
     # What Polars reads: the path of a local file, or the bytes of another one.
     try:
         inner, path = fsspec.core.url_to_fs(url)
@@ -169,29 +169,31 @@ def _source(url: str, where: str) -> Any:
         if not fs.isfile(path):
             what = "is a folder" if fs.exists(path) else "does not exist"
             raise DataError(f"{where} {what}, expected a file of scores", hint="nightjar judge <file> <file>")
-        return path if isinstance(inner, LocalFileSystem) else io.BytesIO(fs.cat_file(path))
+        content: str | bytes = path if isinstance(inner, LocalFileSystem) else fs.cat_file(path)
+        return content
 
 
-def _reader(kind: str, source: Any) -> tuple[list[str], Callable[[list[str]], pl.DataFrame]]:
+def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[str]], pl.DataFrame]]:
     """Return the columns of a file, and what reads some of them: a file may also have all features of its rows."""
     import polars as pl
 
+    def opened() -> Any:
+        return source if isinstance(source, str) else io.BytesIO(source)
+
     if kind == "Parquet":
-        return list(pl.read_parquet_schema(source)), lambda names: pl.read_parquet(source, columns=names, glob=False)
+        columns = list(pl.read_parquet_schema(opened()))
+        return columns, lambda names: pl.read_parquet(opened(), columns=names, glob=False)
     if kind == "CSV":
         # All rows decide on the types: a key of digits may have a letter in the last row.
         types: dict[str, Any] = {"infer_schema_length": None, "try_parse_dates": True}
-        header = pl.read_csv(source, n_rows=0, glob=False).columns
-        return header, lambda names: pl.read_csv(source, columns=names, glob=False, **types)
-    if isinstance(source, str):
-        with Path(source).open("rb") as file:
-            head = file.read(6)
-    else:
-        head = bytes(source.getbuffer()[:6])
+        columns = pl.read_csv(opened(), n_rows=0, glob=False).columns
+        return columns, lambda names: pl.read_csv(opened(), columns=names, glob=False, **types)
+    with Path(source).open("rb") if isinstance(source, str) else io.BytesIO(source) as file:
+        head = file.read(6)
     # Arrow has files, which begin with these bytes, and streams, which are read as a whole.
     if head == b"ARROW1":
-        return list(pl.read_ipc_schema(source)), lambda names: pl.read_ipc(source, columns=names)
-    table = pl.read_ipc_stream(source)
+        return list(pl.read_ipc_schema(opened())), lambda names: pl.read_ipc(opened(), columns=names)
+    table = pl.read_ipc_stream(opened())
     return table.columns, table.select
 
 
