@@ -95,10 +95,9 @@ def placements(
     [n] each, 0 for the rows of the other class; both 0 where a class is empty. With ``row_weights`` [n], shares of
     weight instead of rows.
     """
-    above, below = np.zeros(len(values)), np.zeros(len(values))
     weights = np.ones(len(values)) if row_weights is None else row_weights
     if not weights[clicked].any() or not weights[~clicked].any():
-        return above, below
+        return np.zeros(len(values)), np.zeros(len(values))
     # One sort and running sums: searching each value among sorted ones would miss the cache at every step. Sums of
     # weights depend on the order of equal values; sums of rows do not, and an unstable sort is faster.
     order = np.argsort(values, kind="quicksort" if row_weights is None else "stable")
@@ -106,9 +105,11 @@ def placements(
     first = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
     del ranked
     weights = weights[order]
-    above[order[is_clicked]] = _lower_share(np.where(is_clicked, 0.0, weights), first)[is_clicked]
-    below[order[~is_clicked]] = 1 - _lower_share(np.where(is_clicked, weights, 0.0), first)[~is_clicked]
-    return above, below
+    above = _lower_share(np.where(is_clicked, 0.0, weights), first)
+    below = 1 - _lower_share(np.where(is_clicked, weights, 0.0), first)
+    placed = np.empty(len(values))
+    placed[order] = np.where(is_clicked, above, below)
+    return np.where(clicked, placed, 0.0), np.where(clicked, 0.0, placed)
 
 
 def _lower_share(weights: NDArray[np.float64], first: NDArray[np.int64]) -> NDArray[np.float64]:
