@@ -9,8 +9,8 @@ from pipeline.cli.commands.command import Command, add_config_dir, amount, progr
 from pipeline.core.errors import ConfigError, GateHeldError
 
 EPILOG = """\
-A file is Parquet, CSV or Arrow, by its name, on any fsspec URL, with a row for each prediction. Two files have the same
-rows in the same order, or name them by --key. Overrides are those of group gate, and seed; docs/judge.md says more.
+A file is Parquet, CSV or Arrow, by its name, on any fsspec URL, with a row for each prediction. Two files hold the same
+rows in the same order, unless --key names them. Overrides are those of group gate, and seed; docs/judge.md says more.
 
   nightjar judge candidate.parquet incumbent.parquet --label clicked --score p
   nightjar judge candidate.parquet incumbent.csv --key user --key item gate.max_ne_increase=0.001
