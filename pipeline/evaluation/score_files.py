@@ -132,18 +132,55 @@ class _Opened:
 
 
 def _open(table: Table, whose: str) -> _Opened:
+    import polars as pl
+
     if not isinstance(table, str):
         return _Opened(whose.replace("file", "frame"), "a frame", table.columns, table.select)
     where = f"{whose} {table}"
-    kind = next((kind for suffix, kind in FORMATS.items() if table.lower().endswith(suffix)), None)
-    if kind is None:
+    fs, paths = _find_files(table, where)
+    kinds = set()
+    for path in paths:
+        kinds.add(next((kind for suffix, kind in FORMATS.items() if path.lower().endswith(suffix)), "another one"))
+    if len(kinds) > 1 or "another one" in kinds:
         raise ConfigError(
-            f"{where} has a name that tells no format, expected one that ends with {', '.join(FORMATS)}",
+            f"{where} has a name that tells no format, or several, expected one that ends with {', '.join(FORMATS)}",
             hint="nightjar judge candidate.parquet incumbent.parquet; overrides begin with gate. or seed=",
         )
-    source = _source(table, where)
-    with _unreadable(where, kind):
-        return _Opened(where, kind, *_reader(kind, source))
+    (kind,) = kinds
+    readers = []
+    for path in paths:
+        with reachable(table):
+            source = path if isinstance(fs.inner, LocalFileSystem) else fs.cat_file(path)
+        with _unreadable(where, kind):
+            readers.append(_reader(kind, source))
+
+    def load(names: list[str]) -> pl.DataFrame:
+        # CSV may have whole numbers in one file and fractions in another.
+        return pl.concat([read(names) for _, read in readers], how="vertical_relaxed")
+
+    return _Opened(where, kind, readers[0][0], load)
+
+
+def _find_files(url: str, where: str) -> tuple[Steady, list[str]]:
+    """Find the file, or those of a folder or a glob by name, as writers of many processes leave them."""
+    try:
+        inner, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{where} cannot be opened: {error}", hint="a path, or an fsspec URL") from None
+    fs = Steady(inner)
+    with reachable(url):
+        if fs.isfile(path):
+            return fs, [path]
+        if fs.isdir(path):
+            names = [(name, name.removeprefix(path)) for name in fs.find(path)]
+            # Names that begin so are marks and checksums, such as _SUCCESS.
+            paths = [name for name, below in names if not any(part[:1] in ("_", ".") for part in below.split("/"))]
+        else:
+            paths = [name for name in fs.glob(path) if fs.isfile(name)] if fsspec.core.has_magic(path) else []
+        if not paths:
+            what = "has no files" if fs.isdir(path) else "does not exist"
+            raise DataError(f"{where} {what}, expected scores", hint="nightjar judge <file> <file>")
+        return fs, sorted(paths)
 
 
 @contextmanager
@@ -156,21 +193,6 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "a whole file, whose name says its format"
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
-
-
-def _source(url: str, where: str) -> str | bytes:
-    # What Polars reads: the path of a local file, or the bytes of another one.
-    try:
-        inner, path = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"{where} cannot be opened: {error}", hint="a path, or an fsspec URL") from None
-    fs: Any = Steady(inner)
-    with reachable(url):
-        if not fs.isfile(path):
-            what = "is a folder" if fs.exists(path) else "does not exist"
-            raise DataError(f"{where} {what}, expected a file of scores", hint="nightjar judge <file> <file>")
-        content: str | bytes = path if isinstance(inner, LocalFileSystem) else fs.cat_file(path)
-        return content
 
 
 def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[str]], pl.DataFrame]]:

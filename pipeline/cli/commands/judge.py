@@ -19,7 +19,8 @@ rows in the same order, unless --key names them. Overrides are those of group ga
 
 exit code 0: PASS; 6: HOLD; 2: a wrong column, file name or setting; 3: rows that do not match or allow no figures
 """
-_OVERRIDE = re.compile(r"\+*(gate[.=]|seed=)")
+# A file may have a = in its path, as in date=2026-01-31/scores.parquet.
+_OVERRIDE = re.compile(r"[+~]*(gate=|seed=|[a-z_]+\.[\w.]+=)")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
