@@ -220,6 +220,10 @@ bench-init: install ## AUC with the schemas of nightjar init beside hand-written
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
 	@.venv/bin/python -m benchmarks.gate
 
+.PHONY: bench-judge
+bench-judge: install ## seconds and memory of nightjar judge on ten million scores, in 50 slices
+	@.venv/bin/python -m benchmarks.judge
+
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
 

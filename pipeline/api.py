@@ -1,6 +1,6 @@
 """Nightjar from Python, for notebooks: start a run and watch it, look at what runs gave, score frames with a version.
 
-    from pipeline.api import run, runs, load_version
+    from pipeline.api import judge, run, runs, load_version
 
 A run is the very command ``nightjar run`` in a process of its own, so a notebook's kernel holds no training.
 """
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.records.gate import GateRecord
     from pipeline.records.result import Result
 
-__all__ = ["Run", "Version", "load_run", "load_version", "run", "runs"]
+__all__ = ["Run", "Version", "judge", "load_run", "load_version", "run", "runs"]
 
 STORE = "./store"
 _STEP = re.compile(r"\bstep +(\d+)/(\d+)\b.*?\bNE (\S+)")
@@ -203,6 +203,67 @@ def load_version(
         raise ArtifactError(f"model {name!r} has no serving version", hint="nightjar models ls")
     versions.find_version(place, name, chosen)
     return Version(name, chosen, store, cache_mib)
+
+
+def judge(
+    candidate: str | pl.DataFrame,
+    incumbent: str | pl.DataFrame | None = None,
+    *overrides: str,
+    label: str = "label",
+    score: str | None = None,
+    incumbent_score: str | None = None,
+    logits: bool = False,
+    key: Sequence[str] = (),
+    slices: Sequence[str] = (),
+    weight: str | None = None,
+    time: str | None = None,
+    user: str | None = None,
+    max_gauc_drop: float = 0.002,
+) -> GateRecord:
+    """Judge the scores of any framework as the gate judges, as ``nightjar judge`` does.
+
+        record = judge("candidate.parquet", "incumbent.parquet", "gate.max_ne_increase=0.001", label="clicked")
+        record.verdict, record.reasons
+
+    Args:
+        candidate: A file of scores (Parquet, CSV, Arrow; any fsspec URL), or a Polars frame.
+        incumbent: The same of the model that serves; None: there is none, or ``incumbent_score`` is its column in
+            ``candidate``.
+        overrides: Settings of group ``gate``, and ``seed``.
+        label: Column of 0 and 1.
+        score: Column of scores; None: ``score``, else ``probability``.
+        incumbent_score: Column of the incumbent's scores; None: as ``score``.
+        logits: Scores are logits, not probabilities.
+        key: Columns that name a row; none: both files have the same rows in the same order.
+        slices: Columns by whose values the rows are judged, too.
+        weight: Column that says how many rows a row counts as.
+        time: Column to sort the rows by; None: they are in the order of time.
+        user: Column whose users GAUC is measured on.
+        max_gauc_drop: Largest drop of GAUC.
+
+    Returns:
+        The record of the gate: figures with intervals, checks, ``verdict`` and ``reasons``.
+
+    Raises:
+        ConfigError: A column, a file's format or an override is wrong.
+        DataError: The rows do not match, or allow no figures.
+    """
+    from pipeline.evaluation.judge_scores import gate_settings_of, judge_scores
+    from pipeline.evaluation.score_files import Columns
+
+    settings, seed = gate_settings_of(overrides)
+    columns = Columns(
+        label=label,
+        score=score,
+        incumbent_score=incumbent_score,
+        weight=weight,
+        key=key,
+        slices=slices,
+        time=time,
+        user=user,
+        logits=logits,
+    )
+    return judge_scores(candidate, incumbent, columns, settings, seed=seed, max_gauc_drop=max_gauc_drop)
 
 
 def _watch(lines: Iterable[str], shown: bool) -> Run:

@@ -4,15 +4,22 @@ import ast
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import polars as pl
 import pytest
 from nbclient import NotebookClient
 
 from pipeline import api, errors, records
-from pipeline.api import Run, _error, _watch, load_run, load_version, run, runs
+from pipeline.api import Run, _error, _watch, judge, load_run, load_version, run, runs
 from pipeline.core import errors as core_errors
 from pipeline.core.errors import ArtifactError, ConfigError, DataError, LaunchError, NightjarError
-from pipeline.records import json_schema
+from pipeline.evaluation.metrics import sigmoid
+from pipeline.publishing.versions import version_path
+from pipeline.records import LABEL, json_schema
+from pipeline.serving.scores import score_dataset
+from pipeline.stages.release_ranks import open_version
+from pipeline.store import Store
+from pipeline.training.parquet import SplitReader
 from tests.conftest import ROOT
 from tests.waits import PATIENCE
 
@@ -46,6 +53,25 @@ def test_code_outside_finds_all_errors_and_records() -> None:
 def done(tmp_path_factory) -> Run:
     """A run that published."""
     return run(*SMALL, "run=small", store=str(tmp_path_factory.mktemp("store")), progress=False)
+
+
+def test_scores_of_a_published_version_get_the_verdict_of_its_gate(done: Run) -> None:
+    """What the gate has scored, as a table of another framework would hold it."""
+    store, gate = Store(done.store), done.gate
+    dataset = store.find(done.result.artifact("ingest"))
+    split = SplitReader(store, dataset, "test")
+    with open_version(store, version_path("clicks", done.result.model.version), 1 << 30) as version:
+        scores = score_dataset(split, {"candidate": (version, None)}, {}, [], split.groups)
+    logits = np.concatenate(scores.logits["candidate"])
+    frame = pl.DataFrame({"label": split.column(LABEL), "score": logits})
+    found = judge(frame, None, "gate.max_calibration_error=0.5", logits=True)
+    for name in ("rows", "clicks", "candidate", "reliability", "histogram", "verdict", "reasons"):
+        assert getattr(found, name) == getattr(gate, name), name
+    # Probabilities are rounded once more.
+    frame = frame.with_columns(score=pl.Series(sigmoid(logits)))
+    rounded = judge(frame, None, "gate.max_calibration_error=0.5")
+    assert rounded.candidate.ne.point == pytest.approx(gate.candidate.ne.point, rel=1e-9)
+    assert [check.passed for check in rounded.checks] == [check.passed for check in found.checks]
 
 
 @pytest.mark.measures

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.evaluation.metrics import entropy_of_rate, sigmoid, split_by_class
+from pipeline.evaluation.metrics import entropy_of_rate, sigmoid
 from pipeline.records.gate import Interval
 
 FIGURES = ("ne", "auc", "calibration")
@@ -72,13 +73,18 @@ def block_sums(
         score lower, ties one half; ``below``: of the other rows, the share of clicked ones that score higher. The
         means of both are the AUC (DeLong et al. 1988).
     """
-    values = logits.astype(np.float64)
-    loss = np.logaddexp(0.0, np.where(clicked, -values, values))
-    above, below = placements(clicked, values, row_weights)
-    columns = [np.ones(len(values)), clicked.astype(np.float64), loss, sigmoid(values), above, below]
-    if row_weights is not None:
-        columns = [row_weights * column for column in columns]
-    return np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
+    values = logits.astype(np.float64, copy=False)
+
+    def add_up(column: NDArray[np.float64]) -> NDArray[Any]:
+        weighted = column if row_weights is None else row_weights * column
+        return np.bincount(blocks, weighted, minlength=count)
+
+    # One column at a time: each is as large as the logits.
+    totals = [add_up(np.ones(len(values))), add_up(clicked.astype(np.float64))]
+    totals.append(add_up(np.logaddexp(0.0, np.where(clicked, -values, values))))
+    totals.append(add_up(sigmoid(values)))
+    totals += map(add_up, placements(clicked, values, row_weights))
+    return np.stack(totals, axis=1)
 
 
 def placements(
@@ -89,32 +95,29 @@ def placements(
     [n] each, 0 for the rows of the other class; both 0 where a class is empty. With ``row_weights`` [n], shares of
     weight instead of rows.
     """
-    above, below = np.zeros(len(values)), np.zeros(len(values))
-    if row_weights is None:
-        scores = split_by_class(clicked, values)
-        if len(scores.clicked) and len(scores.other):
-            above[clicked] = _lower_share(scores.other, values[clicked])
-            below[~clicked] = 1 - _lower_share(scores.clicked, values[~clicked])
-    elif row_weights[clicked].sum() and row_weights[~clicked].sum():
-        above[clicked] = _lower_weight(values[~clicked], row_weights[~clicked], values[clicked])
-        below[~clicked] = 1 - _lower_weight(values[clicked], row_weights[clicked], values[~clicked])
-    return above, below
+    weights = np.ones(len(values)) if row_weights is None else row_weights
+    if not weights[clicked].any() or not weights[~clicked].any():
+        return np.zeros(len(values)), np.zeros(len(values))
+    # One sort and running sums: searching each value among sorted ones would miss the cache at every step. Sums of
+    # weights depend on the order of equal values; sums of rows do not, and an unstable sort is faster.
+    order = np.argsort(values, kind="quicksort" if row_weights is None else "stable")
+    ranked, is_clicked = values[order], clicked[order]
+    first = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+    del ranked
+    weights = weights[order]
+    above = _lower_share(np.where(is_clicked, 0.0, weights), first)
+    below = 1 - _lower_share(np.where(is_clicked, weights, 0.0), first)
+    placed = np.empty(len(values))
+    placed[order] = np.where(is_clicked, above, below)
+    return np.where(clicked, placed, 0.0), np.where(clicked, 0.0, placed)
 
 
-def _lower_share(ranked: NDArray[np.floating], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    lower, ties = np.searchsorted(ranked, values, "left"), np.searchsorted(ranked, values, "right")
-    return np.asarray((lower + ties) / (2.0 * len(ranked)))
-
-
-def _lower_weight(
-    others: NDArray[np.float64], weights: NDArray[np.float64], values: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The share of the weight of ``others`` that lies below each of ``values``, ties one half."""
-    order = np.argsort(others, kind="stable")
-    ranked = others[order]
-    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
-    lower, ties = np.searchsorted(ranked, values, "left"), np.searchsorted(ranked, values, "right")
-    return np.asarray((sums[lower] + sums[ties]) / (2.0 * sums[-1]))
+def _lower_share(weights: NDArray[np.float64], first: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the share of ``weights`` [n] of lower rows, ties one half; rows are ties from ``first`` to the next."""
+    running = np.append(0.0, np.cumsum(weights))
+    last = np.append(first[1:], len(weights))
+    shares = (running[first] + running[last]) / (2.0 * running[-1])
+    return np.repeat(shares, last - first)
 
 
 def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:

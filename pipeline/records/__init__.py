@@ -75,6 +75,7 @@ from pipeline.records.gate import (
     Shift,
     Slice,
     TaskComparison,
+    UserAuc,
 )
 from pipeline.records.model_version import (
     CALIBRATOR,
@@ -286,6 +287,7 @@ __all__ = [
     "Towers",
     "TowersPart",
     "TrainPart",
+    "UserAuc",
     "ValidationPart",
     "Verdict",
     "Verified",

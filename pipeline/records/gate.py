@@ -134,6 +134,22 @@ class TaskComparison(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UserAuc(Record):
+    """GAUC: the mean AUC within ``users`` that have rows of both classes, weighted by their ``rows``.
+
+    ``change``: from incumbent to candidate, a difference. ``limit``: the largest drop; without it, nothing is held for
+    GAUC. Without ``candidate``, no user has rows of both classes.
+    """
+
+    users: int
+    rows: int
+    candidate: Interval | None = absent()
+    incumbent: Interval | None = absent()
+    change: Interval | None = absent()
+    limit: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibrated(Record):
     """The calibrator in ``gate.json``: rows and clicks that it was fitted on, and figures without it on the others.
 
@@ -223,7 +239,7 @@ class GateRecord(Record):
     ``tasks``: those besides the main one. ``young_labels``: in words, that clicks of the scored rows may still come;
     calibration then holds nothing. ``calibrated``: where the version has a calibrator; then all other figures
     of the candidate are with it, on rows that it was not fitted on, but for ``serving``. ``importance``: of the
-    candidate's features, by name, and of its towers. ``cost``: of an ensemble.
+    candidate's features, by name, and of its towers. ``cost``: of an ensemble. ``gauc``: where rows have users.
     """
 
     FILE: ClassVar[str] = GATE
@@ -245,6 +261,7 @@ class GateRecord(Record):
     serving: Serving | None = absent()
     slices: tuple[Slice, ...] | None = absent()
     tasks: dict[str, TaskComparison] | None = absent()
+    gauc: UserAuc | None = absent()
     calibrated: Calibrated | None = absent()
     importance: dict[str, Importance] | None = absent()
     tower_importance: dict[str, Importance] | None = absent()

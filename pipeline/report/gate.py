@@ -1,7 +1,8 @@
-"""The page of a verdict as HTML, with its plots, and as Markdown, from ``gate.json``."""
+"""The page of a verdict as HTML, with its plots, as Markdown, and as text, from ``gate.json``."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from pipeline.records.ensemble import ServingCost
 from pipeline.records.gate import HOLD, Beside, Check, GateRecord, Histogram, Importance, Interval, Slice
 from pipeline.report.charts import calibration
 from pipeline.report.page import Figure, PageTable, from_template, markdown_items, pill
+from pipeline.report.summary import WIDTH, wrapped
 from pipeline.report.svg import Axis, Frame, ReferenceLine, drawing, percent_tick, reference_lines, signed_tick, tag
 
 MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calibrator", "incumbent": "incumbent"}
@@ -110,6 +112,8 @@ def gate_markdown(record: GateRecord) -> str:
     lines += [*markdown_items("", record.reasons), *markdown_items("warning: ", record.warnings)]
     if record.candidate is not None:
         lines += [*_plain_table(_figures(record)), ""]
+        if record.gauc is not None:
+            lines += [_explain_gauc(record), ""]
     if record.cost is not None:
         lines += [f"An ensemble of {units.count(record.cost.members)} members: {_cost_words(record.cost)}.", ""]
     if record.calibrated is not None:
@@ -130,6 +134,21 @@ def gate_markdown(record: GateRecord) -> str:
         head = [name.rstrip("*") if name == "NE*" else name[0].lower() + name[1:].rstrip("*") for name in table.head]
         lines += [*_markdown_table(head, table.rows), ""]
     return "\n".join(lines)
+
+
+def gate_text(record: GateRecord) -> str:
+    """Return verdict, reasons, warnings and figures as text, for a terminal."""
+    lines = [*wrapped("gate", record.verdict), *wrapped("", _sentence(record))]
+    for reason in record.reasons:
+        lines += wrapped("", reason)
+    for warning in record.warnings:
+        lines += wrapped("", f"warning: {warning}")
+    if record.candidate is not None:
+        table = _figures(record)
+        lines += ["", units.text_table([name.lower() for name in table.head], table.rows)]
+        if record.gauc is not None:
+            lines += ["", *textwrap.wrap(_explain_gauc(record), WIDTH)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _plain_table(table: PageTable) -> list[str]:
@@ -205,6 +224,11 @@ def _figures(record: GateRecord) -> PageTable:
             change = _interval(getattr(record.change, name, None), "%" if name == "ne" else "+")
             cells += [_interval(getattr(record.incumbent, name)), change]
         rows.append(cells)
+    if record.gauc is not None and record.gauc.candidate is not None:
+        cells = ["GAUC", _interval(record.gauc.candidate)]
+        if record.incumbent is not None:
+            cells += [_interval(record.gauc.incumbent), _interval(record.gauc.change, "+")]
+        rows.append(cells)
     return PageTable(head, rows)
 
 
@@ -231,8 +255,16 @@ def _comparison(record: GateRecord) -> dict[str, Any] | None:
         "calibrated": _calibrated(record),
         "calibrator": f"The calibrator is {record.calibrated.words}." if record.calibrated is not None else "",
         "others": PageTable(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
-        "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}.",
+        "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}. "
+        f"{_explain_gauc(record)}".strip(),
     }
+
+
+def _explain_gauc(record: GateRecord) -> str:
+    if record.gauc is None or record.gauc.candidate is None:
+        return ""
+    users, rows = units.plural(record.gauc.users, "user"), units.count(record.gauc.rows)
+    return f"GAUC is the mean AUC within each of {users} with rows of both classes, weighted by their {rows} rows."
 
 
 def _other_models(record: GateRecord) -> list[list[str]]:

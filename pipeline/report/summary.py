@@ -37,15 +37,15 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
             for index, text in enumerate(texts):
-                lines += _wrapped("" if index else name, text)
+                lines += wrapped("" if index else name, text)
     if changes := hosts_lines(result.shrunk, result.grown):
-        lines += _wrapped("hosts", "; ".join(changes))
+        lines += wrapped("hosts", "; ".join(changes))
     if error := result.error:
-        lines += _wrapped("error", error_text(error))
+        lines += wrapped("error", error_text(error))
         if error.hint:
-            lines += _wrapped("hint", error.hint)
+            lines += wrapped("hint", error.hint)
     if where:
-        lines += [RULE, f"{'look at':<{NAME}}{where}/", *_wrapped("", "  ".join(files))]
+        lines += [RULE, f"{'look at':<{NAME}}{where}/", *wrapped("", "  ".join(files))]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -139,7 +139,7 @@ def first_names(names: Sequence[str], most: int) -> str:
     return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
-def _wrapped(name: str, text: str) -> list[str]:
-    # ``text`` beside ``name``, wrapped to 80 columns.
+def wrapped(name: str, text: str) -> list[str]:
+    """Wrap ``text`` to 80 columns, beside ``name``."""
     lines = textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{'' if index else name:<{NAME}}{line}" for index, line in enumerate(lines)]

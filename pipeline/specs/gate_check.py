@@ -78,6 +78,7 @@ class ScoredRows:
         slices: The columns of ``gate.slices``, by name.
         tasks: The further tasks, by name.
         weights: How many rows each row counts as; None: one.
+        users: A number from 0 on for the user of each row, negative where it has none; None: not known.
         uncalibrated: Logits of the candidate without its calibrator, which ``calibrated`` describes.
         calibrated: The record of that calibrator; None: there is none.
     """
@@ -91,13 +92,15 @@ class ScoredRows:
     slices: Mapping[str, SliceColumn] = field(default_factory=dict)
     tasks: Mapping[str, ScoredTask] = field(default_factory=dict)
     weights: Floats | None = None
+    users: NDArray[np.integer] | None = None
     uncalibrated: Floats | None = None
     calibrated: Calibrated | None = None
 
     def select_rows(self, rows: NDArray[np.bool_]) -> ScoredRows:
         """Return the rows that ``rows`` [n] marks."""
         columns: dict[str, Any] = {}
-        for name in ("labels", "candidate", "incumbent", "trained", "best", "baseline", "weights", "uncalibrated"):
+        models = ("candidate", "incumbent", "trained", "best", "baseline", "uncalibrated")
+        for name in ("labels", "weights", "users", *models):
             column = getattr(self, name)
             columns[name] = None if column is None else column[rows]
         slices = {name: replace(column, codes=column.codes[rows]) for name, column in self.slices.items()}

@@ -122,7 +122,7 @@ def gate_of(*overrides: str) -> GateConfig:
 def test_without_a_package_nothing_is_added() -> None:
     assert [name for name in GATE_CHECKS.names() if GATE_CHECKS.package(name)] == []
     assert type(Config().gate) is GateConfig
-    order = "finite comparable rows floors baseline incumbent best labels slices tasks serving coverage importance"
+    order = "finite comparable rows floors baseline incumbent gauc best labels slices tasks serving coverage importance"
     assert GATE_CHECKS.names() == tuple(order.split())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.bootstrap import FEWEST, evaluation_intervals
+from pipeline.evaluation.bootstrap import FEWEST, evaluation_intervals, placements
 from pipeline.records import Evaluation, Result
 from pipeline.report.html import ReportData, render
 from pipeline.report.summary import doubts
@@ -96,3 +96,31 @@ def test_the_text_and_the_page_of_a_run_have_intervals_and_warnings():
     assert "95% intervals: NE 0.10000 to 1.01000, AUC 0.40000 to 1.00000" in lines
     page = render(ReportData(result=result))
     assert "<h2>Warnings</h2>" in page and "NE may be as high as 1.010" in page
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("digits", [0, 12])
+def test_placements_are_shares_of_the_rows_of_the_other_class(weighted: bool, digits: int) -> None:
+    """To the bit what searching each score among the sorted ones gives; few digits make ties."""
+    rng = np.random.default_rng(4)
+    values, clicked = np.round(rng.normal(0, 2, 4000), digits), rng.random(4000) < 0.3
+    weights = rng.choice([0.0, 0.7, 2.0], 4000) if weighted else None
+    above, below = placements(clicked, values, weights)
+
+    def lower_share(others: np.ndarray) -> np.ndarray:
+        order = np.argsort(values[others], kind="stable")
+        ranked, counts = values[others][order], np.ones(others.sum()) if weights is None else weights[others][order]
+        sums = np.append(0.0, np.cumsum(counts))
+        ends = (sums[np.searchsorted(ranked, values[~others], side)] for side in ("left", "right"))
+        return sum(ends) / (2.0 * sums[-1])
+
+    assert np.array_equal(above[clicked], lower_share(~clicked)) and not above[~clicked].any()
+    assert np.array_equal(below[~clicked], 1 - lower_share(clicked)) and not below[clicked].any()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_placements_of_one_class_are_0(share: float) -> None:
+    clicked = np.random.default_rng(0).random(50) < share
+    assert not np.any(placements(clicked, np.arange(50.0)))
+    other = np.arange(50) < 10
+    assert not np.any(placements(other, np.arange(50.0), np.where(other, 1.0, 0.0))), "no other row has a weight"

@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
     "cli": {
         "calibration",
+        "evaluation",
         "ingest",
         "planning",
         "checkpoint",
@@ -91,7 +92,7 @@ ALLOWED: dict[str, set[str]] = {
         "towers",
         "training",
     },
-    "api": {"publishing", "report", "serving", "stages"},
+    "api": {"evaluation", "publishing", "report", "serving", "stages"},
     "__init__": set(),
 }
 

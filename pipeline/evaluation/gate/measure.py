@@ -23,6 +23,7 @@ from pipeline.evaluation.bootstrap import (
     resample,
 )
 from pipeline.evaluation.gate.power import error_of
+from pipeline.evaluation.gauc import compare_gauc
 from pipeline.records.gate import (
     Beside,
     Best,
@@ -77,6 +78,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
         **_measure_all_rows(scored, bootstrap, settings),
         slices=tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(slices)) for part in slices),
         tasks=tasks or None,
+        gauc=compare_gauc(scored, settings.confidence, settings.replicates, settings.blocks, seed),
     )
 
 

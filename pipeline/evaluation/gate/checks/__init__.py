@@ -1,5 +1,6 @@
 """The built-in checks of the gate: ``SPECS``, in the order of their answers in ``gate.json``. No NumPy at import."""
 
+from pipeline.evaluation.gate.checks.gauc import GAUC
 from pipeline.evaluation.gate.checks.importance import IMPORTANCE
 from pipeline.evaluation.gate.checks.labels import LABELS
 from pipeline.evaluation.gate.checks.reference_models import BASELINE, BEST, INCUMBENT, TASKS
@@ -13,6 +14,7 @@ SPECS = (
     FLOORS,
     BASELINE,
     INCUMBENT,
+    GAUC,
     BEST,
     LABELS,
     SLICES,

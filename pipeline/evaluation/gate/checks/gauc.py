@@ -1,0 +1,47 @@
+"""Whether the candidate ranks the rows of each user as the incumbent does. No NumPy at import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.records.gate import Check, Interval, UserAuc
+from pipeline.specs.gate_check import GateCheck, GateInputs
+
+NAME, LIMIT, USER = "GAUC against the incumbent", "--max-gauc-drop", "--user"
+
+
+class Gauc(GateCheck):
+    """``--max-gauc-drop``: GAUC must not fall clearly, and by more than that.
+
+    A model may gain AUC by telling users who click from users who do not, and rank the ads of each of them worse.
+    """
+
+    name = "gauc"
+
+    def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """One answer where rows have users and there is an incumbent; one that holds where no user can be ranked."""
+        gauc = inputs.record.gauc
+        if gauc is None or gauc.limit is None:
+            return
+        if gauc.candidate is None:
+            words = f"no user has rows of both classes, so GAUC is not defined ({USER})"
+            yield Check(NAME, USER, False, words)
+        elif gauc.incumbent is not None and gauc.change is not None:
+            yield self._check_drop(gauc, gauc.candidate, gauc.incumbent, gauc.change, gauc.limit)
+
+    def _check_drop(
+        self, gauc: UserAuc, candidate: Interval, incumbent: Interval, change: Interval, limit: float
+    ) -> Check:
+        # As with NE of slices, a drop holds where it is beyond doubt; ``not`` would let NaN pass.
+        passed = -change.point <= limit or change.high >= 0
+        place = "not clearly beyond" if passed else "beyond"
+        if -change.point <= limit:
+            place = "within"
+        words = (
+            f"GAUC of {gauc.users:,} users is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "
+            f"{change.point:+.4f} [{change.low:+.4f}, {change.high:+.4f}], {place} {-limit:+g} ({LIMIT})"
+        )
+        return Check(NAME, LIMIT, passed, words)
+
+
+GAUC = Gauc()

@@ -1,0 +1,256 @@
+"""A verdict on scores of any framework: labels and scores become what the gate measures, and its checks decide."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.gate import GateConfig
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.evaluation.gate.gate import judge
+from pipeline.evaluation.gate.measure import measure
+from pipeline.evaluation.score_files import CANDIDATE, INCUMBENT, SCORES, Columns, read_rows
+from pipeline.records.gate import GateRecord
+from pipeline.specs.gate_check import ScoredRows, SliceColumn
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipeline.evaluation.score_files import Table
+
+MISSING = "(missing)"
+# A score of exactly 0 or 1 costs infinitely much where it is wrong. Scores count as no nearer to 0 than this, and to 1
+# than half a step of their type.
+LEAST = 2.0**-53
+MOST = {np.dtype(np.float32): 1 - 2.0**-25, np.dtype(np.float64): 1 - 2.0**-53}
+# Rows whose logits are computed at a time, so that temporaries stay small.
+BLOCK_ROWS = 1 << 20
+# Settings of the gate that limit what scores do not tell, or that name a model's features.
+NOT_OF_SCORES = (
+    "slices",
+    "tasks",
+    "max_rows",
+    "min_baseline_gain",
+    "best_of_last",
+    "max_ne_drift",
+    "max_label_shift",
+    "min_coverage",
+    "max_coverage_drop",
+    "max_serving_gap",
+    "importance_rows",
+)
+
+log = logging.getLogger(__name__)
+
+
+def gate_settings_of(overrides: Sequence[str], config_dir: str | None = None) -> tuple[GateConfig, int]:
+    """Compose group ``gate`` and the seed of the bootstrap.
+
+    Raises:
+        ConfigError: An override is none of group ``gate`` or ``seed``, or sets what scores do not tell.
+    """
+    from pipeline.config.compose import compose
+
+    for override in overrides:
+        name = override.lstrip("+~").partition("=")[0]
+        group, _, setting = name.partition(".")
+        if group not in ("gate", "seed"):
+            raise ConfigError(
+                f"{override} is no setting of the gate, expected gate.<setting>=<value> or seed=<number>",
+                hint="nightjar explain gate",
+            )
+        if setting.partition(".")[0] in NOT_OF_SCORES:
+            raise ConfigError(
+                f"{name} has no effect on files of scores: they tell labels and predictions, and all rows are judged",
+                hint="--slice <column>" if setting == "slices" else f"leave out {override}",
+            )
+    config = compose(overrides, config_dir)
+    return config.gate, config.seed
+
+
+def judge_scores(
+    candidate: Table,
+    incumbent: Table | None,
+    columns: Columns,
+    settings: GateConfig,
+    *,
+    seed: int,
+    max_gauc_drop: float,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> GateRecord:
+    """Judge a candidate by its scores, beside an incumbent's on the same rows where there is one.
+
+    Args:
+        candidate: Its scores, with label, weight, slices, time and user of each row.
+        incumbent: The incumbent's scores; None: they are a column beside the candidate's, ``columns.incumbent_score``,
+            or there is no incumbent, and the checks of a first model apply.
+        columns: What the columns are called.
+        settings: Group ``gate``.
+        seed: Of the bootstrap.
+        max_gauc_drop: Largest drop of GAUC, where rows have users.
+        progress: Gets steps done, and of how many.
+
+    Returns:
+        What the gate records of a version with these scores: figures, checks and verdict.
+
+    Raises:
+        ConfigError: A column or a format is wrong.
+        DataError: The rows do not match, or allow no figures.
+    """
+    steps = 3
+    progress(0, steps)
+    rows = read_rows(candidate, incumbent, columns)
+    progress(1, steps)
+    scored = to_scored_rows(rows, columns)
+    del rows  # measuring takes as much memory again
+    progress(2, steps)
+    record = measure(scored, settings, seed)
+    if record.gauc is not None:
+        record = replace(record, gauc=replace(record.gauc, limit=max_gauc_drop))
+    model, other = _model_names(candidate, incumbent, columns)
+    record = replace(record, model=model, incumbent_version=other if scored.incumbent is not None else None)
+    judged = judge(record, settings, scored)
+    progress(steps, steps)
+    return judged
+
+
+def _model_names(candidate: Table, incumbent: Table | None, columns: Columns) -> tuple[str, str]:
+    # For people: the files, or the columns where both models have one file.
+    if incumbent is None and columns.incumbent_score is not None:
+        return columns.score or SCORES[0], columns.incumbent_score
+    names = []
+    for table, name in ((candidate, "candidate"), (incumbent, "incumbent")):
+        names.append(PurePosixPath(table).name if isinstance(table, str) else name)
+    return names[0], names[1]
+
+
+def to_scored_rows(rows: pl.DataFrame, columns: Columns) -> ScoredRows:
+    """Turn the rows of ``read_rows`` into what the gate measures.
+
+    Raises:
+        DataError: Labels, weights or scores are no such values, or the labels allow no figures.
+    """
+    weights = None if columns.weight is None else _weights(rows[columns.weight])
+    labels = _labels(rows[columns.label], weights)
+    logits = {}
+    for name, whose in ((CANDIDATE, "candidate's"), (INCUMBENT, "incumbent's")):
+        if name in rows.columns:
+            logits[name] = _logits(rows[name], whose, columns.logits)
+    slices = {}
+    for name in columns.slices:
+        codes, values = _encode(rows[name])
+        slices[name] = SliceColumn(codes=codes, names={-1: MISSING} | dict(enumerate(map(str, values))))
+    users = None if columns.user is None else _encode(rows[columns.user])[0]
+    return ScoredRows(
+        labels=labels,
+        candidate=logits[CANDIDATE],
+        incumbent=logits.get(INCUMBENT),
+        slices=slices,
+        weights=weights,
+        users=users,
+    )
+
+
+def _numbers(column: pl.Series, what: str, hint: str) -> NDArray[np.floating]:
+    # Float32 stays; all else becomes float64, with NaN where it is missing.
+    import polars as pl
+
+    kind = column.dtype
+    if not (kind.is_numeric() or kind == pl.Boolean or kind == pl.Null):
+        raise DataError(f"{what} are {kind}, expected numbers", hint=hint)
+    if kind != pl.Float32:
+        column = column.cast(pl.Float64)
+    return column.to_numpy()
+
+
+def _labels(column: pl.Series, weights: NDArray[np.floating] | None) -> NDArray[np.float32]:
+    hint = "--label <column of 0 and 1>; leave out rows whose label is not known yet"
+    labels = _numbers(column, f"the labels (column {column.name})", hint)
+    missing = int(np.isnan(labels).sum())
+    if missing:
+        raise DataError(
+            f"{missing:,} of {len(labels):,} labels (column {column.name}) are missing, expected 0 or 1", hint=hint
+        )
+    wrong = (labels != 0) & (labels != 1)
+    if wrong.any():
+        raise DataError(
+            f"{int(wrong.sum()):,} of {len(labels):,} labels (column {column.name}) are neither 0 nor 1, the first is "
+            f"{labels[wrong][0]:g}",
+            hint=hint,
+        )
+    counted = labels if weights is None else labels[weights > 0]
+    clicks = int(counted.sum())
+    if clicks in (0, len(counted)):
+        what = f"all {len(counted):,} rows" if weights is None else f"all {len(counted):,} rows with a weight above 0"
+        raise DataError(
+            f"{what} have label {int(clicks > 0)} (column {column.name}), expected both classes: NE and AUC are not "
+            "defined for one class only",
+            hint="rows of both classes, or --label <another column>",
+        )
+    return labels.astype(np.float32)
+
+
+def _weights(column: pl.Series) -> NDArray[np.floating]:
+    hint = "--weight <column of numbers, 0 or more>"
+    weights = _numbers(column, f"the weights (column {column.name})", hint)
+    wrong = ~((weights >= 0) & np.isfinite(weights))
+    if wrong.any():
+        raise DataError(
+            f"{int(wrong.sum()):,} of {len(weights):,} weights (column {column.name}) are missing, negative or not "
+            "finite",
+            hint=hint,
+        )
+    if not weights.any():
+        raise DataError(f"all {len(weights):,} weights (column {column.name}) are 0", hint=hint)
+    return weights
+
+
+def _logits(column: pl.Series, whose: str, are_logits: bool) -> NDArray[np.floating]:
+    """Return logits [n]; NaN where a score is missing, for which the gate holds."""
+    option = "--incumbent-score" if column.name == INCUMBENT else "--score"
+    scores = _numbers(column, f"the {whose} scores", f"{option} <column of numbers>")
+    missing = int(np.isnan(scores).sum())
+    if missing:
+        log.warning("%s of the %s %s scores are missing or NaN", f"{missing:,}", whose, f"{len(scores):,}")
+    if are_logits:
+        return scores
+    outside = (scores < 0) | (scores > 1)
+    if outside.any():
+        raise DataError(
+            f"{int(outside.sum()):,} of {len(scores):,} of the {whose} scores lie outside of [0, 1], the first is "
+            f"{scores[outside][0]:g}; expected probabilities",
+            hint="--logits, if the scores are logits; else a column of probabilities",
+        )
+    most = MOST[scores.dtype]
+    certain = int(np.count_nonzero((scores < LEAST) | (scores > most)))
+    if certain:
+        log.warning(
+            "%s of the %s %s scores are 0 or 1, or as good as that; they count as %.3g from there",
+            f"{certain:,}",
+            whose,
+            f"{len(scores):,}",
+            1 - most,
+        )
+    logits = np.empty(len(scores))
+    for start in range(0, len(scores), BLOCK_ROWS):
+        block = np.clip(scores[start : start + BLOCK_ROWS].astype(np.float64), LEAST, most)
+        logits[start : start + BLOCK_ROWS] = np.log(block) - np.log1p(-block)
+    return logits
+
+
+def _encode(column: pl.Series) -> tuple[NDArray[np.int32], list[Any]]:
+    """Return a number for each row, in the order in which values come first, -1 where it is missing; and the values."""
+    import polars as pl
+
+    if column.dtype.is_nested() or column.dtype.is_(pl.Object):
+        raise DataError(
+            f"column {column.name} is {column.dtype}, expected a value in each row", hint="another column of the file"
+        )
+    encoded = column.rechunk().to_arrow().dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()

@@ -1,0 +1,298 @@
+"""Files of scores of any framework: the scores of candidate and incumbent beside each other, on the same rows.
+
+A file is Parquet, CSV or Arrow, with a row for each prediction. Two files are matched by key; without one, row by row,
+where nothing says that their rows differ. What does not fit is an error with counts, for a comparison of different
+rows would look like one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.units import plural
+from pipeline.store.errors import reachable
+from pipeline.store.retrying_fs import Steady
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    Table = str | pl.DataFrame  # the path or fsspec URL of a file, or its rows
+
+# Names of the column of scores where none is given; nightjar predict writes the second.
+SCORES = ("score", "probability")
+FORMATS = {
+    ".parquet": "Parquet",
+    ".csv": "CSV",
+    ".csv.gz": "CSV",
+    ".csv.zst": "CSV",
+    ".arrow": "Arrow",
+    ".feather": "Arrow",
+    ".ipc": "Arrow",
+}
+# Names in a frame that has the columns of both models.
+CANDIDATE, INCUMBENT, _LABEL = "candidate's score", "incumbent's score", "incumbent's label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What the columns of scored rows are called.
+
+    Attributes:
+        label: 0 or 1, or a boolean.
+        score: Of the candidate, and of the incumbent in a file of its own; None: the first of ``SCORES`` there is.
+        incumbent_score: Of the incumbent; None: as ``score``, in a file of its own.
+        weight: How many rows a row counts as; None: one.
+        key: Columns whose values name a row, by which two files are matched; none: row by row.
+        slices: Columns by whose values the rows are judged too.
+        time: Rows are sorted by it; None: they are in the order of time.
+        user: Whose rows GAUC ranks; None: it is not measured.
+        logits: Scores are logits, not probabilities.
+    """
+
+    label: str = "label"
+    score: str | None = None
+    incumbent_score: str | None = None
+    weight: str | None = None
+    key: Sequence[str] = ()
+    slices: Sequence[str] = ()
+    time: str | None = None
+    user: str | None = None
+    logits: bool = False
+
+
+def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl.DataFrame:
+    """Read the candidate's rows with the incumbent's scores beside them, sorted by time where a column has it."""
+    named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
+    for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):
+        named[option] = [] if name is None else [name]
+    opened = _open(candidate, "the candidate's file")
+    scores = {CANDIDATE: opened.find_score(columns.score, "--score")}
+    if incumbent is None and columns.incumbent_score is not None:
+        scores[INCUMBENT] = opened.find_score(columns.incumbent_score, "--incumbent-score")
+    rows = opened.read(scores, named)
+    if incumbent is not None:
+        opened = _open(incumbent, "the incumbent's file")
+        scores = {INCUMBENT: opened.find_score(columns.incumbent_score or columns.score, "--incumbent-score")}
+        named = {"--key": columns.key}
+        # Labels of both files must be equal; the candidate's are those that count.
+        if columns.label in opened.columns and columns.label not in columns.key:
+            scores[_LABEL] = columns.label
+        rows = _match(rows, opened.read(scores, named), columns)
+    return rows if columns.time is None else _sort_by_time(rows, columns.time)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A table whose columns are known, and what reads some of them. ``where``: for messages; ``kind``: of its file."""
+
+    where: str
+    kind: str
+    columns: list[str]
+    load: Callable[[list[str]], pl.DataFrame]
+
+    def find_score(self, name: str | None, option: str) -> str:
+        if name is None:
+            name = next((each for each in SCORES if each in self.columns), None)
+        self.require(name or " or ".join(SCORES), option)
+        return str(name)
+
+    def require(self, name: str, option: str) -> None:
+        if name not in self.columns:
+            raise ConfigError(
+                f"{self.where} has no column {name}, expected one of {', '.join(self.columns)}",
+                hint=f"{option} <column>",
+            )
+
+    def read(self, renamed: Mapping[str, str], named: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+        """Read columns under new names, and others, by the options that name them, under their own."""
+        import polars as pl
+        import polars.selectors as cs
+
+        for option, names in named.items():
+            for name in names:
+                self.require(name, option)
+        kept = list(dict.fromkeys(name for names in named.values() for name in names))
+        with _unreadable(self.where, self.kind):
+            frame = self.load(list(dict.fromkeys([*renamed.values(), *kept])))
+        if not frame.height:
+            raise DataError(f"{self.where} has no rows", hint="a file with a row for each prediction")
+        # One file may have a column as text that another has as categories.
+        frame = frame.with_columns(cs.categorical().cast(pl.String), cs.enum().cast(pl.String))
+        # A column of scores may be a slice, too.
+        return frame.select(*(pl.col(name).alias(new) for new, name in renamed.items()), *kept)
+
+
+def _open(table: Table, whose: str) -> _Opened:
+    import polars as pl
+
+    if not isinstance(table, str):
+        return _Opened(whose.replace("file", "frame"), "a frame", table.columns, table.select)
+    where = f"{whose} {table}"
+    fs, paths = _find_files(table, where)
+    kinds = set()
+    for path in paths:
+        kinds.add(next((kind for suffix, kind in FORMATS.items() if path.lower().endswith(suffix)), "another one"))
+    if len(kinds) > 1 or "another one" in kinds:
+        raise ConfigError(
+            f"{where} has a name that tells no format, or several, expected one that ends with {', '.join(FORMATS)}",
+            hint="nightjar judge candidate.parquet incumbent.parquet; overrides begin with gate. or seed=",
+        )
+    (kind,) = kinds
+    readers = []
+    for path in paths:
+        with reachable(table):
+            source = path if isinstance(fs.inner, LocalFileSystem) else fs.cat_file(path)
+        with _unreadable(where, kind):
+            readers.append(_reader(kind, source))
+
+    def load(names: list[str]) -> pl.DataFrame:
+        # CSV may have whole numbers in one file and fractions in another.
+        return pl.concat([read(names) for _, read in readers], how="vertical_relaxed")
+
+    return _Opened(where, kind, readers[0][0], load)
+
+
+def _find_files(url: str, where: str) -> tuple[Steady, list[str]]:
+    """Find the file, or those of a folder or a glob by name, as writers of many processes leave them."""
+    try:
+        inner, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{where} cannot be opened: {error}", hint="a path, or an fsspec URL") from None
+    fs = Steady(inner)
+    with reachable(url):
+        if fs.isfile(path):
+            return fs, [path]
+        if fs.isdir(path):
+            names = [(name, name.removeprefix(path)) for name in fs.find(path)]
+            # Names that begin so are marks and checksums, such as _SUCCESS.
+            paths = [name for name, below in names if not any(part[:1] in ("_", ".") for part in below.split("/"))]
+        else:
+            paths = [name for name in fs.glob(path) if fs.isfile(name)] if fsspec.core.has_magic(path) else []
+        if not paths:
+            what = "has no files" if fs.isdir(path) else "does not exist"
+            raise DataError(f"{where} {what}, expected scores", hint="nightjar judge <file> <file>")
+        return fs, sorted(paths)
+
+
+@contextmanager
+def _unreadable(where: str, kind: str) -> Iterator[None]:
+    import polars as pl
+
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        hint = "a whole file, whose name says its format"
+        raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
+
+
+def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[str]], pl.DataFrame]]:
+    """Return the columns of a file, and what reads some of them: a file may also have all features of its rows."""
+    import polars as pl
+
+    def opened() -> Any:
+        return source if isinstance(source, str) else io.BytesIO(source)
+
+    if kind == "Parquet":
+        columns = list(pl.read_parquet_schema(opened()))
+        return columns, lambda names: pl.read_parquet(opened(), columns=names, glob=False)
+    if kind == "CSV":
+        # All rows decide on the types: a key of digits may have a letter in the last row.
+        types: dict[str, Any] = {"infer_schema_length": None, "try_parse_dates": True}
+        columns = pl.read_csv(opened(), n_rows=0, glob=False).columns
+        return columns, lambda names: pl.read_csv(opened(), columns=names, glob=False, **types)
+    with Path(source).open("rb") if isinstance(source, str) else io.BytesIO(source) as file:
+        head = file.read(6)
+    # Arrow has files, which begin with these bytes, and streams, which are read as a whole.
+    if head == b"ARROW1":
+        return list(pl.read_ipc_schema(opened())), lambda names: pl.read_ipc(opened(), columns=names)
+    table = pl.read_ipc_stream(opened())
+    return table.columns, table.select
+
+
+def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """Put the incumbent's score beside the candidate's row of the same key; without one, of the same number."""
+    import polars as pl
+
+    by_key = "--key <column>, of both files, whose values name a row"
+    if columns.key:
+        rows, hint = _join(rows, others, list(columns.key)), "labels of one and the same log in both files"
+    elif rows.height != others.height:
+        raise DataError(
+            f"the candidate's file has {plural(rows.height, 'row')} and the incumbent's {others.height:,}, expected "
+            "equal numbers to match them row by row",
+            hint=by_key,
+        )
+    else:
+        rows, hint = pl.concat([rows, others], how="horizontal"), by_key
+    if _LABEL in rows.columns:
+        labels = [rows[name].cast(pl.Float64, strict=False) for name in (columns.label, _LABEL)]
+        differ = int(labels[0].ne_missing(labels[1]).sum())
+        if differ:
+            raise DataError(
+                f"{differ:,} of {plural(rows.height, 'row')} have another label in the incumbent's file than in the "
+                "candidate's, so they are not the same rows",
+                hint=hint,
+            )
+        rows = rows.drop(_LABEL)
+    return rows
+
+
+def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    import polars as pl
+
+    names = ", ".join(key)
+    for name in key:
+        kinds = (rows[name].dtype, others[name].dtype)
+        if kinds[0].is_integer() and kinds[1].is_integer():
+            rows, others = (table.with_columns(table[name].cast(pl.Int128)) for table in (rows, others))
+        elif kinds[0] != kinds[1]:
+            raise DataError(
+                f"key {name} is {kinds[0]} in the candidate's file, {kinds[1]} in the incumbent's, expected one type",
+                hint="write both files with the same types",
+            )
+    for whose, table in (("candidate's", rows), ("incumbent's", others)):
+        keys = table.select(key)
+        missing = int(keys.select(pl.any_horizontal(pl.all().is_null())).to_series().sum())
+        twice = int(keys.is_duplicated().sum())
+        if missing or twice:
+            what = f"no value of key {names}" if missing else f"a key {names} that another row has, too"
+            raise DataError(
+                f"{missing or twice:,} of {plural(table.height, 'row')} of the {whose} file have {what}, expected keys "
+                "that name one row each",
+                hint="--key <column> for each column of the key",
+            )
+    alone = rows.join(others, on=key, how="anti").height
+    others_alone = others.join(rows, on=key, how="anti").height
+    if alone or others_alone:
+        raise DataError(
+            f"{alone:,} of {plural(rows.height, 'row')} of the candidate's file have a key {names} that the other "
+            f"lacks, and {others_alone:,} of {others.height:,} of the incumbent's, expected the same rows in both",
+            hint="score the same rows with both models, or leave the others out of both files",
+        )
+    return rows.join(others, on=key, how="left", maintain_order="left")
+
+
+def _sort_by_time(rows: pl.DataFrame, time: str) -> pl.DataFrame:
+    kind = rows[time].dtype
+    if not (kind.is_numeric() or kind.is_temporal()):
+        raise DataError(
+            f"column {time} is {kind}, expected times or numbers: text may sort otherwise than time",
+            hint="write times as such, in CSV as 2026-01-31 12:00:00; no --time, if the rows are in the order of time",
+        )
+    missing = rows[time].null_count() + (int(rows[time].is_nan().sum()) if kind.is_float() else 0)
+    if missing:
+        raise DataError(
+            f"{missing:,} of {plural(rows.height, 'row')} have no time (column {time})", hint="a time for each row"
+        )
+    # Rows of the same time keep their order, so that the figures do not depend on how they are sorted.
+    return rows.sort(time, maintain_order=True)

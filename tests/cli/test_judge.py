@@ -1,0 +1,465 @@
+"""``nightjar judge``: the gate's verdict on scores of any framework, files of all formats, and what it refuses."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from pipeline import api
+from pipeline.config.compose import compose
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.evaluation import ScoredRows, SliceColumn, judge, measure
+from pipeline.records import GateRecord
+from tests.conftest import ROOT
+
+ROWS = 12_000
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
+
+
+def logistic_regression(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Weights and bias, by Newton's method."""
+    inputs = np.column_stack([features, np.ones(len(features))])
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(8):
+        predicted = sigmoid(inputs @ weights)
+        hessian = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs
+        weights += np.linalg.solve(hessian, inputs.T @ (labels - predicted))
+    return weights
+
+
+@pytest.fixture(scope="module")
+def scores() -> pl.DataFrame:
+    """Test rows with the probabilities of two regressions, of which one lacks a feature; users, countries, times."""
+    rng = np.random.default_rng(7)
+    features = rng.normal(size=(2 * ROWS, 3))
+    truth = features @ [1.0, 0.8, 0.3] - 1.2
+    labels = (rng.random(2 * ROWS) < sigmoid(truth)).astype(np.int64)
+    predicted = {}
+    for name, used in (("new", [0, 1, 2]), ("old", [0, 1])):
+        weights = logistic_regression(features[:ROWS, used], labels[:ROWS])
+        predicted[name] = sigmoid(features[ROWS:][:, used] @ weights[:-1] + weights[-1])
+    return pl.DataFrame(
+        {
+            "label": labels[ROWS:],
+            "id": [f"r{number}" for number in range(ROWS)],
+            "day": np.arange(ROWS) // 4000,
+            "country": rng.choice(["de", "fr", None], ROWS).tolist(),
+            "user": rng.integers(0, 600, ROWS),
+            "weight": rng.choice([0.5, 1.0, 3.0], ROWS),
+            "time": np.arange(ROWS) * 10,
+            **predicted,
+        }
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: pl.DataFrame) -> Path:
+    """A folder with the scores of each model in a file of its own, and both in one."""
+    monkeypatch.chdir(tmp_path)
+    scores.write_parquet("both.parquet")
+    for name in ("new", "old"):
+        scores.drop("new", "old").with_columns(scores[name].alias("score")).write_parquet(f"{name}.parquet")
+    return tmp_path
+
+
+def record_of(done) -> GateRecord:
+    return GateRecord.from_json(json.loads(done.stdout))
+
+
+def without_names(record: GateRecord) -> GateRecord:
+    return dataclasses.replace(record, model="", version="", incumbent_version=None)
+
+
+def test_a_better_model_passes_and_the_worse_one_is_held(work: Path, nightjar) -> None:
+    done = nightjar("judge", "new.parquet", "old.parquet")
+    assert done.returncode == 0 and done.stdout.split()[:2] == ["gate", "PASS"], done.stdout + done.stderr
+    assert "new.parquet on 12,000 test rows, beside the incumbent old.parquet" in done.stdout
+    done = nightjar("judge", "old.parquet", "new.parquet")
+    assert done.returncode == 6 and done.stdout.split()[:2] == ["gate", "HOLD"]
+    assert "a rise with at least 90% confidence" in " ".join(done.stdout.split())
+
+
+def test_one_file_with_two_columns_is_two_files(work: Path, nightjar) -> None:
+    one = record_of(nightjar("judge", "both.parquet", "--score", "new", "--incumbent-score", "old", "--json"))
+    two = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+    assert without_names(one) == without_names(two) and one.change is not None
+    assert (one.model, one.incumbent_version) == ("new", "old")
+
+
+def test_the_verdict_is_the_gates_on_the_same_logits(work: Path, nightjar, scores: pl.DataFrame) -> None:
+    """To the last bit: slices, weights and users included."""
+    logits = {name: np.log(scores[name] / (1 - scores[name])).to_numpy().astype(np.float32) for name in ("new", "old")}
+    scores.with_columns(**{name: pl.Series(values) for name, values in logits.items()}).write_parquet("logits.parquet")
+    command = ["judge", "logits.parquet", "--logits", "--score", "new", "--incumbent-score", "old", "--json"]
+    command += ["--slice", "day", "--weight", "weight", "--user", "user", "gate.slice_min_clicks=50", "seed=5"]
+    found = record_of(nightjar(*command))
+
+    settings = compose(["gate.slice_min_clicks=50"]).gate
+    numbers = {user: number for number, user in enumerate(scores["user"].unique(maintain_order=True))}
+    scored = ScoredRows(
+        labels=scores["label"].to_numpy().astype(np.float32),
+        candidate=logits["new"],
+        incumbent=logits["old"],
+        slices={"day": SliceColumn(codes=scores["day"].to_numpy())},
+        weights=scores["weight"].to_numpy(),
+        users=np.array([numbers[user] for user in scores["user"]]),
+    )
+    measured = measure(scored, settings, 5)
+    measured = dataclasses.replace(measured, gauc=dataclasses.replace(measured.gauc, limit=0.002))
+    expected = judge(measured, settings, scored)
+    assert len(expected.slices) == 3 and expected.gauc.users > 100
+    assert without_names(found) == GateRecord.from_json(json.loads(json.dumps(expected.to_json())))
+
+
+def test_all_formats_and_keys_in_any_order_give_the_same_record(work: Path, nightjar, scores: pl.DataFrame) -> None:
+    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--slice", "country", "--json"))
+    assert {part.value for part in plain.slices} == {"de", "fr", "(missing)"}
+    other = pl.read_parquet("old.parquet").select("id", "day", "label", pl.col("score").alias("p"))
+    shuffled = other.sample(fraction=1, shuffle=True, seed=3)
+    shuffled.write_csv("old.csv")
+    shuffled.write_ipc("old.arrow")
+    shuffled.write_ipc_stream("old.feather")
+    with fsspec.open("memory://judge/old.parquet", "wb") as sink:
+        shuffled.write_parquet(sink)
+    with fsspec.open("memory://judge/old.csv.gz", "wb", compression="gzip") as sink:
+        sink.write(shuffled.write_csv().encode())
+    with fsspec.open("memory://judge/old.arrow", "wb") as sink:
+        shuffled.write_ipc(sink)
+    for name in ("old.csv", "old.arrow", "old.feather"):
+        for url in (name, f"memory://judge/{name}"):
+            if name == "old.feather" and url != name:
+                continue
+            url = url.replace("memory://judge/old.csv", "memory://judge/old.csv.gz")
+            command = ["judge", "new.parquet", "--key", "id", url, "--key", "day", "--slice", "country", "--json"]
+            done = nightjar(*command, "--incumbent-score", "p")
+            assert done.returncode == 0, done.stderr
+            assert without_names(record_of(done)) == without_names(plain), url
+    assert fsspec.filesystem("memory").exists("judge/old.parquet")
+    done = nightjar("judge", "new.parquet", "memory://judge/old.parquet", "--key", "id", "--incumbent-score", "p")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("root", ["", "memory://parts/"])
+def test_files_of_a_folder_or_a_glob_are_read_by_name(work: Path, nightjar, root: str) -> None:
+    """As Spark and Ray leave them, with a mark beside them."""
+    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+    rows = pl.read_parquet("old.parquet")
+    Path("old").mkdir()
+    for number in (2, 0, 1):
+        with fsspec.open(f"{root}old/part-{number}.parquet", "wb") as sink:
+            rows.slice(4000 * number, 4000).write_parquet(sink)
+    with fsspec.open(f"{root}old/_SUCCESS", "wb"):
+        pass
+    for url in (f"{root}old", f"{root}old/part-*.parquet"):
+        done = nightjar("judge", "new.parquet", url, "--json")
+        assert done.returncode == 0, done.stderr
+        assert without_names(record_of(done)) == without_names(plain)
+
+
+def test_keys_match_across_ways_to_store_them(work: Path, nightjar) -> None:
+    """Text and categories, integers of other widths."""
+    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+    kinds = ((pl.Categorical, pl.UInt8), (pl.String, pl.Int64))
+    for name, (text, integer) in zip(("new", "old"), kinds, strict=True):
+        frame = pl.read_parquet(f"{name}.parquet")
+        frame.with_columns(pl.col("id").cast(text), pl.col("day").cast(integer)).write_parquet(f"{name}.parquet")
+    found = record_of(nightjar("judge", "new.parquet", "old.parquet", "--key", "id", "--key", "day", "--json"))
+    assert found == plain
+
+
+def test_rows_are_sorted_by_time(work: Path, nightjar) -> None:
+    """Blocks of the bootstrap are rows that follow each other; CSV has times as text."""
+    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+    rows = pl.read_parquet("both.parquet").sample(fraction=1, shuffle=True, seed=1)
+    moments = pl.from_epoch(rows["time"], time_unit="s")
+    rows.with_columns(moments.dt.to_string("%Y-%m-%d %H:%M:%S").alias("time")).write_csv("shuffled.csv")
+    columns = ["--score", "new", "--incumbent-score", "old", "--json"]
+    found = record_of(nightjar("judge", "shuffled.csv", "--time", "time", *columns))
+    assert without_names(found) == without_names(plain)
+    assert without_names(record_of(nightjar("judge", "shuffled.csv", *columns))).change != plain.change
+
+
+def test_a_first_model_is_judged_by_its_limits_alone(work: Path, nightjar) -> None:
+    found = record_of(nightjar("judge", "new.parquet", "--json"))
+    assert found.verdict == "PASS" and found.incumbent is None and found.baseline is None
+    names = [check.name for check in found.checks]
+    assert names == ["finite weights", "finite predictions", "rows", "NE", "AUC", "calibration"]
+    assert nightjar("judge", "new.parquet", "gate.min_auc=0.99").returncode == 6
+
+
+def test_settings_of_the_gate_are_overrides(work: Path, nightjar) -> None:
+    command = ["judge", "old.parquet", "new.parquet"]
+    assert nightjar(*command, "gate.max_ne_increase=null").returncode == 0
+    assert nightjar(*command, "gate.max_ne_increase=0.5").returncode == 0
+    assert nightjar(*command, "gate.force=the feature was removed on purpose").returncode == 0
+
+
+def test_a_clear_drop_of_gauc_is_held(work: Path, nightjar) -> None:
+    command = ["judge", "old.parquet", "new.parquet", "gate.max_ne_increase=null", "--user", "user"]
+    done = nightjar(*command)
+    assert done.returncode == 6 and "beyond -0.002 (--max-gauc-drop)" in " ".join(done.stdout.split())
+    assert nightjar(*command, "--max-gauc-drop", "0.2").returncode == 0
+
+
+def test_page_and_markdown_are_written_for_both_verdicts(work: Path, nightjar) -> None:
+    for verdict, files in (("PASS", ("new.parquet", "old.parquet")), ("HOLD", ("old.parquet", "new.parquet"))):
+        nightjar("judge", *files, "--page", "out/page.html", "--markdown", "verdict.md", "--slice", "country")
+        page, text = Path("out/page.html").read_text(), Path("verdict.md").read_text()
+        assert f"Gate: {verdict} {files[0]}" in page and "country=de" in page
+        assert text.startswith(f"# Gate: {verdict}\n\n{files[0]} on 12,000 test rows, beside the incumbent {files[1]}")
+
+
+def test_the_python_call_returns_the_record_of_the_command(work: Path, nightjar) -> None:
+    options = ["--slice", "country", "--user", "user"]
+    expected = record_of(nightjar("judge", "new.parquet", "old.parquet", "gate.blocks=500", *options, "--json"))
+    record = api.judge("new.parquet", "old.parquet", "gate.blocks=500", slices=["country"], user="user")
+    assert record.to_json() == expected.to_json() and record.verdict == "PASS"
+    frames = api.judge(pl.read_parquet("new.parquet"), pl.read_parquet("old.parquet"), "gate.blocks=500")
+    assert (frames.model, frames.incumbent_version) == ("candidate", "incumbent")
+    assert frames.change == expected.change
+    with pytest.raises(ConfigError, match="gate.max_nee is unknown"):
+        api.judge("new.parquet", None, "gate.max_nee=1")
+    with pytest.raises(DataError, match="does not exist"):
+        api.judge("none.parquet")
+
+
+def set_rows(column: str, values: dict) -> object:
+    """A change of a frame: some rows of ``column`` get other values."""
+
+    def change(frame: pl.DataFrame) -> pl.DataFrame:
+        changed = frame[column].to_list()
+        for row, value in values.items():
+            changed[row] = value
+        return frame.with_columns(pl.Series(column, changed, strict=False))
+
+    return change
+
+
+KEYED = ("old.parquet", "--key", "id")
+# What is wrong: how the candidate's file differs, further words of the command, exit code, and what is said.
+WRONG = {
+    "outside of [0, 1]": (
+        set_rows("score", {3: 1.5, 4: -2.0}),
+        (),
+        3,
+        ("2 of 12,000 of the candidate's scores lie outside of [0, 1], the first is 1.5", "--logits"),
+    ),
+    "labels of three values": (
+        set_rows("label", {5: 2}),
+        (),
+        3,
+        ("1 of 12,000 labels (column label) are neither 0 nor 1, the first is 2", "--label"),
+    ),
+    "missing labels": (
+        set_rows("label", {5: None, 6: None}),
+        (),
+        3,
+        ("2 of 12,000 labels (column label) are missing",),
+    ),
+    "labels of text": (lambda frame: frame.with_columns(label=pl.lit("yes")), (), 3, ("are String, expected numbers",)),
+    "one class": (
+        lambda frame: frame.filter(pl.col("label") == 0),
+        (),
+        3,
+        ("have label 0 (column label), expected both classes", "rows of both classes"),
+    ),
+    "fewer rows": (
+        lambda frame: frame.head(9000),
+        ("old.parquet",),
+        3,
+        ("the candidate's file has 9,000 rows and the incumbent's 12,000", "--key"),
+    ),
+    "other rows": (
+        lambda frame: frame.sample(fraction=1, shuffle=True, seed=2),
+        ("old.parquet",),
+        3,
+        ("rows have another label in the incumbent's file", "--key"),
+    ),
+    "a key twice": (set_rows("id", {1: "r0"}), KEYED, 3, ("2 of 12,000 rows of the candidate's file have a key id",)),
+    "a key missing": (set_rows("id", {1: None}), KEYED, 3, ("1 of 12,000 rows", "have no value of key id")),
+    "a key alone": (
+        set_rows("id", {1: "x"}),
+        KEYED,
+        3,
+        ("1 of 12,000 rows of the candidate's file have a key id that the other lacks, and 1 of 12,000", "both models"),
+    ),
+    "a key of another type": (
+        lambda frame: frame.with_columns(id=pl.int_range(pl.len())),
+        KEYED,
+        3,
+        ("key id is Int64 in the candidate's file, String in the incumbent's",),
+    ),
+    "another label of a key": (
+        lambda frame: frame.with_columns(label=1 - pl.col("label")),
+        KEYED,
+        3,
+        ("12,000 of 12,000 rows have another label",),
+    ),
+    "no rows": (lambda frame: frame.clear(), (), 3, ("has no rows",)),
+    "a negative weight": (
+        set_rows("weight", {1: -1.0}),
+        ("--weight", "weight"),
+        3,
+        ("1 of 12,000 weights (column weight) are missing, negative or not finite",),
+    ),
+    "weights of nothing": (
+        lambda frame: frame.with_columns(weight=pl.lit(0.0)),
+        ("--weight", "weight"),
+        3,
+        ("all 12,000 weights (column weight) are 0",),
+    ),
+    "a time of text": (lambda frame: frame, ("--time", "country"), 3, ("column country is String, expected times",)),
+    "a time missing": (set_rows("time", {0: None}), ("--time", "time"), 3, ("1 of 12,000 rows have no time",)),
+    "a slice of lists": (
+        lambda frame: frame.with_columns(country=pl.concat_list("day", "user")),
+        ("--slice", "country"),
+        3,
+        ("column country is List", "expected a value in each row"),
+    ),
+    "no such column": (lambda frame: frame, ("--user", "visitor"), 2, ("has no column visitor", "--user")),
+    "no column of scores": (
+        lambda frame: frame.drop("score"),
+        (),
+        2,
+        ("has no column score or probability, expected one of label, id", "--score"),
+    ),
+    "no incumbent's column": (
+        lambda frame: frame,
+        ("--incumbent-score", "x"),
+        2,
+        ("has no column x", "--incumbent-score"),
+    ),
+    "no such file": (lambda frame: frame, ("none.parquet",), 3, ("the incumbent's file none.parquet does not exist",)),
+    "an empty folder": (lambda frame: frame, ("folder.parquet",), 3, ("folder.parquet has no files",)),
+    "no such format": (lambda frame: frame, ("old.txt",), 2, ("old.txt has a name that tells no format", ".parquet")),
+    "no Parquet": (lambda frame: frame, ("broken.parquet",), 3, ("broken.parquet cannot be read as Parquet",)),
+    "three files": (lambda frame: frame, ("old.parquet", "old.parquet"), 2, ("got 3 files",)),
+    "an unknown setting": (lambda frame: frame, ("gate.max_nee=1",), 2, ("did you mean gate.max_ne?",)),
+    "a setting of something else": (
+        lambda frame: frame,
+        ("train.lr=0.1",),
+        2,
+        ("train.lr=0.1 is no setting of the gate", "nightjar explain gate"),
+    ),
+    "gate.slices": (lambda frame: frame, ("gate.slices=[country]",), 2, ("gate.slices has no effect", "--slice")),
+    "gate.max_rows": (lambda frame: frame, ("gate.max_rows=10",), 2, ("gate.max_rows has no effect", "leave out")),
+    "another protocol": (lambda frame: frame, ("nowhere://x.parquet",), 2, ("cannot be opened",)),
+    "an unknown option": (lambda frame: frame, ("--models",), 2, ("does not know --models",)),
+    "a drop below 0": (lambda frame: frame, ("--max-gauc-drop", "-1"), 2, ("--max-gauc-drop",)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_with_counts_and_the_way_out(work: Path, nightjar, case: str) -> None:
+    change, words, code, said = WRONG[case]
+    change(pl.read_parquet("new.parquet")).write_parquet("candidate.parquet")
+    Path("broken.parquet").write_bytes(b"PAR1 and no more")
+    Path("folder.parquet").mkdir()
+    Path("old.txt").touch()
+    done = nightjar("judge", "candidate.parquet", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    for text in said:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr and "PASS" not in done.stdout
+
+
+def test_scores_that_are_missing_are_held(work: Path, nightjar) -> None:
+    for value in (None, float("nan")):
+        set_rows("score", {1: value, 2: value})(pl.read_parquet("new.parquet")).write_parquet("holes.parquet")
+        for files, whose in (
+            (("holes.parquet", "old.parquet"), "candidate"),
+            (("old.parquet", "holes.parquet"), "incumbent"),
+        ):
+            done = nightjar("judge", *files)
+            assert done.returncode == 6 and f"2 of the {whose}'s predictions are not finite" in done.stdout
+            assert f"2 of the {whose}'s 12,000 scores are missing or NaN" in done.stdout + done.stderr
+
+
+def test_too_few_rows_are_held(work: Path, nightjar) -> None:
+    for name in ("new", "old"):
+        pl.read_parquet(f"{name}.parquet").head(500).write_parquet(f"{name}.parquet")
+    done = nightjar("judge", "new.parquet", "old.parquet")
+    assert done.returncode == 6 and "500 rows scored, too few for 1,000 (gate.min_rows)" in done.stdout
+
+
+def test_scores_of_0_and_1_count_as_nearly_certain(work: Path, nightjar) -> None:
+    """They would cost infinitely much where they are wrong; their order stays."""
+    frame = pl.read_parquet("new.parquet")
+    wrong = int(np.flatnonzero(frame["label"].to_numpy() == 1)[0])
+    for kind, cost in ((pl.Float64, 53 * np.log(2)), (pl.Float32, 53 * np.log(2))):
+        set_rows("score", {wrong: 0.0})(frame).with_columns(pl.col("score").cast(kind)).write_parquet("sure.parquet")
+        plain = frame.with_columns(pl.col("score").cast(kind))
+        plain.write_parquet("plain.parquet")
+        sure, unsure = (record_of(nightjar("judge", f"{name}.parquet", "--json")) for name in ("sure", "plain"))
+        rate = sure.click_rate
+        entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+        rise = (cost + np.log(plain["score"][wrong])) / ROWS / entropy
+        assert sure.candidate.ne.point - unsure.candidate.ne.point == pytest.approx(rise, rel=1e-6)
+
+
+def test_the_command_needs_no_torch(work: Path) -> None:
+    code = (
+        "import sys; from pipeline.cli import main; code = main(['judge', 'old.parquet', 'new.parquet']);"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 6, done.stderr
+    assert done.stderr == "" and "HOLD" in done.stdout
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of docs/judge.md in ``language``."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / "judge.md").read_text(), re.S | re.M)
+    return [text for name, text in found if name == language]
+
+
+def test_every_command_of_the_page_runs(tmp_path: Path, nightjar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    makes_files, calls = blocks("python")
+    exec(makes_files, {})
+    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("nightjar ")]
+    for line in lines:
+        done = nightjar(*shlex.split(line)[1:])
+        assert done.returncode == 0, line + done.stderr
+    assert len(lines) > 6 and Path("verdict.html").exists()
+    shown = nightjar(*shlex.split(lines[0])[1:]).stdout
+    assert shown.rstrip() in [block.rstrip() for block in blocks("")], shown
+    exec(calls, {})
+
+
+# Candidate, incumbent, verdict, exit code.
+ACTIONS = (("new", "old", "PASS", 0), ("old", "new", "HOLD", 6), ("new", "none", "", 3))
+
+
+@pytest.mark.parametrize(("candidate", "incumbent", "verdict", "code"), ACTIONS)
+def test_the_action_reports_the_verdict_and_fails_on_a_hold(
+    work: Path, candidate: str, incumbent: str, verdict: str, code: int
+) -> None:
+    action = yaml.safe_load((ROOT / ".github/actions/judge/action.yml").read_text())
+    _, step = action["runs"]["steps"]
+    defaults = {f"${{{{ inputs.{name} }}}}": entry.get("default", "") for name, entry in action["inputs"].items()}
+    given = {name: defaults[value] for name, value in step["env"].items()}
+    given |= {"CANDIDATE": f"{candidate}.parquet", "INCUMBENT": f"{incumbent}.parquet"}
+    given |= {"ARGUMENTS": "--slice country gate.max_psi=null"}
+    given |= {"GITHUB_OUTPUT": "output", "GITHUB_STEP_SUMMARY": "summary"}
+    given |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    Path("output").touch()
+    done = subprocess.run(bash, env=os.environ | given, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    written = Path("output").read_text(), Path("summary").read_text().partition("\n")[0]
+    assert written == ((f"verdict={verdict}\n", f"# Gate: {verdict}") if verdict else ("", ""))
+    assert Path("verdict.html").exists() == bool(verdict)
