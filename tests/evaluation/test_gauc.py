@@ -117,6 +117,8 @@ def test_a_drop_holds_where_it_is_clear_and_beyond_its_limit() -> None:
     assert not verdict(UserAuc(**known, change=interval(float("nan"))))[0]
     passed, words = verdict(UserAuc(users=0, rows=0, limit=0.005))
     assert not passed and "no user has rows of both classes" in words
+    passed, words = verdict(UserAuc(**{**known, "users": 29}, change=interval(0.01, 0.001)))
+    assert not passed and "29 users have rows of both classes, expected at least 30 (--user)" in words
 
 
 def test_users_of_one_class_or_none_are_said() -> None:

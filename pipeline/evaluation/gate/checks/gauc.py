@@ -8,6 +8,8 @@ from pipeline.records.gate import Check, Interval, UserAuc
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 NAME, LIMIT, USER = "GAUC against the incumbent", "--max-gauc-drop", "--user"
+# With fewer, the spread of what the bootstrap draws says little, as with few blocks of rows.
+FEWEST_USERS = 30
 
 
 class Gauc(GateCheck):
@@ -19,12 +21,18 @@ class Gauc(GateCheck):
     name = "gauc"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer where rows have users and there is an incumbent; one that holds where no user can be ranked."""
+        """One answer where rows have users and there is an incumbent; one that holds where too few users can be ranked."""
         gauc = inputs.record.gauc
         if gauc is None or gauc.limit is None:
             return
         if gauc.candidate is None:
             words = f"no user has rows of both classes, so GAUC is not defined ({USER})"
+            yield Check(NAME, USER, False, words)
+        elif gauc.users < FEWEST_USERS:
+            words = (
+                f"GAUC cannot be told: {gauc.users:,} users have rows of both classes, expected at least "
+                f"{FEWEST_USERS} ({USER})"
+            )
             yield Check(NAME, USER, False, words)
         elif gauc.incumbent is not None and gauc.change is not None:
             yield self._check_drop(gauc, gauc.candidate, gauc.incumbent, gauc.change, gauc.limit)
