@@ -21,7 +21,7 @@ class Gauc(GateCheck):
     name = "gauc"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer where rows have users and there is an incumbent; one that holds where too few users can be ranked."""
+        """One answer where rows have users and an incumbent; one that holds where too few users can be ranked."""
         gauc = inputs.record.gauc
         if gauc is None or gauc.limit is None:
             return
