@@ -92,7 +92,18 @@ from pipeline.records.model_version import (
     ShownVersion,
     Verdict,
 )
-from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
+from pipeline.records.night import (
+    FAILED,
+    HELD,
+    NIGHT,
+    PUBLISHED,
+    RUNNING,
+    Base,
+    NightLine,
+    NightRecord,
+    ServedVersion,
+    StoreOverview,
+)
 from pipeline.records.plan import (
     BESIDE_TRAINING,
     HOST_ROW_BYTES,
@@ -232,6 +243,7 @@ __all__ = [
     "ModelFigures",
     "ModelPart",
     "MovedTable",
+    "NightLine",
     "NightRecord",
     "Plan",
     "PlanDiff",
@@ -255,6 +267,7 @@ __all__ = [
     "RunsComparison",
     "SearchPoint",
     "SearchRecord",
+    "ServedVersion",
     "Serving",
     "ServingCost",
     "SequenceColumn",
@@ -270,6 +283,7 @@ __all__ = [
     "SsdPart",
     "StageAttempt",
     "StageOutcome",
+    "StoreOverview",
     "StoredTable",
     "TableDiff",
     "TableLayout",
