@@ -176,8 +176,8 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
         upper: list[Point] = [(day, value.high) for day, value in candidate]
         lower: list[Point] = [(day, value.low) for day, value in reversed(candidate)]
         body.append(tag("path", class_="band", d=f"{frame.path([*upper, *lower])} Z"))
-    for series, curve in reversed(list(zip(CURVES, points, strict=False))):
-        line = [(day, value.point) for day, value in curve]
+    for series, found_points in reversed(list(zip(CURVES, points, strict=False))):
+        line = [(day, value.point) for day, value in found_points]
         if len(line) > 1:
             body.append(tag("path", class_=f"series c{series.colour}", d=frame.path(line)))
         elif line:
@@ -265,7 +265,10 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
         pages = night.pages or {}
         seconds = night.seconds or {}
         reason = _reason(night)
-        cells = [_link(pages.get("night"), night.date), pill(_PILLS.get(night.outcome, "idle"), night.outcome)]
+        cells: list[str] = [
+            _link(pages.get("night"), night.date),
+            pill(_PILLS.get(night.outcome, "idle"), night.outcome),
+        ]
         cells.append(units.printable(reason, MOST_REASON) or units.ABSENT)
         cells.append(tag("div", _link(pages.get("version"), night.version or units.ABSENT), class_="word"))
         cells.append(units.decimal(_point(night.ne)))

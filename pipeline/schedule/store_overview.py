@@ -190,14 +190,14 @@ def _read_night(store: Store, versions: dict[str, set[str]], name: str) -> Night
 
 def _read_served(store: Store, model: str) -> tuple[ServedVersion, ...]:
     # From the log of promotions, which goes back as far as ``current.json`` keeps it.
-    spans: list[ServedVersion] = []
-    changes = read_current(store, model).log
-    ends = [*(change.at for change in changes[1:]), None]
-    for change, until in zip(changes, ends, strict=True):
+    spans = list[ServedVersion]()
+    until = None
+    for change in reversed(read_current(store, model).log):
         spans.append(
             ServedVersion(version=change.version, since=change.at, until=until, by=change.by, reason=change.reason)
         )
-    return tuple(spans)
+        until = change.at
+    return tuple(reversed(spans))
 
 
 def _read_run(store: Store, name: str) -> RunLine | None:
