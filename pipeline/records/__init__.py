@@ -93,7 +93,18 @@ from pipeline.records.model_version import (
     ShownVersion,
     Verdict,
 )
-from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
+from pipeline.records.night import (
+    FAILED,
+    HELD,
+    NIGHT,
+    PUBLISHED,
+    RUNNING,
+    Base,
+    NightLine,
+    NightRecord,
+    ServedVersion,
+    StoreOverview,
+)
 from pipeline.records.plan import (
     BESIDE_TRAINING,
     HOST_ROW_BYTES,
@@ -233,6 +244,7 @@ __all__ = [
     "ModelFigures",
     "ModelPart",
     "MovedTable",
+    "NightLine",
     "NightRecord",
     "Plan",
     "PlanDiff",
@@ -256,6 +268,7 @@ __all__ = [
     "RunsComparison",
     "SearchPoint",
     "SearchRecord",
+    "ServedVersion",
     "Serving",
     "ServingCost",
     "SequenceColumn",
@@ -271,6 +284,7 @@ __all__ = [
     "SsdPart",
     "StageAttempt",
     "StageOutcome",
+    "StoreOverview",
     "StoredTable",
     "TableDiff",
     "TableLayout",

@@ -1,13 +1,14 @@
-"""``nightly.json``: one night, from what it starts from to its verdict."""
+"""``nightly.json``: one night, from what it starts from to its verdict. All nights of a store in few figures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pipeline.records.gate import Interval
 from pipeline.records.record import Record, absent
 from pipeline.records.result import Grown, Shrunk, StageOutcome
+from pipeline.records.runs import RunLine
 
 NIGHT = "nightly.json"
 PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
@@ -85,3 +86,63 @@ class NightRecord(Record):
         if self.seconds is None and "summary" in record:
             record["summary"] = record.pop("summary")
         return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightLine(Record):
+    """A night in few figures, as ``nightjar nights ls`` lists it; a figure that the night does not have is absent.
+
+    ``reasons``: of the gate, or what ended a failed night. NE and calibration are the gate's, on one set of test rows,
+    with their intervals where these are known; ``baseline_ne``: of the model that the gate takes as the baseline.
+    ``seconds``: by stage. ``pages``: paths in the store by name: ``night``, ``gate``, ``run``, ``version``.
+    """
+
+    model: str
+    date: str
+    run: str
+    outcome: str
+    exit_code: int | None = absent()
+    verdict: str | None = absent()
+    reasons: tuple[str, ...] = ()
+    version: str | None = absent()
+    incumbent: str | None = absent()
+    finished: float | None = absent()
+    ne: Interval | None = absent()
+    incumbent_ne: Interval | None = absent()
+    baseline_ne: Interval | None = absent()
+    ne_change: Interval | None = absent()
+    calibration: Interval | None = absent()
+    incumbent_calibration: Interval | None = absent()
+    rows: int | None = absent()
+    rows_quarantined: int | None = absent()
+    seconds: dict[str, float] | None = absent()
+    pages: dict[str, str] | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedVersion(Record):
+    """A time in which ``version`` served: seconds since 1970; ``until`` is absent of the version that serves now.
+
+    ``by``: what made it serve (publish | promote | rollback), and ``reason``: why, where somebody gave one.
+    """
+
+    version: str
+    since: float
+    until: float | None = absent()
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOverview(Record):
+    """The nights of a store, oldest first, what served by model, other runs, and what could not be read.
+
+    ``nights_left_out``, ``runs_left_out``: how many older ones there are.
+    """
+
+    nights: tuple[NightLine, ...] = ()
+    served: dict[str, tuple[ServedVersion, ...]] = field(default_factory=dict)
+    runs: tuple[RunLine, ...] | None = absent()
+    nights_left_out: int = 0
+    runs_left_out: int | None = absent()
+    problems: tuple[str, ...] = ()

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.records.gate import Figures
+from pipeline.records.gate import PASS, Figures
 from pipeline.records.record import Record, absent
+from pipeline.records.result import CheckpointPart, Evaluation, Result, TrainPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,31 @@ class RunLine(Record):
     stages: dict[str, float] | None = absent()
     table_bytes: int | None = absent()
     checkpoint_bytes: int | None = absent()
+
+    @staticmethod
+    def of(result: Result, finished: float | None) -> RunLine:
+        """Return the figures of ``result``."""
+        scores, train = result.eval or Evaluation(), result.train or TrainPart()
+        checkpoint, gate = result.checkpoint or CheckpointPart(), result.gate
+        tiers = (result.plan.tiers if result.plan is not None else None) or {}
+        return RunLine(
+            run=result.run,
+            status=result.status,
+            model=result.model.name if result.model else None,
+            dataset="/".join((result.artifact("ingest") or "").split("/")[1:]) or None,
+            finished=finished,
+            ne=scores.ne,
+            auc=scores.auc,
+            logloss=scores.logloss,
+            calibration=scores.calibration,
+            verdict=gate.verdict if gate else None,
+            version=gate.version if gate and gate.verdict == PASS else None,
+            samples_per_s=train.samples_per_s,
+            seconds=result.seconds,
+            stages={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
+            table_bytes=sum(size for name, size in tiers.items() if name.endswith("_bytes")) or None,
+            checkpoint_bytes=checkpoint.bytes_written,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from pipeline.records.runs import run_directory
 from pipeline.report.tracking import tell_night
 from pipeline.schedule.night_config import ANY_DAY, find_base, night_config, night_zone, run_name
 from pipeline.schedule.night_summary import deliver, finished_record, line_of, write_summary
+from pipeline.schedule.store_overview import write_store_page
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
@@ -170,6 +171,7 @@ def run_night(
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
     _post(config, store, record)
+    write_store_page(store)
     return record
 
 
@@ -263,6 +265,7 @@ def _record_refusal(
     )
     if write and not isinstance(problem, PassingError):
         record = _complete_record(store, record, problem)
+        write_store_page(store)
     _post(config, store, record)
     return record
 

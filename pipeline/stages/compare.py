@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ from numpy.typing import NDArray
 from pipeline.config.gate import GateConfig
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import LABEL
-from pipeline.records.gate import PASS
 from pipeline.records.record import read
-from pipeline.records.result import CheckpointPart, Evaluation, Result, TrainPart
+from pipeline.records.result import Result
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice, run_directory
 from pipeline.specs.gate_check import ScoredRows, SliceColumn
 from pipeline.stages.release_gate import LOGITS, read_logits, slice_names
@@ -36,28 +36,9 @@ def run_line(store: Store, run: str) -> RunLine:
         known = ", ".join(run_names(store)) or "none"
         raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
     result = read(Result, store, path)
-    scores, train = result.eval or Evaluation(), result.train or TrainPart()
-    checkpoint, gate = result.checkpoint or CheckpointPart(), result.gate
     artifacts = [store.find(stage.artifact) for stage in result.stages.values() if stage.artifact]
-    tiers = (result.plan.tiers if result.plan is not None else None) or {}
-    return RunLine(
-        run=run,
-        status=result.status,
-        model=result.model.name if result.model else None,
-        dataset="/".join((result.artifact("ingest") or "").split("/")[1:]) or None,
-        finished=max((each.created for each in artifacts if each is not None), default=None),
-        ne=scores.ne,
-        auc=scores.auc,
-        logloss=scores.logloss,
-        calibration=scores.calibration,
-        verdict=gate.verdict if gate else None,
-        version=gate.version if gate and gate.verdict == PASS else None,
-        samples_per_s=train.samples_per_s,
-        seconds=result.seconds,
-        stages={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
-        table_bytes=sum(size for name, size in tiers.items() if name.endswith("_bytes")) or None,
-        checkpoint_bytes=checkpoint.bytes_written,
-    )
+    finished = max((each.created for each in artifacts if each is not None), default=None)
+    return replace(RunLine.of(result, finished), run=run)
 
 
 def compare_runs(

@@ -80,6 +80,7 @@ SAME = {
         page("<div><dt>Duration</dt><dd>1 s</dd></div>"),
         page("<div><dt>Duration</dt><dd>2 min</dd></div>"),
     ),
+    "index.html": (page("<td>a time</td>"), page("<td>another</td>")),
     "dense.pt2": (
         program([{"op": "a", "metadata": {"place": "x.py"}}], b"1", 1990),
         program([{"op": "a", "metadata": {}}], b"1", 2000),
@@ -95,6 +96,7 @@ OTHER = {
     "models/m/card.json": (b'{"id": "x"}', b'{"id": "y"}'),
     "README.md": (page("- rows: 1"), page("- rows: 2")),
     "report.html": (page("<div><dt>NE</dt><dd>1</dd></div>"), page("<div><dt>NE</dt><dd>2</dd></div>")),
+    "runs/r/index.html": (page("1"), page("2")),
     "dense.pt2": (program([{"op": "a"}], b"1", 1990), program([{"op": "b"}], b"1", 1990)),
     "dense2.pt2": (program([], b"1", 1990), program([], b"2", 1990)),
     "logits.npy": (b"1", b"2"),

@@ -19,6 +19,8 @@ from pipeline.records import (
     DecisionRecord,
     Figures,
     GateRecord,
+    Interval,
+    NightLine,
     NightRecord,
     Plan,
     Price,
@@ -30,6 +32,7 @@ from pipeline.records import (
     RunSlice,
     SearchPoint,
     SearchRecord,
+    StoreOverview,
     Towers,
 )
 from pipeline.report.comparing import comparison_page, comparison_text
@@ -38,6 +41,7 @@ from pipeline.report.html import ReportData, render
 from pipeline.report.night import night_markdown, night_page
 from pipeline.report.page import wrapping
 from pipeline.report.plans import plan_page
+from pipeline.report.store_page import store_page
 from pipeline.report.towers import towers_page
 from tests.plugins.tuning.studies import shown, trial
 from tests.records.made import figures
@@ -160,6 +164,11 @@ def foreseen() -> str:
     return outlook_page([record])
 
 
+def listed_night() -> NightLine:
+    ne = Interval(0.8, 0.79, 0.81)
+    return NightLine(model="clicks", date="2026-01-01", run="clicks-2026-01-01", outcome="published", ne=ne)
+
+
 def pages() -> Iterator[tuple[str, str]]:
     """The template and the text of every page."""
     yield from (("report.html", render(ReportData(result=each))) for each in recorded(Result, "result"))
@@ -170,6 +179,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "study.html", study_page(shown([trial(0), trial(1, state="failed", error="NE is not finite")]))
     yield from (("compare.html", compared()), ("scale.html", scaled()), ("search.html", searched()))
     yield "outlook.html", foreseen()
+    yield "store.html", store_page(StoreOverview(nights=(listed_night(),)), 1e9)
 
 
 def test_every_table_of_every_page_scrolls_in_a_container_and_headings_are_the_fields_words() -> None:

@@ -8,9 +8,11 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from pipeline import cli
 from pipeline.config.compose import compose
+from pipeline.core.units import decimal
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
@@ -188,3 +190,25 @@ def test_the_summary_says_it_on_one_page(nights: Nights) -> None:
     assert (
         "What to do: nightjar nightly date=2026-01-04 with the same overrides, once the logs are delivered" in missing
     )
+
+
+def test_the_page_of_the_store_and_the_list_show_the_nights(nights: Nights) -> None:
+    page = (nights.folder / "store" / "index.html").read_text()
+    for day in ("01", "02", "03"):
+        record = nights.record(day)
+        assert f'href="runs/clicks-2026-01-{day}/nightly.html"' in page
+        assert decimal(record["ne"]) in page
+    held = nights.record("03")
+    assert held["outcome"] == "held" and escape(held["reasons"][0]) in page
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert cli.main(["nights", "ls", "--json", "--store", nights.store.url]) == 0
+    answer = json.loads(out.getvalue())
+    listed = {night["date"]: night for night in answer["nights"]}
+    assert listed["2026-01-03"]["outcome"] == "held" and listed["2026-01-04"]["outcome"] == "failed"
+    assert listed["2026-01-02"]["ne"][0] == nights.record("02")["ne"]
+    gate = nights.store.read_json(f"{Path(held['gate_page']).parent}/gate.json")
+    assert listed["2026-01-03"]["calibration"] == gate["candidate"]["calibration"]
+    current = json.loads(nights.served["01 forced"] or "")
+    assert answer["served"]["clicks"][-1]["version"] == current["version"]
+    assert len(answer["served"]["clicks"]) == len(current["log"])

@@ -1,4 +1,4 @@
-"""``nightjar nightly`` and ``nightjar backfill``: their arguments, the lock around them, their exit codes."""
+"""``nightjar nightly``, ``backfill`` and ``nights``: their arguments, the lock around a night, exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, add_config_dir, complain
+from pipeline.cli.commands.command import Command, add_config_dir, complain, on_store, store_of, tell
 from pipeline.cli.commands.run import run_code
 from pipeline.core import logs
 from pipeline.core.errors import ConfigError, NightjarError
@@ -27,6 +27,13 @@ BACKFILL = """\
 Runs the nights of all these days in order. A failed night stops the later ones, unless nightly.keep_going=true.
 
   nightjar backfill from=2026-01-01 to=2026-01-31 experiment=demo
+"""
+NIGHTS = """\
+  nightjar nights ls                  every night of the store: outcome, NE, calibration, rows, time, reason
+  nightjar nights ls --last 7         the last seven of each model
+  nightjar nights ls --json           all figures with their intervals, and when each version served
+
+The page index.html of the store shows the same with plots.
 """
 CODES = """
 exit codes: 0 published, 6 held by the gate, 3 the day's logs are missing, incomplete or wrong, 5 a training guard
@@ -64,6 +71,26 @@ def _backfill(options: argparse.Namespace) -> int:
         return span(parse_date("from", given["from"], zone), parse_date("to", given["to"], zone))
 
     return _compose_and_run(options, overrides, days, catch_up=False)
+
+
+def _add_nights_arguments(parser: argparse.ArgumentParser) -> None:
+    listed = parser.add_subparsers(dest="action", metavar="action", required=True).add_parser("ls", help="list nights")
+    listed.add_argument("--last", type=int, metavar="N", help="only the last N nights of each model")
+    on_store(listed, _ls, "the nights, and when each version served, as JSON")
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from pipeline.report.store_page import nights_listing
+    from pipeline.schedule.store_overview import read_overview
+
+    if options.last is not None and options.last < 1:
+        raise ConfigError(f"--last {options.last}, expected 1 or more", hint="--last 7")
+    overview = read_overview(store_of(options), options.last)
+    for problem in overview.problems:
+        # A record that another release wrote hides no other night.
+        complain(f"left out: {problem}", 0)
+    tell(options.json, overview, nights_listing)
+    return 0
 
 
 def _compose_and_run(
@@ -160,4 +187,5 @@ COMMANDS = (
         BACKFILL + CODES,
         composes=True,
     ),
+    Command("nights", "list nights", _add_nights_arguments, NIGHTS, takes_store=True),
 )

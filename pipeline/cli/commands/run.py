@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.commands.command import Command, add_config_dir, columns, complain
 from pipeline.core import logs
-from pipeline.core.errors import NightjarError, exit_code_of
+from pipeline.core.errors import SIGNALLED, NightjarError, exit_code_of
 from pipeline.core.logs import TERMINAL, add_level, show
 from pipeline.core.registry import load_hooks
 from pipeline.records.result import Result
@@ -114,10 +114,17 @@ def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = 
 
 def _run_and_complain(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
     """Run ``config``; return the exit code (message printed) and the result, None where the run did not end."""
+    from pipeline.schedule.store_overview import write_store_page
+    from pipeline.store.artifacts import Store
+
     try:
-        return _lock_and_run(config, code_of)
+        code, result = _lock_and_run(config, code_of)
     except NightjarError as error:
         return complain(str(error), code_of(error)), None
+    # Not for a part of a run on another host, nor after a signal, which asks for the end at once.
+    if config.launch.host_index == 0 and code <= SIGNALLED:
+        write_store_page(Store(config.store))
+    return code, result
 
 
 def run_code(config: Config) -> int:

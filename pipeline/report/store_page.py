@@ -1,0 +1,348 @@
+"""``index.html`` of a store: all nights at a glance. ``nightjar nights ls``: the same as text."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from pipeline.core import units
+from pipeline.core.units import text_table
+from pipeline.records.gate import Interval
+from pipeline.records.night import FAILED, HELD, PUBLISHED, NightLine, ServedVersion, StoreOverview
+from pipeline.records.runs import RunLine
+from pipeline.report.page import COLOURS, Figure, PageTable, from_template, pill
+from pipeline.report.stacked_bars import BarSeries
+from pipeline.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, Point, drawing, tag, ticks
+from pipeline.specs import STAGES
+
+STORE_PAGE = "index.html"
+CURVES = (
+    BarSeries(name="candidate, with its 95% interval", values=(), colour=0),
+    BarSeries(name="incumbent", values=(), colour=3),
+    BarSeries(name="baseline, on the first night", values=(), colour=5),
+)
+MARKS = "Dots: nights that the gate held. Strokes at the bottom: nights that failed. Point at a night for its figures."
+# Of what served, the newest rows; all of it is in the bar.
+MOST_SERVED = 12
+MOST_REASON = 240
+# A time axis shows days up to so many days, else months.
+MOST_DAYS = 62
+DAY_SECONDS = 86_400.0
+_PILLS = {PUBLISHED: "PASS", HELD: "HOLD", FAILED: "failed"}
+Figures = Callable[[NightLine], Interval | None]
+
+
+def store_page(overview: StoreOverview, now: float) -> str:
+    """Return the page of a store as HTML: one file, without scripts, whose links are relative to the store.
+
+    Args:
+        now: When the page is written, seconds since 1970.
+    """
+    names = sorted({*overview.served, *(night.model for night in overview.nights)})
+    models = []
+    for name in names:
+        nights = [night for night in overview.nights if night.model == name]
+        models.append(_model(name, nights, overview.served.get(name, ()), now))
+    about = [units.plural(len(overview.nights), "night")]
+    if overview.runs:
+        about.append(units.plural(len(overview.runs), "other run"))
+    older = overview.nights_left_out
+    runs_note = ""
+    if overview.runs_left_out:
+        runs_note = f"And {units.plural(overview.runs_left_out, 'run')} more: nightjar runs ls."
+    return from_template(
+        "store.html",
+        title="Nightjar: all nights",
+        heading="All nights",
+        about=" · ".join([*about, *([f"{older:,} older ones left out"] if older else []), f"written {_utc(now)}"]),
+        problems=overview.problems,
+        models=models,
+        curves=CURVES,
+        marks=MARKS,
+        stages=[BarSeries(name=name, values=(), colour=place % COLOURS) for place, name in enumerate(STAGES.names())],
+        runs=_runs(overview.runs or ()),
+        runs_note=runs_note,
+    )
+
+
+def nights_listing(overview: StoreOverview) -> str:
+    """Return ``nightjar nights ls``: a line a night, oldest first, and what serves."""
+    if not overview.nights:
+        return "no nights"
+    head = ("night", "model", "outcome", "version", "NE*", "change*", "calibration*", "rows*", "seconds*", "reason")
+    rows = []
+    for night in overview.nights:
+        change = units.ABSENT if night.ne_change is None else f"{night.ne_change.point:+.2%}"
+        figures = (units.decimal(_point(night.ne)), change, units.decimal(_point(night.calibration), 3))
+        seconds = units.ABSENT if night.seconds is None else units.decimal(sum(night.seconds.values()), 1)
+        reason = units.printable(_reason(night), 80)
+        version = night.version or units.ABSENT
+        rows.append(
+            (night.date, night.model, night.outcome, version, *figures, units.count(night.rows), seconds, reason)
+        )
+    lines = [text_table(head, rows)]
+    for model, spans in overview.served.items():
+        lines.append(f"{model}: {spans[-1].version} serves since {_utc(spans[-1].since)}")
+    return "\n".join(lines)
+
+
+def _model(name: str, nights: Sequence[NightLine], served: Sequence[ServedVersion], now: float) -> dict[str, Any]:
+    # What the template shows of a model; ``nights`` oldest first.
+    older = ""
+    if len(served) > MOST_SERVED:
+        older = f"And {units.plural(len(served) - MOST_SERVED, 'earlier change')}, in the bar."
+    return {
+        "name": name,
+        "cards": _cards(nights, served),
+        "figures": _figures(nights),
+        "served": _served_table(served[-MOST_SERVED:], now),
+        "served_bar": _served_bar(served, now),
+        "served_from": _utc(served[0].since) if served else "",
+        "served_note": older,
+        "nights": _nights_table(nights),
+        "nights_note": "Newest first. NE and its change are on the test rows of the night; time is that of the stages.",
+    }
+
+
+def _cards(nights: Sequence[NightLine], served: Sequence[ServedVersion]) -> list[tuple[str, str, str]]:
+    cards = []
+    if served:
+        current = served[-1]
+        # The number tells a version; its key would not fit.
+        number = current.version.partition("-")[0]
+        cards.append(("Serves now", number, f"{current.version}, since {_utc(current.since)}"))
+    if not nights:
+        return cards
+    outcomes = Counter(night.outcome for night in nights)
+    under = f"{outcomes[PUBLISHED]:,} published; {nights[0].date} to {nights[-1].date}"
+    cards.append(("Nights", units.count(len(nights)), under))
+    for outcome in (HELD, FAILED):
+        last = [night.date for night in nights if night.outcome == outcome][-1:]
+        cards.append((outcome.capitalize(), units.count(outcomes[outcome]), f"last {last[0]}" if last else "none"))
+    judged = [night for night in nights if night.ne is not None]
+    if judged:
+        newest = judged[-1]
+        under = newest.date
+        if newest.ne_change is not None:
+            under = f"{newest.date}, {_signed(newest.ne_change)} beside the incumbent"
+        cards.append(("NE of the newest", units.decimal(_point(newest.ne)), under))
+        calibration = units.decimal(_point(newest.calibration), 3)
+        cards.append(("Calibration", calibration, "predicted / observed clicks"))
+    times = sorted(sum(night.seconds.values()) for night in nights if night.seconds)
+    if times:
+        median = times[len(times) // 2]
+        # Seconds beside minutes would not fit.
+        took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
+        cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
+    return cards
+
+
+def _figures(nights: Sequence[NightLine]) -> list[Figure]:
+    figures: list[Figure] = []
+    curves: list[Figures] = [lambda night: night.ne, lambda night: night.incumbent_ne, lambda night: night.baseline_ne]
+    figures += _plot(nights, "NE", "1 is the base rate; lower is better", curves)
+    curves = [lambda night: night.calibration, lambda night: night.incumbent_calibration]
+    figures += _plot(nights, "Calibration", "predicted / observed clicks; 1 is right", curves)
+    return figures + _plot(nights, "Time", "minutes of all stages", [_minutes])
+
+
+def _minutes(night: NightLine) -> Interval | None:
+    if not night.seconds:
+        return None
+    minutes = sum(night.seconds.values()) / 60
+    return Interval(minutes, minutes, minutes)
+
+
+def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[Figures]) -> list[Figure]:
+    # The first of ``curves`` is the candidate's: it has a band, the marks of the verdicts and the tooltips.
+    points: list[list[tuple[float, Interval]]] = []
+    for curve in curves:
+        found = [(float(_day(night)), curve(night)) for night in nights]
+        points.append([(day, value) for day, value in found if value is not None and math.isfinite(sum(value))])
+    if not points[0]:
+        return []
+    edges = [edge for curve in points for _, value in curve for edge in value]
+    frame = _frame(nights, edges, title)
+    body = frame.grid()
+    candidate = points[0]
+    if any(value.high > value.low for _, value in candidate):
+        upper: list[Point] = [(day, value.high) for day, value in candidate]
+        lower: list[Point] = [(day, value.low) for day, value in reversed(candidate)]
+        body.append(tag("path", class_="band", d=f"{frame.path([*upper, *lower])} Z"))
+    for series, found_points in reversed(list(zip(CURVES, points, strict=False))):
+        line = [(day, value.point) for day, value in found_points]
+        if len(line) > 1:
+            body.append(tag("path", class_=f"series c{series.colour}", d=frame.path(line)))
+        elif line:
+            x, y = frame.place(line[0]).split()
+            body.append(tag("circle", class_=f"c{series.colour}", cx=x, cy=y, r=3.5))
+    return [Figure(title, unit, drawing([*body, *_marks(frame, nights, curves)], f"{title} ({unit}) by night"))]
+
+
+def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> Frame:
+    # Around all nights, so that the plots of a model stand on one axis.
+    first, last = date.fromordinal(_day(nights[0])), date.fromordinal(_day(nights[-1]))
+    days = (last - first).days
+    if days <= MOST_DAYS:
+        step = max(1, -(-days // 6))
+        x_ticks = [float(day) for day in range(first.toordinal(), last.toordinal() + 1, step)]
+    else:
+        months = [first + timedelta(days=day) for day in range(days + 1) if (first + timedelta(days=day)).day == 1]
+        x_ticks = [float(month.toordinal()) for month in months[:: max(1, -(-len(months) // 6))]]
+
+    def show(value: float, _: float) -> str:
+        day = date.fromordinal(round(value))
+        if days <= MOST_DAYS:
+            return f"{day.day} {day:%b}"
+        return f"{day:%Y}" if day.month == 1 else f"{day:%b}"
+
+    y_axis = Axis(title=title, from_zero=title == "Time")
+    y_ticks = ticks(0.0 if y_axis.from_zero else min(values), max(values))
+    low, high = first.toordinal() - 0.5, last.toordinal() + 0.5
+    return Frame(Axis(title="night", show=show), y_axis, x_ticks, y_ticks, low, high)
+
+
+def _marks(frame: Frame, nights: Sequence[NightLine], curves: Sequence[Figures]) -> list[Markup]:
+    # Verdicts that are no publication, and for every night an invisible column whose tooltip has the figures.
+    names = ("", "incumbent ", "baseline ")
+    out = []
+    width = max((WIDTH - LEFT - RIGHT) / (frame.x_high - frame.x_low), 0.5)
+    for night in nights:
+        x = frame.x(_day(night))
+        values = [curve(night) for curve in curves]
+        if night.outcome == HELD and values[0] is not None and math.isfinite(values[0].point):
+            out.append(tag("circle", class_="held", cx=f"{x:.1f}", cy=f"{frame.y(values[0].point):.1f}", r=3))
+        elif night.outcome == FAILED:
+            out.append(tag("path", class_="failed", d=f"M{x:.1f} {BOTTOM} v-7"))
+        shown = [f"{name}{_interval(value)}" for name, value in zip(names, values, strict=False) if value is not None]
+        text = f"{night.date}, {night.outcome}: {', '.join(shown) or 'no figures'}"
+        if night.outcome != PUBLISHED and (reason := _reason(night)):
+            text += f"; {units.printable(reason, MOST_REASON)}"
+        size = {"x": f"{x - width / 2:.1f}", "y": TOP, "width": f"{width:.1f}", "height": BOTTOM - TOP}
+        out.append(tag("rect", tag("title", text), class_="hover", **size))
+    return out
+
+
+def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
+    # A stretch of time for each version, the newest on the right.
+    if not served:
+        return Markup("")
+    begin = served[0].since
+    scale = 1000 / max(now - begin, 1.0)
+    parts = []
+    for place, span in enumerate(served):
+        left, right = (span.since - begin) * scale, (min(span.until or now, now) - begin) * scale
+        size = {"x": f"{left:.1f}", "width": f"{max(right - left, 0.5):.1f}", "height": 26}
+        until = f"to {_utc(span.until)}" if span.until else "until now"
+        words = tag("title", f"{span.version}: {_utc(span.since)} {until}")
+        parts.append(tag("rect", words, class_=f"c{place % 2}", **size))
+    label = f"{units.plural(len(served), 'version')} served since {_utc(begin)}; now {served[-1].version}"
+    attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img", "aria_label": label}
+    return tag("svg", *parts, class_="bar", **attributes)
+
+
+def _served_table(served: Sequence[ServedVersion], now: float) -> PageTable:
+    rows = []
+    for span in reversed(served):
+        since = tag("span", _utc(span.since), class_="word")
+        until = tag("span", "now" if span.until is None else _utc(span.until), class_="word")
+        took = _span((span.until or now) - span.since)
+        rows.append((span.version, since, until, took, span.by, span.reason or units.ABSENT))
+    return PageTable(("Version", "From", "Until", "For*", "By", "Reason~"), rows)
+
+
+def _nights_table(nights: Sequence[NightLine]) -> PageTable:
+    longest = max((sum((night.seconds or {}).values()) for night in nights), default=0.0) or 1.0
+    rows, titles = [], []
+    for night in reversed(nights):
+        pages = night.pages or {}
+        seconds = night.seconds or {}
+        reason = _reason(night)
+        cells: list[str] = [
+            _link(pages.get("night"), night.date),
+            pill(_PILLS.get(night.outcome, "idle"), night.outcome),
+        ]
+        cells.append(units.printable(reason, MOST_REASON) or units.ABSENT)
+        cells.append(tag("div", _link(pages.get("version"), night.version or units.ABSENT), class_="word"))
+        cells.append(units.decimal(_point(night.ne)))
+        change = units.ABSENT
+        if night.ne_change is not None:
+            change = tag("span", f"{night.ne_change.point:+.2%}", title=_signed(night.ne_change))
+        cells.append(change)
+        cells += [units.decimal(_point(night.calibration), 3), units.count(night.rows)]
+        cells.append(units.duration(sum(seconds.values()) if seconds else None))
+        cells.append(_stages_bar(seconds, longest))
+        links = [_link(pages[name], name) for name in ("gate", "run") if name in pages]
+        cells.append(tag("div", Markup(" ").join(links) or units.ABSENT, class_="word"))
+        rows.append(cells)
+        titles.append(reason)
+    head = ("Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time*")
+    return PageTable((*head, "By stage", "Pages"), rows, titles)
+
+
+def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:
+    # As long as its share of the longest night.
+    parts, left = [], 0.0
+    for place, name in enumerate(STAGES.names()):
+        width = 1000 * seconds.get(name, 0.0) / longest
+        if width:
+            size = {"x": f"{left:.0f}", "width": f"{max(width, 2):.0f}", "height": 26}
+            parts.append(tag("rect", class_=f"c{place % COLOURS}", **size))
+        left += width
+    if not parts:
+        return Markup(units.ABSENT)
+    words = ", ".join(f"{name} {units.duration(took)}" for name, took in seconds.items())
+    attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img"}
+    return tag("svg", tag("title", words), *parts, class_="bar", **attributes)
+
+
+def _runs(runs: Sequence[RunLine]) -> PageTable:
+    rows = []
+    for line in reversed(runs):
+        name = _link(f"runs/{line.run}/report.html", line.run)
+        finished = _utc(line.finished) if line.finished is not None else units.ABSENT
+        figures = (units.decimal(line.ne), units.decimal(line.auc), units.decimal(line.calibration, 3))
+        verdict = line.verdict or units.ABSENT
+        rows.append((name, pill(line.status, line.status), finished, *figures, verdict, units.duration(line.seconds)))
+    return PageTable(("Run", "Status", "Finished", "NE*", "AUC*", "Calibration*", "Gate", "Time*"), rows)
+
+
+def _day(night: NightLine) -> int:
+    return date.fromisoformat(night.date).toordinal()
+
+
+def _point(value: Interval | None) -> float | None:
+    return None if value is None else value.point
+
+
+def _reason(night: NightLine) -> str:
+    return "; ".join(night.reasons)
+
+
+def _link(path: str | None, text: str) -> Markup:
+    return tag("a", text, href=quote(path)) if path else tag("span", text)
+
+
+def _interval(value: Interval) -> str:
+    text = units.decimal(value.point)
+    return text if value.low == value.high else f"{text} [{units.decimal(value.low)}, {units.decimal(value.high)}]"
+
+
+def _signed(change: Interval) -> str:
+    return f"{change.point:+.2%} [{change.low:+.2%}, {change.high:+.2%}]"
+
+
+def _span(seconds: float) -> str:
+    # Time that is counted in days where it is long.
+    return units.duration(seconds) if seconds < 2 * DAY_SECONDS else f"{seconds / DAY_SECONDS:.1f} days"
+
+
+def _utc(seconds: float) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(seconds))} UTC"
