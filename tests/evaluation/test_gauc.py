@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, judge, measure
-from pipeline.evaluation.gauc import compare_gauc
+from pipeline.evaluation.user_auc import compare_gauc
 from pipeline.records import GateRecord
 from pipeline.records.gate import UserAuc
 from pipeline.report.gate import gate_markdown, gate_page, gate_text

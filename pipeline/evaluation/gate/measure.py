@@ -23,7 +23,7 @@ from pipeline.evaluation.bootstrap import (
     resample,
 )
 from pipeline.evaluation.gate.power import error_of
-from pipeline.evaluation.gauc import compare_gauc
+from pipeline.evaluation.user_auc import compare_gauc
 from pipeline.records.gate import (
     Beside,
     Best,
