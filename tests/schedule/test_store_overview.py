@@ -169,6 +169,14 @@ def test_a_record_that_cannot_be_read_hides_no_other_night(store: Store, capsys,
     assert "left out: runs/clicks-2025-01-02/nightly.json" in shown.err and "2025-01-03" in shown.out
 
 
+def test_a_gate_record_that_cannot_be_read_leaves_the_night_its_verdict_and_ne(store: Store) -> None:
+    store.write_bytes("models/clicks/v00002-0123abcd/gate.json", b"{")
+    overview = read_overview(store)
+    assert len(overview.nights) == 4 and overview.nights[1].calibration is None
+    assert overview.nights[1].ne is not None and overview.nights[1].ne.point == 0.8001
+    assert overview.problems[0].startswith("models/clicks/v00002-0123abcd/gate.json is not valid JSON")
+
+
 def test_a_damaged_log_of_versions_hides_no_night(store: Store) -> None:
     store.write_bytes("models/clicks/current.json", b"{}")
     overview = read_overview(store)
