@@ -28,7 +28,7 @@ CURVES = (
     PlotCurve("incumbent", 3, ()),
     PlotCurve("baseline, on the first night", 5, ()),
 )
-MARKS = "Dots: nights that the gate held. Strokes at the bottom: nights that failed. Point at a night for its figures."
+MARKS = "Dots on the curve: nights that the gate held. Strokes below: failed nights. Point at a night for its figures."
 # Of what served, the newest rows; all of it is in the bar.
 MOST_SERVED = 12
 MOST_REASON = 240
