@@ -18,17 +18,17 @@ from pipeline.records.gate import Interval
 from pipeline.records.night import FAILED, HELD, PUBLISHED, NightLine, ServedVersion, StoreOverview
 from pipeline.records.runs import RunLine
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, pill
-from pipeline.report.stacked_bars import BarSeries
-from pipeline.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, Point, drawing, tag, ticks
+from pipeline.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, PlotCurve, Point, drawing, tag, ticks
 from pipeline.specs import STAGES
 
 STORE_PAGE = "index.html"
+# Of the plots over nights, for the legend; their points are those of a model.
 CURVES = (
-    BarSeries(name="candidate, with its 95% interval", values=(), colour=0),
-    BarSeries(name="incumbent", values=(), colour=3),
-    BarSeries(name="baseline, on the first night", values=(), colour=5),
+    PlotCurve("candidate, with its 95% interval", 0, ()),
+    PlotCurve("incumbent", 3, ()),
+    PlotCurve("baseline, on the first night", 5, ()),
 )
-MARKS = "Dots: nights that the gate held. Strokes at the bottom: nights that failed. Point at a night for its figures."
+MARKS = "Dots on the curve: nights that the gate held. Strokes below: failed nights. Point at a night for its figures."
 # Of what served, the newest rows; all of it is in the bar.
 MOST_SERVED = 12
 MOST_REASON = 240
@@ -51,9 +51,10 @@ def store_page(overview: StoreOverview, now: float) -> str:
         nights = [night for night in overview.nights if night.model == name]
         models.append(_model(name, nights, overview.served.get(name, ()), now))
     about = [units.plural(len(overview.nights), "night")]
+    if overview.nights_left_out:
+        about.append(f"{overview.nights_left_out:,} older ones left out")
     if overview.runs:
         about.append(units.plural(len(overview.runs), "other run"))
-    older = overview.nights_left_out
     runs_note = ""
     if overview.runs_left_out:
         runs_note = f"And {units.plural(overview.runs_left_out, 'run')} more: nightjar runs ls."
@@ -61,12 +62,12 @@ def store_page(overview: StoreOverview, now: float) -> str:
         "store.html",
         title="Nightjar: all nights",
         heading="All nights",
-        about=" · ".join([*about, *([f"{older:,} older ones left out"] if older else []), f"written {_utc(now)}"]),
+        about=" · ".join([*about, f"written {_utc(now)}"]),
         problems=overview.problems,
         models=models,
         curves=CURVES,
         marks=MARKS,
-        stages=[BarSeries(name=name, values=(), colour=place % COLOURS) for place, name in enumerate(STAGES.names())],
+        stages=[PlotCurve(name, place % COLOURS, ()) for place, name in enumerate(STAGES.names())],
         runs=_runs(overview.runs or ()),
         runs_note=runs_note,
     )
@@ -168,7 +169,10 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
         points.append([(day, value) for day, value in found if value is not None and math.isfinite(sum(value))])
     if not points[0]:
         return []
-    edges = [edge for curve in points for _, value in curve for edge in value]
+    edges: list[float] = []
+    for found_points in points:
+        for _, value in found_points:
+            edges += value
     frame = _frame(nights, edges, title)
     body = frame.grid()
     candidate = points[0]

@@ -72,7 +72,7 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
         chosen += newest
         left_out += len(names) - len(newest)
     versions = {model: set(store.folders(model_path(model))) for model in models(store)}
-    found = _read_all(partial(_read_night, store, versions), chosen, problems)
+    found = _read_all(partial(_read_night, store, versions, problems), chosen, problems)
     nights = [night for night in found.values() if night is not None]
     others += [name for name, night in found.items() if night is None]
     served = _read_all(partial(_read_served, store), versions, problems)
@@ -86,7 +86,7 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
         runs = [line for line in lines.values() if line is not None]
         runs.sort(key=lambda line: (line.finished or 0.0, line.run))
         overview = replace(overview, runs=tuple(runs), runs_left_out=max(0, len(others) - MOST_RUNS))
-    return replace(overview, problems=tuple(problems))
+    return replace(overview, problems=tuple(sorted(problems)))
 
 
 def _is_date(text: str) -> bool:
@@ -128,7 +128,7 @@ def _read(kind: type[R], store: Store, path: str) -> R | None:
     return kind.from_json(data, path)
 
 
-def _read_night(store: Store, versions: dict[str, set[str]], name: str) -> NightLine | None:
+def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str], name: str) -> NightLine | None:
     run = run_directory(name)
     night = _read(NightRecord, store, f"{run}/{NIGHT}")
     if night is None:
@@ -144,7 +144,11 @@ def _read_night(store: Store, versions: dict[str, set[str]], name: str) -> Night
         pages["version"] = f"{version_path(night.model, str(night.version))}/{CARD_TEXT}"
     gate = None
     if night.gate_page:
-        gate = _read(GateRecord, store, f"{night.gate_page.rpartition('/')[0]}/{GATE}")
+        try:
+            gate = _read(GateRecord, store, f"{night.gate_page.rpartition('/')[0]}/{GATE}")
+        except ArtifactError as error:
+            # The night's own record has its verdict and NE.
+            problems.append(error.message)
     calibration = incumbent_calibration = incumbent_ne = baseline_ne = None
     if gate is not None:
         pages["gate"] = str(night.gate_page)

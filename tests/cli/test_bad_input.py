@@ -52,6 +52,7 @@ def test_a_wrong_column(nightjar, tmp_path: Path) -> None:
     expect(done, 3, tmp_path / "s", "has no column 'colour'", "data.sparse.colour.column=color")
     expect_recorded(tmp_path / "s", 3)
     assert "has no column" in (tmp_path / "s/runs/b/report.html").read_text()
+    assert 'href="runs/b/report.html"' in (tmp_path / "s/index.html").read_text()
 
 
 @pytest.mark.parametrize("text", ["", "label,colour,price\n"], ids=["no bytes", "header only"])

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
-from pipeline.report.store_page import STORE_PAGE, nights_listing, store_page
+from pipeline.report.store_page import STORE_PAGE, store_page
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.schedule.store_gc import collect
 from pipeline.schedule.store_overview import MOST_NIGHTS, read_overview, write_store_page
 from pipeline.store import Store
+from tests.checkpoint.s3 import Proxy, bucket
 
 FIRST, DAY_SECONDS = date(2025, 1, 1), 86_400.0
 BEGIN = 1_735_700_000.0  # a time of the first night, seconds since 1970
@@ -167,6 +169,14 @@ def test_a_record_that_cannot_be_read_hides_no_other_night(store: Store, capsys,
     assert "left out: runs/clicks-2025-01-02/nightly.json" in shown.err and "2025-01-03" in shown.out
 
 
+def test_a_gate_record_that_cannot_be_read_leaves_the_night_its_verdict_and_ne(store: Store) -> None:
+    store.write_bytes("models/clicks/v00002-0123abcd/gate.json", b"{")
+    overview = read_overview(store)
+    assert len(overview.nights) == 4 and overview.nights[1].calibration is None
+    assert overview.nights[1].ne is not None and overview.nights[1].ne.point == 0.8001
+    assert overview.problems[0].startswith("models/clicks/v00002-0123abcd/gate.json is not valid JSON")
+
+
 def test_a_damaged_log_of_versions_hides_no_night(store: Store) -> None:
     store.write_bytes("models/clicks/current.json", b"{}")
     overview = read_overview(store)
@@ -240,12 +250,19 @@ def test_a_model_without_promotions_has_no_times_of_service(tmp_path: Path) -> N
     assert read_overview(store).served == {}
 
 
-def test_a_store_in_memory_is_read_like_one_on_a_disk(store: Store) -> None:
-    other = Store(f"memory://{Path(store.url).parent.name}")
-    for path in Path(store.url).rglob("*.json"):
-        other.write_bytes(str(path.relative_to(store.url)), path.read_bytes())
-    assert read_overview(other, with_runs=True) == read_overview(store, with_runs=True)
-    assert nights_listing(read_overview(other)) == nights_listing(read_overview(store))
+def test_an_object_store_is_asked_once_for_every_record(
+    store: Store, endpoint: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bucket(endpoint, monkeypatch) as url:
+        other = Store(url)
+        for path in Path(store.url).rglob("*.json"):
+            other.write_bytes(str(path.relative_to(store.url)), path.read_bytes())
+        assert read_overview(other, with_runs=True) == read_overview(store, with_runs=True)
+        endpoint.read.clear()
+        write_store_page(other)
+        asked = Counter(path for path, _ in endpoint.read.elements() if path.endswith(".json"))
+        assert len(asked) >= 8 and set(asked.values()) == {1}
+        assert b"clicks-2025-01-03/nightly.html" in other.fs.cat_file(other.full(STORE_PAGE))
 
 
 def test_clean_up_keeps_the_page(store: Store) -> None:

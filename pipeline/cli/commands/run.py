@@ -72,7 +72,9 @@ def _run(options: argparse.Namespace) -> int:
 
         return inspection.show(overrides, options)
     if not options.multirun:
-        return one_run(overrides, options.config_dir)
+        from pipeline.config.compose import compose
+
+        return _run_and_complain(compose(overrides, options.config_dir))[0]
     for name, sweeper in load_hooks("nightjar.sweepers").items():
         if (chosen := f"{SWEEPER}{name}") in overrides:
             return int(sweeper([text for text in overrides if text != chosen], options.config_dir))
@@ -101,26 +103,34 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
     return first_failure
 
 
-def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = exit_code_of) -> int:
-    """Run what ``overrides`` say, as ``nightjar run`` does; return the exit code, by ``code_of`` that of an error.
+def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf) -> int:
+    """Run what ``overrides`` say, as a trial of a study; return the exit code, by ``code_of`` that of an error.
 
     Raises:
         ConfigError: They do not compose.
     """
     from pipeline.config.compose import compose
 
-    return _run_and_complain(compose(overrides, config_dir), code_of)[0]
+    config = compose(overrides, config_dir)
+    try:
+        return _lock_and_run(config, code_of)[0]
+    except NightjarError as error:
+        return complain(str(error), code_of(error))
 
 
-def _run_and_complain(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
-    """Run ``config``; return the exit code (message printed) and the result, None where the run did not end."""
+def _run_and_complain(config: Config) -> tuple[int, Result | None]:
+    """Run ``config`` and write the page of its store.
+
+    Returns:
+        The exit code (message printed) and the result, None where the run did not end.
+    """
     from pipeline.schedule.store_overview import write_store_page
     from pipeline.store.artifacts import Store
 
     try:
-        code, result = _lock_and_run(config, code_of)
+        code, result = _lock_and_run(config, exit_code_of)
     except NightjarError as error:
-        return complain(str(error), code_of(error)), None
+        return complain(str(error), exit_code_of(error)), None
     # Not for a part of a run on another host, nor after a signal, which asks for the end at once.
     if config.launch.host_index == 0 and code <= SIGNALLED:
         write_store_page(Store(config.store))
@@ -133,7 +143,7 @@ def run_code(config: Config) -> int:
 
 
 def _lock_and_run(config: Config, code_of: CodeOf) -> tuple[int, Result | None]:
-    """As ``_run_and_complain``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
+    """Return the exit code, by ``code_of``, and the result; NightjarError, with nothing written, for a run in use."""
     from pipeline.core.package_versions import require_triple
     from pipeline.launch.locks import launcher_of, only_launcher
     from pipeline.store.artifacts import Store
@@ -166,7 +176,7 @@ def _follow(config: Config, store: Store) -> int:
 
 
 def _run_locked(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
-    """Run ``config``, which no other launcher runs; as ``_run_and_complain``."""
+    """Run ``config``, which no other launcher runs; as ``_lock_and_run``."""
     from pipeline.launch.chain import StageChain, StageError
     from pipeline.launch.run_records import record_failure
     from pipeline.launch.signals import Interrupted
