@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pipeline.config.gate import GateConfig
 from pipeline.evaluation import metrics
 from pipeline.evaluation.bootstrap import (
-    FEWEST,
     FIGURES,
     Resampled,
     block_of_rows,
@@ -40,6 +39,9 @@ from pipeline.specs.gate_check import ScoredRows, ScoredTask
 from pipeline.specs.label_kind import LABEL_KINDS
 
 OTHERS = "all others"
+# Blocks of rows in which each class of a slice must lie. A draw without any of them has no figures, and the slice no
+# interval: of 400 draws one has none of 15 blocks in one slice of 8,000, and none of 6 blocks in two slices of three.
+SLICE_BLOCKS = 15
 Floats = NDArray[np.floating]
 
 
@@ -240,7 +242,7 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np
     ``blocks``: of every row. Rows that follow each other may lie in few blocks however many they are, and draws that
     have none of them have no figures.
     """
-    fewest = min(FEWEST, settings.blocks)
+    fewest = min(SLICE_BLOCKS, settings.blocks, settings.slice_min_clicks)
     for name, column in scored.slices.items():
         values, counts = np.unique(column.codes, return_counts=True)
         largest = values[np.argsort(-counts, kind="stable")][: settings.slice_values]
