@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import EXIT_CODES, ArtifactError, NightjarError
 
 if TYPE_CHECKING:
+    from datetime import date
+
     import polars as pl
 
     from pipeline.records.gate import GateRecord
@@ -219,6 +221,8 @@ def judge(
     time: str | None = None,
     user: str | None = None,
     max_gauc_drop: float = 0.002,
+    ledger: str | None = None,
+    day: date | None = None,
 ) -> GateRecord:
     """Judge the scores of any framework as the gate judges, as ``nightjar judge`` does.
 
@@ -240,12 +244,16 @@ def judge(
         time: Column to sort the rows by; None: they are in the order of time.
         user: Column whose users GAUC is measured on.
         max_gauc_drop: Largest drop of GAUC.
+        ledger: File of the looks at candidates of this model, at any fsspec URL, which ``gate.budget`` needs; created
+            if it is missing.
+        day: Of the rows, for the ledger; None: today in UTC.
 
     Returns:
         The record of the gate: figures with intervals, checks, ``verdict`` and ``reasons``.
 
     Raises:
-        ConfigError: A column, a file's format or an override is wrong.
+        ArtifactError: The ledger cannot be read.
+        ConfigError: A column, a file's format or an override is wrong, or ``gate.budget`` has no ledger.
         DataError: The rows do not match, or allow no figures.
     """
     from pipeline.evaluation.judge_scores import gate_settings_of, judge_scores
@@ -263,7 +271,9 @@ def judge(
         user=user,
         logits=logits,
     )
-    return judge_scores(candidate, incumbent, columns, settings, seed=seed, max_gauc_drop=max_gauc_drop)
+    return judge_scores(
+        candidate, incumbent, columns, settings, seed=seed, max_gauc_drop=max_gauc_drop, ledger=ledger, day=day
+    )
 
 
 def _watch(lines: Iterable[str], shown: bool) -> Run:

@@ -50,6 +50,23 @@ class GateConfig:
     power: float = setting(
         0.9, low=0.5, high=0.9999, doc="Probability that a model which is worse by `max_ne_increase` is held."
     )
+    budget: float | None = setting(
+        None,
+        low=0.01,
+        high=100.0,
+        quiet=True,
+        doc="Error budget: the wrong promotions a year that you accept. These are versions that pass although their NE "
+        "is above the incumbent's by more than `max_ne_increase`, or in a slice with enough rows by more than "
+        "`slice_max_ne_increase`. A comparison spends a share of the budget, in place of `power`. null: `power` alone.",
+    )
+    max_ne_fall: float | None = setting(
+        None,
+        low=0.0,
+        high=1.0,
+        quiet=True,
+        doc="Largest fall of NE below the incumbent's on the same rows, as a share. A clearly larger one is too good "
+        "to be true: a feature may know the label. null: any.",
+    )
     best_of_last: int = setting(
         7,
         low=1,
@@ -111,6 +128,11 @@ class GateConfig:
             raise ConfigError(
                 f"{path}.force is {self.force!r}, expected a reason, in words, for publishing despite the gate",
                 hint=f"{path}.force='the traffic of the new app is known to be different'",
+            )
+        if self.budget is not None and self.max_ne_increase is None:
+            raise ConfigError(
+                f"{path}.budget is {self.budget:g}, but {path}.max_ne_increase is null: no rise of NE is wrong",
+                hint=f"{path}.max_ne_increase=0.002, or {path}.budget=null",
             )
 
 

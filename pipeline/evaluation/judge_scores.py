@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.gate import GateConfig
+from pipeline.core.clock import CLOCK
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.evaluation.gate.gate import judge
+from pipeline.evaluation.gate.budget import LedgerFile, judge_within_budget
 from pipeline.evaluation.gate.measure import measure
 from pipeline.evaluation.score_files import CANDIDATE, INCUMBENT, SCORES, Columns, read_rows
 from pipeline.records.gate import GateRecord
 from pipeline.specs.gate_check import ScoredRows, SliceColumn
+from pipeline.store.files import Files
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,6 +85,8 @@ def judge_scores(
     *,
     seed: int,
     max_gauc_drop: float,
+    ledger: str | None = None,
+    day: date | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GateRecord:
     """Judge a candidate by its scores, beside an incumbent's on the same rows where there is one.
@@ -94,16 +99,20 @@ def judge_scores(
         settings: Group ``gate``.
         seed: Of the bootstrap.
         max_gauc_drop: Largest drop of GAUC, where rows have users.
+        ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created where it is missing.
+        day: Of the rows, which the look counts for; None: today's.
         progress: Gets steps done, and of how many.
 
     Returns:
         What the gate records of a version with these scores: figures, checks and verdict.
 
     Raises:
-        ConfigError: A column or a format is wrong.
+        ArtifactError: The ledger cannot be read.
+        ConfigError: A column or a format is wrong, or there is a budget without a ledger, or a ledger without a budget.
         DataError: The rows do not match, or allow no figures.
     """
     steps = 3
+    looks = _open_ledger(settings, ledger, day)
     progress(0, steps)
     rows = read_rows(candidate, incumbent, columns)
     progress(1, steps)
@@ -115,9 +124,36 @@ def judge_scores(
         record = replace(record, gauc=replace(record.gauc, limit=max_gauc_drop))
     model, other = _model_names(candidate, incumbent, columns)
     record = replace(record, model=model, incumbent_version=other if scored.incumbent is not None else None)
-    judged = judge(record, settings, scored)
+    day = day or datetime.fromtimestamp(CLOCK.time(), UTC).date()
+    judged = judge_within_budget(record, settings, scored, looks, day, model)
     progress(steps, steps)
     return judged
+
+
+def _open_ledger(settings: GateConfig, url: str | None, day: date | None) -> LedgerFile | None:
+    # Read at once, so that a ledger that cannot be read is an error before the rows are.
+    if settings.budget is None:
+        for option, value in (("--ledger", url), ("--day", day)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} {value} is given, but gate.budget is null: nothing is spent",
+                    hint=f"gate.budget=1, or leave out {option}",
+                )
+        return None
+    if url is None:
+        raise ConfigError(
+            f"gate.budget is {settings.budget:g}, but no ledger is given: earlier looks at candidates are not known",
+            hint="--ledger ledger.json (from Python, ledger='ledger.json'), which every look of this model shares",
+        )
+    folder, slash, name = url.rpartition("/")
+    if not name:
+        raise ConfigError(f"--ledger {url} is a folder, expected a file", hint=f"--ledger {url}ledger.json")
+    file = LedgerFile(Files(folder or slash or ".", "--ledger "), name)
+    try:
+        file.read()
+    except IsADirectoryError:
+        raise ConfigError(f"--ledger {url} is a folder, expected a file", hint=f"--ledger {url}/ledger.json") from None
+    return file
 
 
 def _model_names(candidate: Table, incumbent: Table | None, columns: Columns) -> tuple[str, str]:

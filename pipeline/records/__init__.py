@@ -54,6 +54,7 @@ from pipeline.records.dataset import (
     weight_column,
 )
 from pipeline.records.ensemble import EnsemblePart, Member, ServingCost, ensemble_of, members_of
+from pipeline.records.error_budget import BudgetLedger, ErrorBudget, Look, SpentBudget
 from pipeline.records.gate import (
     GATE,
     HOLD,
@@ -199,6 +200,7 @@ __all__ = [
     "Beside",
     "Best",
     "Budget",
+    "BudgetLedger",
     "Bytes",
     "Calibrated",
     "CalibrationCurve",
@@ -217,6 +219,7 @@ __all__ = [
     "Description",
     "TableSchema",
     "EnsemblePart",
+    "ErrorBudget",
     "ErrorPart",
     "Evaluation",
     "Exported",
@@ -238,6 +241,7 @@ __all__ = [
     "ListedCheckpoint",
     "ListedModel",
     "ListedVersion",
+    "Look",
     "Member",
     "Milliseconds",
     "ModelCard",
@@ -281,6 +285,7 @@ __all__ = [
     "Shrunk",
     "Slice",
     "SparseColumn",
+    "SpentBudget",
     "SsdPart",
     "StageAttempt",
     "StageOutcome",

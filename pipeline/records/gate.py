@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from pipeline.records.ensemble import ServingCost
+from pipeline.records.error_budget import ErrorBudget
 from pipeline.records.record import Record, absent
 
 GATE = "gate.json"
@@ -240,6 +241,7 @@ class GateRecord(Record):
     calibration then holds nothing. ``calibrated``: where the version has a calibrator; then all other figures
     of the candidate are with it, on rows that it was not fitted on, but for ``serving``. ``importance``: of the
     candidate's features, by name, and of its towers. ``cost``: of an ensemble. ``gauc``: where rows have users.
+    ``budget``: where there is one (``gate.budget``) and NE was compared with the incumbent's.
     """
 
     FILE: ClassVar[str] = GATE
@@ -277,6 +279,7 @@ class GateRecord(Record):
     warnings: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     power: RowsPower | None = absent()
+    budget: ErrorBudget | None = absent()
     forced: str | None = absent()
     model: str = ""
     version: str = ""

@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pipeline.records.checkpoint import Index
 from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.error_budget import BudgetLedger
 from pipeline.records.gate import Curve, GateRecord
 from pipeline.records.model_version import CalibratorRecord, ModelCard
 from pipeline.records.night import NightRecord
@@ -34,6 +35,7 @@ RECORDS: tuple[type[Record], ...] = (
     Evaluation,
     Curve,
     GateRecord,
+    BudgetLedger,
     ModelCard,
     CalibratorRecord,
     Description,

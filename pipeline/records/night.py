@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipeline.records.error_budget import ErrorBudget, SpentBudget
 from pipeline.records.gate import Interval
 from pipeline.records.record import Record, absent
 from pipeline.records.result import Grown, Shrunk, StageOutcome
@@ -32,7 +33,7 @@ class NightRecord(Record):
 
     ``settings``, ``logs``: hashes of what decides the verdict. ``base``: None where nothing was published before.
     ``skipped``: missed days that it goes on without; ``changed``: what is not as it was for ``base``, in words;
-    ``seconds``: by stage. Times are seconds since 1970.
+    ``seconds``: by stage; ``budget``: what the gate spent of ``gate.budget``. Times are seconds since 1970.
     """
 
     FILE: ClassVar[str] = NIGHT
@@ -73,6 +74,7 @@ class NightRecord(Record):
     incumbent_ne: float | None = absent()
     ne_change: Interval | None = absent()
     gate_page: str | None = absent()
+    budget: ErrorBudget | None = absent()
     changed: tuple[str, ...] | None = absent()
 
     @property
@@ -137,11 +139,13 @@ class ServedVersion(Record):
 class StoreOverview(Record):
     """The nights of a store, oldest first, what served by model, other runs, and what could not be read.
 
-    ``nights_left_out``, ``runs_left_out``: how many older ones there are.
+    ``budgets``: what was spent of ``gate.budget``, by model. ``nights_left_out``, ``runs_left_out``: how many older
+    ones there are.
     """
 
     nights: tuple[NightLine, ...] = ()
     served: dict[str, tuple[ServedVersion, ...]] = field(default_factory=dict)
+    budgets: dict[str, SpentBudget] | None = absent()
     runs: tuple[RunLine, ...] | None = absent()
     nights_left_out: int = 0
     runs_left_out: int | None = absent()

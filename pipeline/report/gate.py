@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.core import units
 from pipeline.records.ensemble import ServingCost
+from pipeline.records.error_budget import ErrorBudget
 from pipeline.records.gate import HOLD, Beside, Check, GateRecord, Histogram, Importance, Interval, Slice
 from pipeline.report.charts import calibration
 from pipeline.report.page import Figure, PageTable, from_template, markdown_items, pill
@@ -116,6 +117,8 @@ def gate_markdown(record: GateRecord) -> str:
             lines += [_explain_gauc(record), ""]
     if record.cost is not None:
         lines += [f"An ensemble of {units.count(record.cost.members)} members: {_cost_words(record.cost)}.", ""]
+    if record.budget is not None:
+        lines += [_explain_budget(record.budget), ""]
     if record.calibrated is not None:
         lines += [f"The calibrator is {record.calibrated.words}.", "", *_plain_table(_calibrated(record)), ""]
     if record.tasks:
@@ -148,6 +151,8 @@ def gate_text(record: GateRecord) -> str:
         lines += ["", units.text_table([name.lower() for name in table.head], table.rows)]
         if record.gauc is not None:
             lines += ["", *textwrap.wrap(_explain_gauc(record), WIDTH)]
+    if record.budget is not None:
+        lines += ["", *textwrap.wrap(_explain_budget(record.budget), WIDTH)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -183,6 +188,8 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
             if power.rows_needed > record.rows:
                 under += f", for {units.count(power.rows_needed)} rows"
         cards.append(("Minimum detectable change", f"{power.resolved:+.2%}", under))
+    if budget := record.budget:
+        cards.append(("Error budget spent", f"{budget.spent:.2g}", budget.words))
     if shift := record.shift:
         cards.append(("Prediction shift", units.decimal(shift.psi, 3), f"PSI; KS {units.decimal(shift.ks, 3)}"))
     if coverage := record.coverage:
@@ -246,6 +253,7 @@ def _comparison(record: GateRecord) -> dict[str, Any] | None:
     if record.candidate is None:
         return None
     title, paired = "The candidate on test rows", ""
+    budget = "" if record.budget is None else _explain_budget(record.budget)
     if record.incumbent is not None:
         title = "Candidate and incumbent on the same rows"
         paired = "; both models are compared on the same resampled rows"
@@ -256,8 +264,18 @@ def _comparison(record: GateRecord) -> dict[str, Any] | None:
         "calibrator": f"The calibrator is {record.calibrated.words}." if record.calibrated is not None else "",
         "others": PageTable(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
         "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}. "
-        f"{_explain_gauc(record)}".strip(),
+        f"{' '.join(filter(None, (_explain_gauc(record), budget)))}".strip(),
     }
+
+
+def _explain_budget(budget: ErrorBudget) -> str:
+    text = (
+        f"A model that is worse by more than the limit passes this look with a probability of {budget.alpha:.2g} at "
+        f"most; {budget.words}."
+    )
+    if budget.not_covered:
+        text += f" The budget does not cover slices with too few rows: {', '.join(budget.not_covered)}."
+    return text
 
 
 def _explain_gauc(record: GateRecord) -> str:

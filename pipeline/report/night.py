@@ -85,6 +85,8 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
         change, low, high = record.ne_change
         under = f"the candidate's is {change:+.2%} [{low:+.2%}, {high:+.2%}]"
         cards.append(("NE of the incumbent", units.decimal(record.incumbent_ne), under))
+    if record.budget is not None:
+        cards.append(("Error budget spent", f"{record.budget.spent:.2g}", record.budget.words))
     if record.rows is not None:
         quarantined = f"{units.count(record.rows_quarantined)} in quarantine"
         cards.append(("Rows", units.count(record.rows), quarantined))

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from pipeline.core import units
 from pipeline.core.units import text_table
+from pipeline.records.error_budget import SpentBudget
 from pipeline.records.gate import Interval
 from pipeline.records.night import FAILED, HELD, PUBLISHED, NightLine, ServedVersion, StoreOverview
 from pipeline.records.runs import RunLine
@@ -49,7 +50,8 @@ def store_page(overview: StoreOverview, now: float) -> str:
     models = []
     for name in names:
         nights = [night for night in overview.nights if night.model == name]
-        models.append(_model(name, nights, overview.served.get(name, ()), now))
+        budget = (overview.budgets or {}).get(name)
+        models.append(_model(name, nights, overview.served.get(name, ()), budget, now))
     about = [units.plural(len(overview.nights), "night")]
     if overview.nights_left_out:
         about.append(f"{overview.nights_left_out:,} older ones left out")
@@ -91,17 +93,21 @@ def nights_listing(overview: StoreOverview) -> str:
     lines = [text_table(head, rows)]
     for model, spans in overview.served.items():
         lines.append(f"{model}: {spans[-1].version} serves since {_utc(spans[-1].since)}")
+    for model, budget in (overview.budgets or {}).items():
+        lines.append(f"{model}: {budget.words}")
     return "\n".join(lines)
 
 
-def _model(name: str, nights: Sequence[NightLine], served: Sequence[ServedVersion], now: float) -> dict[str, Any]:
+def _model(
+    name: str, nights: Sequence[NightLine], served: Sequence[ServedVersion], budget: SpentBudget | None, now: float
+) -> dict[str, Any]:
     # What the template shows of a model; ``nights`` oldest first.
     older = ""
     if len(served) > MOST_SERVED:
         older = f"And {units.plural(len(served) - MOST_SERVED, 'earlier change')}, in the bar."
     return {
         "name": name,
-        "cards": _cards(nights, served),
+        "cards": _cards(nights, served, budget),
         "figures": _figures(nights),
         "served": _served_table(served[-MOST_SERVED:], now),
         "served_bar": _served_bar(served, now),
@@ -112,13 +118,17 @@ def _model(name: str, nights: Sequence[NightLine], served: Sequence[ServedVersio
     }
 
 
-def _cards(nights: Sequence[NightLine], served: Sequence[ServedVersion]) -> list[tuple[str, str, str]]:
+def _cards(
+    nights: Sequence[NightLine], served: Sequence[ServedVersion], budget: SpentBudget | None
+) -> list[tuple[str, str, str]]:
     cards = []
     if served:
         current = served[-1]
         # The number tells a version; its key would not fit.
         number = current.version.partition("-")[0]
         cards.append(("Serves now", number, f"{current.version}, since {_utc(current.since)}"))
+    if budget is not None:
+        cards.append(("Error budget spent", f"{budget.spent:.2g}", budget.words))
     if not nights:
         return cards
     outcomes = Counter(night.outcome for night in nights)

@@ -81,7 +81,8 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
     path = f"{published}/{GATE}"
     if not published or not store.exists(path):
         return record
-    gate, record = read(GateRecord, store, path), replace(record, gate_page=f"{published}/gate.html")
+    gate = read(GateRecord, store, path)
+    record = replace(record, gate_page=f"{published}/gate.html", budget=gate.budget)
     if gate.candidate is None:
         return record
     ne = gate.candidate.ne

@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.publishing.promotion import read_current
 from pipeline.publishing.versions import CARD_TEXT, model_path, models, version_path
+from pipeline.records.error_budget import BudgetLedger, SpentBudget
 from pipeline.records.gate import GATE, GateRecord, Interval
 from pipeline.records.night import NIGHT, NightLine, NightRecord, ServedVersion, StoreOverview
 from pipeline.records.record import Record
@@ -76,9 +77,12 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
     nights = [night for night in found.values() if night is not None]
     others += [name for name, night in found.items() if night is None]
     served = _read_all(partial(_read_served, store), versions, problems)
+    spent = _read_all(partial(_read_spent, store), versions, problems)
+    budgets = {model: budget for model, budget in spent.items() if budget is not None}
     overview = StoreOverview(
         nights=tuple(sorted(nights, key=lambda night: (night.date, night.model))),
         served={model: spans for model, spans in served.items() if spans},
+        budgets=budgets or None,
         nights_left_out=left_out,
     )
     if with_runs:
@@ -202,6 +206,11 @@ def _read_served(store: Store, model: str) -> tuple[ServedVersion, ...]:
         )
         until = change.at
     return tuple(reversed(spans))
+
+
+def _read_spent(store: Store, model: str) -> SpentBudget | None:
+    ledger = _read(BudgetLedger, store, f"{model_path(model)}/{BudgetLedger.FILE}")
+    return None if ledger is None else ledger.spent()
 
 
 def _read_run(store: Store, name: str) -> RunLine | None:

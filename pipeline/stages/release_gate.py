@@ -6,6 +6,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config
+from pipeline.core.clock import CLOCK
 from pipeline.core.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
 from pipeline.core.units import MIB
 from pipeline.publishing import versions
 from pipeline.publishing.promotion import better_by_record
 from pipeline.records.dataset import LABEL, MISSING_ROW, SPLIT_HOUR, UNSEEN_ROW, DatasetSchema
+from pipeline.records.error_budget import BudgetLedger
 from pipeline.records.gate import GATE, Best, Calibrated, GateRecord
 from pipeline.records.model_version import CALIBRATOR, CalibrationCurve, CalibratorRecord
 from pipeline.records.record import read
@@ -54,11 +57,18 @@ def judge_version(
         draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
             of the held-out rows and written, and the other rows are judged with it.
     """
-    from pipeline.evaluation.gate.gate import judge
+    from pipeline.checkpoint.collectives import run_on_rank0
+    from pipeline.evaluation.gate.budget import LedgerFile, judge_within_budget
     from pipeline.evaluation.gate.measure import former_figures, measure
     from pipeline.serving.scores import serving_cost
     from pipeline.stages.release_ranks import score_on_ranks
     from pipeline.training.parquet import SplitReader
+
+    ledger = None
+    if config.gate.budget is not None:
+        ledger = LedgerFile(store, f"{versions.model_path(config.model_name)}/{BudgetLedger.FILE}")
+        # A ledger that cannot be read is an error before the models score.
+        run_on_rank0("reading the error budget", lambda: ledger.read().to_json())
 
     # 1. All ranks score the held-out rows: as the candidate serves them, the incumbent, the best of the last versions.
     dataset = inputs["ingest"]
@@ -123,7 +133,14 @@ def judge_version(
         young_labels=_explain_young_labels(dataset),
         **measured,
     )
-    return judge(record, config.gate, scored)
+    return judge_within_budget(record, config.gate, scored, ledger, _day_of(config), draft.path.rpartition("/")[2])
+
+
+def _day_of(config: Config) -> date:
+    # The day of the rows, of a range of days the last one; where they have none, the clock's.
+    if config.data.day is not None:
+        return date.fromisoformat(config.data.day.rpartition("..")[2])
+    return datetime.fromtimestamp(CLOCK.time(), UTC).date()
 
 
 def _main_task(logits: Any) -> Any:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import fsspec
@@ -20,6 +21,7 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.evaluation import ScoredRows, SliceColumn, judge, measure
 from pipeline.records import GateRecord
+from tests.commands import kill_nightjar
 from tests.conftest import ROOT
 
 ROWS = 12_000
@@ -205,6 +207,91 @@ def test_settings_of_the_gate_are_overrides(work: Path, nightjar) -> None:
     assert nightjar(*command, "gate.max_ne_increase=null").returncode == 0
     assert nightjar(*command, "gate.max_ne_increase=0.5").returncode == 0
     assert nightjar(*command, "gate.force=the feature was removed on purpose").returncode == 0
+
+
+BUDGET = ("judge", "new.parquet", "old.parquet", "gate.budget=1", "--ledger", "deep/ledger.json")
+
+
+def alphas_of(ledger: str = "deep/ledger.json") -> list[float]:
+    """Of the looks in the ledger, in days' shares."""
+    return [look["alpha"] * 365 for look in json.loads(Path(ledger).read_text())["looks"]]
+
+
+def test_a_budget_is_spent_look_by_look(work: Path, nightjar) -> None:
+    for day in ("2026-02-02", "2026-02-02", "2026-02-09"):
+        done = nightjar(*BUDGET, "--day", day, "--json", "--page", "page.html", "--markdown", "verdict.md")
+        assert done.returncode == 0, done.stderr
+    record = record_of(done)
+    assert alphas_of() == pytest.approx([0.8, 0.16, 0.8 * 7])
+    assert (record.budget.look, record.budget.looks) == (1, 3)
+    assert record.budget.spent == pytest.approx(6.56 / 365)
+    words = "3 looks in the year to 2026-02-09 spent 0.018 of gate.budget=1"
+    assert words in Path("page.html").read_text() and words in Path("verdict.md").read_text()
+    looks = json.loads(Path("deep/ledger.json").read_text())["looks"]
+    assert {(look["candidate"], look["verdict"]) for look in looks} == {("new.parquet", "PASS")}
+    done = nightjar("judge", "new.parquet", "gate.budget=1", "--ledger", "deep/ledger.json")
+    assert done.returncode == 0 and len(alphas_of()) == 3, "a first model is compared with nothing"
+    done = nightjar("judge", "old.parquet", "new.parquet", *BUDGET[3:], "--day", "2026-02-09")
+    assert done.returncode == 6 and "4 looks in the year to 2026-02-09" in " ".join(done.stdout.split())
+    assert json.loads(Path("deep/ledger.json").read_text())["looks"][3]["verdict"] == "HOLD"
+
+
+def test_the_python_call_spends_from_the_same_ledger(work: Path) -> None:
+    for url in ("ledger.json", "memory://budget/ledger.json"):
+        for number in (1, 2):
+            given = {"ledger": url, "day": date(2026, 2, 2)}
+            assert api.judge("new.parquet", "old.parquet", "gate.budget=2", **given).budget.look == number
+    assert alphas_of("ledger.json") == pytest.approx([1.6, 0.32])
+
+
+def test_whoever_is_killed_before_the_verdict_has_looked(work: Path, nightjar) -> None:
+    command = [*BUDGET, "--day", "2026-02-02"]
+    kill_nightjar(command, cwd=work, where="pipeline.evaluation.gate.budget:judge", count=1)
+    (look,) = json.loads(Path("deep/ledger.json").read_text())["looks"]
+    assert "verdict" not in look
+    assert nightjar(*command).returncode == 0
+    assert alphas_of() == pytest.approx([0.8, 0.16])
+
+
+# Words of a command beside the two files; exit code, and what is said.
+WRONG_BUDGETS = {
+    "no ledger": (("gate.budget=1",), 2, "gate.budget is 1, but no ledger is given", "--ledger ledger.json"),
+    "no budget": (("--ledger", "x.json"), 2, "--ledger x.json is given, but gate.budget is null", "gate.budget=1"),
+    "a day alone": (
+        ("--day", "2026-02-02"),
+        2,
+        "--day 2026-02-02 is given, but gate.budget is null",
+        "leave out --day",
+    ),
+    "no day": (("--day", "20260202"), 2, "'20260202' is not a day; expected YYYY-MM-DD", ""),
+    "a folder": (("gate.budget=1", "--ledger", "folder/"), 2, "--ledger folder/ is a folder", "folder/ledger.json"),
+    "a folder's name": (
+        ("gate.budget=1", "--ledger", "folder"),
+        2,
+        "--ledger folder is a folder",
+        "folder/ledger.json",
+    ),
+    "no file of looks": (
+        ("gate.budget=1", "--ledger", "new.parquet"),
+        7,
+        "is not a ledger of gate.budget",
+        "restore it",
+    ),
+    "a damaged ledger": (("gate.budget=1", "--ledger", "bad.json"), 7, "looks is missing", "restore it from a copy"),
+    "too much": (("gate.budget=1000", "--ledger", "x.json"), 2, "gate.budget is 1000", "gate.budget=100"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BUDGETS)
+def test_a_budget_that_cannot_be_spent_is_an_error(work: Path, nightjar, case: str) -> None:
+    words, code, *said = WRONG_BUDGETS[case]
+    Path("folder").mkdir()
+    Path("bad.json").write_text("{}")
+    done = nightjar("judge", "new.parquet", "old.parquet", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    for text in said:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr and Path("bad.json").read_text() == "{}" and not Path("x.json").exists()
 
 
 def test_a_clear_drop_of_gauc_is_held(work: Path, nightjar) -> None:

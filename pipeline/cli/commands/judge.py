@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from datetime import date
 
 from pipeline.cli.commands.command import Command, add_config_dir, amount, progress, show, tell
 from pipeline.core.errors import ConfigError, GateHeldError
@@ -15,9 +16,11 @@ rows in the same order, unless --key names them. Overrides are those of group ga
   nightjar judge candidate.parquet incumbent.parquet --label clicked --score p
   nightjar judge candidate.parquet incumbent.csv --key user --key item gate.max_ne_increase=0.001
   nightjar judge scores.parquet --score new --incumbent-score old --slice country --user user_id
+  nightjar judge candidate.parquet incumbent.parquet gate.budget=1 --ledger s3://models/ledger.json
   nightjar judge candidate.parquet --page verdict.html     a first model: limits alone
 
-exit code 0: PASS; 6: HOLD; 2: a wrong column, file name or setting; 3: rows that do not match or allow no figures
+exit code 0: PASS; 6: HOLD; 2: a wrong column, file name or setting; 3: rows that do not match or allow no figures;
+7: a ledger that cannot be read
 """
 # A file may have a = in its path, as in date=2026-01-31/scores.parquet.
 _OVERRIDE = re.compile(r"[+~]*(gate=|seed=|[a-z_]+\.[\w.]+=)")
@@ -40,11 +43,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--user", metavar="COLUMN", help="measure GAUC, the AUC within each user")
     drop = "largest drop of GAUC (default: 0.002)"
     add("--max-gauc-drop", metavar="DROP", type=amount, default=0.002, help=drop)
+    ledger = "looks at candidates of this model, which spend gate.budget; created if it is missing"
+    add("--ledger", metavar="FILE", help=ledger)
+    add("--day", metavar="YYYY-MM-DD", type=_day, help="of the rows, for the ledger (default: today in UTC)")
     add("--json", action="store_true", help="print gate.json")
     add("--page", metavar="FILE", help="write the verdict as an HTML page")
     add("--markdown", metavar="FILE", help="write it as Markdown, for a ticket or a chat")
     add_config_dir(parser)
     parser.set_defaults(function=_judge)
+
+
+def _day(text: str) -> date:
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        day = None
+    if day is None or str(day) != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day; expected YYYY-MM-DD")
+    return day
 
 
 def _judge(options: argparse.Namespace) -> int:
@@ -82,6 +98,8 @@ def _judge(options: argparse.Namespace) -> int:
         settings,
         seed=seed,
         max_gauc_drop=options.max_gauc_drop,
+        ledger=options.ledger,
+        day=options.day,
         progress=progress(options.json, "judging"),
     )
     for option, url, render in (("--page", options.page, gate_page), ("--markdown", options.markdown, gate_markdown)):

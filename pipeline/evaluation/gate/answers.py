@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from pipeline.evaluation.gate.power import Level, Power
 from pipeline.records.gate import Check, Figures, Interval
 
 WHEN = "when it was published"
@@ -64,6 +65,29 @@ def not_worse(change: Interval, limit: float) -> bool:
     comparison with the incumbent is a test of non-inferiority, in which doubt holds: see ``bound``.
     """
     return change.point <= limit or change.low <= 0
+
+
+def explain_rise(power: Power, level: Level, limit: float, passed: bool, rows: str) -> str:
+    """Say what the rows tell of a rise of NE.
+
+    Args:
+        power: What they tell.
+        level: How sure it must be.
+        limit: The largest rise that passes.
+        passed: Whether the bound of ``power`` lies within it.
+        rows: How many rows would tell ``limit``, in words.
+    """
+    if passed:
+        return f"at most {power.bound:+.2%} with {level.words}, within {limit:+.2%}"
+    if power.surely_above(limit):
+        return f"a rise with at least {level.words}, beyond {limit:+.2%}"
+    testable = power.testable_limit(limit)
+    if testable is not None:
+        return (
+            f"too few rows to tell: a rise of up to {power.bound:+.2%} is not ruled out with {level.words}, the limit "
+            f"is {limit:+.2%}; use {rows}, or a limit that {power.rows:,} rows can resolve: {testable:g}"
+        )
+    return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
 
 
 def place(value: float, limit: float, passed: bool) -> str:

@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from pipeline.config.gate import GateConfig
 from pipeline.core.registry import BUILT_IN
-from pipeline.evaluation.gate.power import power_of
+from pipeline.core.units import printable
+from pipeline.evaluation.gate.power import Level, power_of, power_of_slice
+from pipeline.records.error_budget import ErrorBudget
 from pipeline.records.gate import HOLD, PASS, Check, GateRecord
 from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
 
@@ -28,7 +30,8 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
 
     Args:
         record: The figures of ``measure``, with what publishing knows: ``weights_not_finite``, ``coverage``, ``former``
-            (``former_figures`` of the incumbent), ``not_comparable``, and of ``best`` its ``version`` and ``notes``.
+            (``former_figures`` of the incumbent), ``not_comparable``, of ``best`` its ``version`` and ``notes``, and
+            with ``gate.budget`` the ``budget`` that this look has (``budget.judge_within_budget``).
         settings: Group ``gate``.
         rows: The rows of those figures, for checks that measure something of their own.
 
@@ -57,18 +60,32 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
     reasons = tuple(answer.words for answer in answers if not answer.passed)
     power = None
     if record.change is not None and settings.max_ne_increase is not None:
-        power = power_of(record, record.change, settings).record(settings.max_ne_increase)
+        power = power_of(record, record.change, Level.of(record, settings)).record(settings.max_ne_increase)
     judged = replace(
         record,
         verdict=HOLD if reasons else PASS,
         reasons=reasons,
         checks=tuple(answers),
         power=power,
+        budget=_with_slices(record, settings),
         warnings=tuple(answer.words for answer in answers if answer.warned),
     )
     if reasons and settings.force and can_be_forced:
         judged = replace(judged, verdict=PASS, forced=settings.force, reasons=(f"forced: {settings.force}", *reasons))
     return judged
+
+
+def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None:
+    # The budget of the look, with the slices that it covers and those that it does not.
+    limit, level = settings.slice_max_ne_increase, Level.of(record, settings)
+    if record.budget is None or limit is None:
+        return record.budget
+    covered, not_covered = [], []
+    for part in record.slices or ():
+        if part.change is not None:
+            is_covered = level.covers(power_of_slice(record, part, part.change, level), limit)
+            (covered if is_covered else not_covered).append(f"{part.slice}={printable(part.value)}")
+    return replace(record.budget, covered=tuple(covered), not_covered=tuple(not_covered))
 
 
 def _all_passed(answers: Sequence[Check]) -> bool:

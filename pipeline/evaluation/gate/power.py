@@ -4,6 +4,8 @@ The question is not whether a rise was seen, for few rows show none, but whether
 been. With change d of standard error s, d + z s bounds the true rise from above; z is the normal quantile of the power.
 A candidate passes where that bound lies within the limit. One that is truly worse by the limit then passes with
 probability 1 - power at most (Piaggio et al., "Reporting of noninferiority and equivalence trials", 2012).
+
+``Level`` is that power: ``gate.power``, or with an error budget what the share of the look leaves (``budget.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +14,40 @@ import math
 from dataclasses import dataclass
 
 from pipeline.config.gate import GateConfig
-from pipeline.records.gate import Figures, GateRecord, Interval, RowsPower
+from pipeline.records.error_budget import YEAR
+from pipeline.records.gate import Figures, GateRecord, Interval, RowsPower, Slice
+
+
+@dataclass(frozen=True)
+class Level:
+    """How sure the questions of NE must be.
+
+    ``power``: probability that a model is held which is worse by the limit. ``budget``: ``gate.budget``, of which the
+    look's share leaves that power; None: there is no budget, and it is ``gate.power``.
+    """
+
+    power: float
+    budget: float | None = None
+
+    @staticmethod
+    def of(record: GateRecord, settings: GateConfig) -> Level:
+        """Return the level of the look that ``record`` is of."""
+        if record.budget is None:
+            return Level(settings.power)
+        return Level(1 - record.budget.alpha, record.budget.budget)
+
+    @property
+    def words(self) -> str:
+        """In a sentence: ``90% confidence``."""
+        if self.budget is None:
+            return f"{self.power:.0%} confidence"
+        # Two digits of what lacks to 100 %.
+        digits = max(1 - math.floor(math.log10(100 * (1 - self.power))), 0)
+        return f"{self.power:.{digits}%} confidence (gate.budget={self.budget:g})"
+
+    def covers(self, power: Power, limit: float) -> bool:
+        """Whether the budget covers a slice with ``power``: its rows are enough to rule out a rise beyond ``limit``."""
+        return self.budget is not None and power.resolved <= limit
 
 
 @dataclass(frozen=True)
@@ -86,9 +121,26 @@ class Power:
         )
 
 
-def power_of(record: GateRecord, change: Figures, settings: GateConfig) -> Power:
+def power_of(record: GateRecord, change: Figures, level: Level) -> Power:
     """Return what the rows of ``record`` tell of its ``change`` of NE."""
-    return Power(record.rows, change.ne.point, error_of(change.ne, record.confidence), settings.power)
+    return Power(record.rows, change.ne.point, error_of(change.ne, record.confidence), level.power)
+
+
+def power_of_slice(record: GateRecord, part: Slice, change: Figures, level: Level) -> Power:
+    """Return what the rows of a slice of ``record`` tell of its ``change`` of NE."""
+    confidence = _of_each(record.confidence, len(record.slices or ()))
+    return Power(part.rows, change.ne.point, error_of(change.ne, confidence), level.power)
+
+
+def over_a_year(record: GateRecord, power: Power) -> Interval:
+    """Return the interval of a slice's change that holds with those of all slices in every night of a year."""
+    spread = power.error * quantile_of(_of_each(record.confidence, len(record.slices or ()) * YEAR))
+    return Interval(power.change, power.change - spread, power.change + spread)
+
+
+def _of_each(confidence: float, intervals: int) -> float:
+    # Of each of so many intervals, which shall hold together with ``confidence`` (Bonferroni).
+    return 1 - (1 - confidence) / intervals
 
 
 def normal_quantile(probability: float) -> float:

@@ -13,47 +13,59 @@ from pipeline.config.tasks import TaskLimits
 from pipeline.evaluation.gate.answers import (
     check_auc,
     check_limit,
+    explain_rise,
     may_be_calibrated,
     not_worse,
     percent,
     place,
     with_ends,
 )
-from pipeline.evaluation.gate.power import Power, power_of
+from pipeline.evaluation.gate.power import Level, Power, power_of
 from pipeline.records.gate import Check, Figures, GateRecord, Interval, Shift, TaskComparison
 from pipeline.specs.gate_check import GateCheck, GateInputs
 from pipeline.specs.label_kind import LABEL_KINDS
 
-TOO_FEW = "too few rows to tell"
-
 
 class Incumbent(GateCheck):
-    """``max_ne_increase`` and ``max_psi``, on the same rows."""
+    """``max_ne_increase``, ``max_ne_fall`` and ``max_psi``, on the same rows."""
 
     name = "incumbent"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """An answer on NE and one on the predictions."""
+        """Answers on a rise of NE, on a fall, and on the predictions."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         if record.candidate is None or record.incumbent is None or record.change is None:
             return
         if settings.max_ne_increase is not None:
-            yield self._check_ne(record, record.candidate, record.incumbent, record.change, settings)
+            yield self._check_rise(record, record.candidate, record.incumbent, record.change, settings)
+        if settings.max_ne_fall is not None:
+            yield self._check_fall(record.change.ne, settings.max_ne_fall)
         if settings.max_psi is not None and record.shift is not None:
             yield self._check_shift(record.shift, settings.max_psi, better=record.change.ne.high < 0)
 
-    def _check_ne(
+    def _check_rise(
         self, record: GateRecord, candidate: Figures, incumbent: Figures, change: Figures, settings: GateConfig
     ) -> Check:
-        power, limit = power_of(record, change, settings), settings.max_ne_increase or 0.0
+        level, limit = Level.of(record, settings), settings.max_ne_increase or 0.0
+        power = power_of(record, change, level)
         passed = power.bound <= limit  # not true of NaN
         words = (
             f"NE is {candidate.ne.point:.4f}, the incumbent's on the same rows {incumbent.ne.point:.4f}: "
-            f"{percent(change.ne)}, {_explain(power, limit, passed, _name_rows(record, power, settings))} "
+            f"{percent(change.ne)}, {explain_rise(power, level, limit, passed, _name_rows(record, power, settings))} "
             "(gate.max_ne_increase)"
         )
         return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
+
+    def _check_fall(self, change: Interval, limit: float) -> Check:
+        passed = change.high >= -limit  # not true of NaN
+        words = (
+            f"NE changed by {percent(change)} from the incumbent's, {'not clearly ' if passed else ''}below "
+            f"{-limit:+.1%} (gate.max_ne_fall)"
+        )
+        if not passed:
+            words += ": too good to be true, as of a feature that knows the label, until a person has looked"
+        return Check("fall of NE", "gate.max_ne_fall", passed, words)
 
     def _check_shift(self, shift: Shift, limit: float, *, better: bool) -> Check:
         # A model that learnt more spreads its predictions: where it is surely better, that is why they moved.
@@ -77,22 +89,6 @@ def _name_rows(record: GateRecord, power: Power, settings: GateConfig) -> str:
     if needed > settings.max_rows:
         words += f" and gate.max_rows={needed}"
     return words
-
-
-def _explain(power: Power, limit: float, passed: bool, rows: str) -> str:
-    if passed:
-        return f"at most {power.bound:+.2%} with {power.power:.0%} confidence, within {limit:+.2%}"
-    if power.surely_above(limit):
-        return f"a rise with at least {power.power:.0%} confidence, beyond {limit:+.2%}"
-    testable = power.testable_limit(limit)
-    if testable is not None:
-        return (
-            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out with {power.power:.0%} confidence, "
-            f"the limit is {limit:+.2%}; use "
-            f"{rows}, or a limit that {power.rows:,} rows can resolve: "
-            f"{testable:g}"
-        )
-    return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
 
 
 class BestVersionCheck(GateCheck):

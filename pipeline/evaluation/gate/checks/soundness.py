@@ -10,8 +10,17 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.config.gate import GateConfig
 from pipeline.core.units import printable
-from pipeline.evaluation.gate.answers import check_auc, check_calibration, check_limit, not_worse, percent, place
-from pipeline.records.gate import Check, Slice
+from pipeline.evaluation.gate.answers import (
+    check_auc,
+    check_calibration,
+    check_limit,
+    explain_rise,
+    not_worse,
+    percent,
+    place,
+)
+from pipeline.evaluation.gate.power import Level, over_a_year, power_of_slice
+from pipeline.records.gate import Check, GateRecord, Slice
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
@@ -110,18 +119,31 @@ class Slices(GateCheck):
                 f"calibration of slice {name} ({part.rows:,} rows)",
             )
             if settings.slice_max_ne_increase is not None:
-                yield from self._check_increase(part, name, settings.slice_max_ne_increase)
+                level = Level.of(inputs.record, settings)
+                yield from self._check_increase(inputs.record, part, name, settings.slice_max_ne_increase, level)
 
-    def _check_increase(self, part: Slice, name: str, limit: float) -> Iterator[Check]:
+    def _check_increase(
+        self, record: GateRecord, part: Slice, name: str, limit: float, level: Level
+    ) -> Iterator[Check]:
         if part.change is None or part.incumbent is None:
             return
-        change = part.change.ne
-        passed = not_worse(change, limit)
+        change, power = part.change.ne, power_of_slice(record, part, part.change, level)
         words = (
             f"NE of slice {name} ({part.rows:,} rows) is {part.candidate.ne.point:.4f}, the incumbent's "
-            f"{part.incumbent.ne.point:.4f}: {percent(change)}, {place(change.point, limit, passed)} "
-            f"+{limit:.1%} (gate.slice_max_ne_increase)"
+            f"{part.incumbent.ne.point:.4f}: {percent(change)}, "
         )
+        if level.covers(power, limit):
+            passed = power.bound <= limit
+            words += f"{explain_rise(power, level, limit, passed, '')} (gate.slice_max_ne_increase)"
+        elif level.budget is not None:
+            passed = not_worse(over_a_year(record, power), limit)
+            words += (
+                f"{place(change.point, limit, passed)} +{limit:.1%} (gate.slice_max_ne_increase); gate.budget does not "
+                "cover this slice, whose rows are too few"
+            )
+        else:
+            passed = not_worse(change, limit)
+            words += f"{place(change.point, limit, passed)} +{limit:.1%} (gate.slice_max_ne_increase)"
         yield Check(f"{SLICE}NE, {name}", "gate.slice_max_ne_increase", passed, words)
 
 

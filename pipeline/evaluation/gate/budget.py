@@ -1,0 +1,186 @@
+"""The error budget of the gate: how many wrong promotions a year it may make, night after night (``gate.budget``).
+
+A wrong promotion is a version that passes although its true NE is above the incumbent's by more than the limit. Each
+*look* at a candidate has a significance level alpha: a candidate that is worse by more than the limit passes with at
+most that probability. Alpha is fixed by the ledger of earlier looks and by the day, before the look's own rows have a
+say. So the expected number of wrong promotions is at most the sum of alpha, whatever the looks have to do with each
+other and whenever one stops to count (the union bound, look by look; alpha-spending: Lan and DeMets, 1983). All
+questions must pass for a promotion, so that each may use the whole alpha (intersection-union test: Berger, 1982).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import date, timedelta
+
+from pipeline.config.gate import GateConfig
+from pipeline.core.clock import CLOCK
+from pipeline.core.errors import ArtifactError, LaunchError
+from pipeline.evaluation.gate.gate import judge
+from pipeline.records.error_budget import YEAR, BudgetLedger, ErrorBudget, Look
+from pipeline.records.gate import GateRecord
+from pipeline.specs.gate_check import ScoredRows
+from pipeline.store.conditional import SwappedError, read_marked, swap
+from pipeline.store.files import Files
+
+# A day's share goes to its looks as a geometric series, 0.8 + 0.16 + ..., which adds up to 1: the night itself has
+# nearly all of it, and however often a day is run again, the day spends no more than its share.
+FIRST_LOOK = 0.8
+FURTHER_LOOK = 0.2
+# A look has the shares of the days since the one before it, so that a weekly retrain has its seven. A model that nobody
+# looked at for longer spends no more at once, so that n days never spend more than those of n + 30.
+LONGEST_GAP = 30
+# Below it 1 - alpha would round to 1, of which there is no quantile. Above one half a model that looks worse than the
+# limit would pass.
+LEAST_ALPHA, MOST_ALPHA = 2.0**-53, 0.5
+# Looks that are older tell nothing of the last year, and nothing of the gap to the newest one.
+KEPT_DAYS = 400
+# To write beside other writers, one of which succeeds at each try.
+TRIES = 10
+
+
+def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, int, float]:
+    """Allot a share of the budget to the next look.
+
+    Args:
+        looks: The earlier ones.
+        day: Of the look's data.
+        budget: Wrong promotions a year.
+
+    Returns:
+        The day that the look counts for, its number on that day, and its alpha. Nights run forward: a look at a day
+        that is not newer than the newest one is a further look on that one.
+    """
+    days = [date.fromisoformat(look.day) for look in looks]
+    counted = max([day, *days])
+    earlier = [each for each in days if each < counted]
+    gap = min((counted - max(earlier)).days, LONGEST_GAP) if earlier else 1
+    number = 1 + days.count(counted)
+    alpha = budget / YEAR * gap * FIRST_LOOK * FURTHER_LOOK ** (number - 1)
+    return counted, number, min(max(alpha, LEAST_ALPHA), MOST_ALPHA)
+
+
+class LedgerFile:
+    """The ledger of a model's looks, a small file that several processes may write at once without losing a look."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.files, self.path = files, path
+
+    def read(self) -> BudgetLedger:
+        """Return the ledger, an empty one where there is no file; ArtifactError for one that cannot be read."""
+        return self._parse(read_marked(self.files, self.path).data)
+
+    def spend(self, day: date, budget: float, candidate: str) -> tuple[Look, ErrorBudget]:
+        """Record a look, with its share of the budget, before anybody knows its verdict.
+
+        Args:
+            day: Of the look's data.
+            budget: Wrong promotions a year.
+            candidate: What is looked at, for people.
+
+        Raises:
+            ArtifactError: The ledger cannot be read.
+            LaunchError: Others write it all the time.
+        """
+        mine, at = uuid.uuid4().hex, CLOCK.time()
+
+        def add(looks: tuple[Look, ...]) -> tuple[Look, ...]:
+            if any(look.id == mine for look in looks):
+                # It was written, but the answer was lost and another process wrote since.
+                return looks
+            counted, _, alpha = allot(looks, day, budget)
+            look = Look(id=mine, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
+            oldest = str(counted - timedelta(days=KEPT_DAYS))
+            return (*(each for each in looks if each.day >= oldest), look)
+
+        ledger = self._change(add)
+        place = next(place for place, each in enumerate(ledger.looks) if each.id == mine)
+        look, ledger = ledger.looks[place], BudgetLedger(looks=ledger.looks[: place + 1])
+        spent = ledger.spent_until(look.day)
+        assert spent is not None, "this look is one of them"
+        number = sum(each.day == look.day for each in ledger.looks)
+        return look, ErrorBudget(
+            budget=budget, alpha=look.alpha, day=look.day, look=number, spent=spent.spent, looks=spent.looks
+        )
+
+    def record_verdict(self, look: Look, judged: GateRecord) -> None:
+        """Add the verdict to the row of ``look``, for people.
+
+        Raises:
+            ArtifactError: The ledger cannot be read, or has lost the look.
+            LaunchError: Others write it all the time.
+        """
+        decided = replace(look, verdict=judged.verdict, forced=judged.forced)
+
+        def decide(looks: tuple[Look, ...]) -> tuple[Look, ...]:
+            if all(each.id != look.id for each in looks):
+                raise ArtifactError(
+                    f"{self.files.url_of(self.path)} has lost the look at {look.candidate}: somebody replaced the file",
+                    hint="run the same command again, which is a look of its own",
+                )
+            return tuple(decided if each.id == look.id else each for each in looks)
+
+        self._change(decide)
+
+    def _change(self, change: Callable[[tuple[Look, ...]], tuple[Look, ...]]) -> BudgetLedger:
+        for _ in range(TRIES):
+            seen = read_marked(self.files, self.path)
+            ledger = BudgetLedger(looks=change(self._parse(seen.data).looks))
+            data = (json.dumps(ledger.to_json(), indent=1) + "\n").encode()
+            try:
+                if data != seen.data:
+                    swap(self.files, self.path, seen, data)
+                return ledger
+            except SwappedError:
+                # Another look was taken meanwhile: what is left for this one may be less.
+                continue
+        raise LaunchError(
+            f"other processes wrote {self.files.url_of(self.path)} {TRIES} times while this one tried to",
+            hint="run the same command again",
+        )
+
+    def _parse(self, data: bytes | None) -> BudgetLedger:
+        if data is None:
+            return BudgetLedger(looks=())
+        where = self.files.url_of(self.path)
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ArtifactError(
+                f"{where} is not a {BudgetLedger.KIND}: it is not valid JSON: {error}", hint=BudgetLedger.REMEDY
+            ) from None
+        return BudgetLedger.from_json(content, where)
+
+
+def judge_within_budget(
+    record: GateRecord, settings: GateConfig, rows: ScoredRows, ledger: LedgerFile | None, day: date, candidate: str
+) -> GateRecord:
+    """Judge, with the share of ``gate.budget`` that the ledger leaves for this look.
+
+    The look is in the ledger before its verdict is known, so that a process that dies meanwhile has looked, too.
+    Nothing is spent where NE is not compared: without an incumbent, or where one of the models cannot be scored.
+
+    Args:
+        record: As of ``judge``.
+        settings: Group ``gate``.
+        rows: The rows of those figures.
+        ledger: None: there is no budget.
+        day: Of the rows.
+        candidate: Its name in the ledger.
+
+    Returns:
+        As ``judge``.
+
+    Raises:
+        ArtifactError: The ledger cannot be read.
+        LaunchError: Others write it all the time.
+    """
+    if ledger is None or settings.budget is None or record.change is None:
+        return judge(record, settings, rows)
+    look, budget = ledger.spend(day, settings.budget, candidate)
+    judged = judge(replace(record, budget=budget), settings, rows)
+    ledger.record_verdict(look, judged)
+    return judged
