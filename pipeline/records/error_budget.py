@@ -53,11 +53,12 @@ class SpentBudget(Record):
 class ErrorBudget(SpentBudget):
     """What a look took of the budget, and what was spent with it. ``look``: its number on its ``day``.
 
-    ``covered``: the slices whose rows can rule out a rise beyond their limit. Of the slices ``not_covered`` the budget
-    says nothing.
+    ``first_alpha``: of the first look at that day. ``covered``: the slices whose rows can rule out a rise beyond their
+    limit with it. Of the slices ``not_covered`` the budget says nothing.
     """
 
     alpha: float
+    first_alpha: float
     look: int
     covered: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()

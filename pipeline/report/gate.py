@@ -19,6 +19,8 @@ MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calib
 MOST_SLICES = 60
 # Rows of the table of importance, which begins with the largest.
 MOST_FEATURES = 50
+# Slices that are named in a sentence.
+MOST_NAMED = 10
 # Smallest change of coverage that is shown.
 LEAST_CHANGE = 0.01
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
@@ -118,7 +120,7 @@ def gate_markdown(record: GateRecord) -> str:
     if record.cost is not None:
         lines += [f"An ensemble of {units.count(record.cost.members)} members: {_cost_words(record.cost)}.", ""]
     if record.budget is not None:
-        lines += [_explain_budget(record.budget), ""]
+        lines += [units.for_chat(_explain_budget(record.budget)), ""]
     if record.calibrated is not None:
         lines += [f"The calibrator is {record.calibrated.words}.", "", *_plain_table(_calibrated(record)), ""]
     if record.tasks:
@@ -274,7 +276,10 @@ def _explain_budget(budget: ErrorBudget) -> str:
         f"most; {budget.words}."
     )
     if budget.not_covered:
-        text += f" The budget does not cover slices with too few rows: {', '.join(budget.not_covered)}."
+        names = ", ".join(budget.not_covered[:MOST_NAMED])
+        if len(budget.not_covered) > MOST_NAMED:
+            names += f" and {len(budget.not_covered) - MOST_NAMED:,} more"
+        text += f" The budget does not cover slices with too few rows: {names}."
     return text
 
 

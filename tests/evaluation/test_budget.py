@@ -86,11 +86,16 @@ def test_no_window_of_days_spends_more_than_its_share(seed: int) -> None:
             assert spent <= 3.0 * (length + LONGEST_GAP) / 365 + 1e-12
 
 
+def spent_by_one(alpha: float, budget: float = 1.0) -> ErrorBudget:
+    """Of the only look there was."""
+    return ErrorBudget(budget=budget, alpha=alpha, first_alpha=alpha, day=str(DAY), look=1, spent=alpha, looks=1)
+
+
 def with_change(change: float, error: float, alpha: float | None, **known) -> GateRecord:
     """A record of figures whose change of NE has this standard error; ``alpha``: of its look."""
     budget = None
     if alpha is not None:
-        budget = ErrorBudget(budget=4.0, alpha=alpha, day=str(DAY), look=1, spent=alpha, looks=1)
+        budget = spent_by_one(alpha, budget=4.0)
     ends = quantile_of(0.95) * error
     moved = dataclasses.replace(figures(), ne=Interval(change, change - ends, change + ends))
     return gate_record(candidate=figures(), incumbent=figures(), change=moved, budget=budget, **known)
@@ -155,6 +160,10 @@ def test_slices_with_enough_rows_are_covered_and_the_others_are_named(ledger: Le
     assert "with 99.78% confidence (gate.budget=1), within +2.00%" in words["slice: NE, country=0"]
     assert words["slice: NE, country=fr"].endswith("gate.budget does not cover this slice, whose rows are too few")
     assert found.slices == measured.slices, "intervals are as without a budget"
+    for _ in range(5):
+        again = judge_within_budget(measured, settings, scored, ledger, DAY, "v1")
+    assert (again.budget.look, again.budget.covered) == (6, found.budget.covered), "no rerun excuses a slice"
+    assert "confidence (gate.budget=1)" in {check.name: check.words for check in again.checks}["slice: NE, country=0"]
 
 
 @pytest.mark.parametrize(("standard_errors", "passed"), [(2.6, True), (3.7, True), (3.9, False)])
@@ -167,7 +176,7 @@ def test_the_intervals_of_other_slices_hold_together_for_a_year(standard_errors:
     ends = quantile_of(0.95) * error
     moved = dataclasses.replace(part.change, ne=Interval(point, point - ends, point + ends))
     record = dataclasses.replace(record, slices=(dataclasses.replace(part, change=moved),))
-    budget = ErrorBudget(budget=1.0, alpha=NIGHT, day=str(DAY), look=1, spent=NIGHT, looks=1)
+    budget = spent_by_one(NIGHT)
     for known, expected in ((budget, passed), (None, False)):
         found = judge(dataclasses.replace(record, budget=known), SETTINGS)
         (check,) = [each for each in found.checks if each.name == "slice: NE, all=0"]
@@ -186,10 +195,11 @@ def test_every_look_is_in_the_ledger_with_its_verdict(ledger: LedgerFile) -> Non
     assert [look.verdict for look in looks] == ["PASS", "HOLD", "PASS"]
     assert [look.forced for look in looks] == [None, None, "the traffic is new"]
     assert [look.alpha for look in looks] == pytest.approx([NIGHT, 0.2 * NIGHT, 0.04 * NIGHT])
+    spent, third = sum(look.alpha for look in looks), looks[2].alpha
     assert found.budget == ErrorBudget(
-        budget=1.0, alpha=looks[2].alpha, day=str(DAY), look=3, spent=sum(look.alpha for look in looks), looks=3
+        budget=1.0, alpha=third, first_alpha=looks[0].alpha, day=str(DAY), look=3, spent=spent, looks=3
     )
-    assert found.power.power == 1 - looks[2].alpha
+    assert found.power.power == 1 - third
     assert found.budget.words == "3 looks in the year to 2026-02-02 spent 0.0027 of gate.budget=1"
 
 

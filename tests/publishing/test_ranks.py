@@ -18,8 +18,9 @@ from torch.multiprocessing import ProcessExitedException
 from benchmarks.harness import run_config
 from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, gather_parcels, run_on_rank0, this_rank
 from pipeline.config.compose import compose
-from pipeline.core.errors import NightjarError
-from pipeline.records import GateRecord
+from pipeline.core.errors import ArtifactError, NightjarError
+from pipeline.publishing.model_commands import collect
+from pipeline.records import BudgetLedger, GateRecord, read
 from pipeline.stages.release import find_or_judge_version
 from pipeline.stages.release_ranks import _version_folder, join_ranks, names_for_this_rank, open_version
 from pipeline.stages.steps import steps
@@ -147,6 +148,43 @@ def test_versions_of_several_ranks_have_the_bytes_and_the_record_of_one(publishe
     record = GateRecord.from_json(beside)
     assert record.change.ne.point == (0 if case != "calibrated" else pytest.approx(0, abs=0.2))
     assert record.incumbent_version
+
+
+def test_every_look_of_the_stage_spends_its_share_and_a_verdict_that_is_found_none(trained) -> None:
+    """On one rank, of one training: beside nothing, twice beside the first version, and once more from the store."""
+    store = trained("fp32")
+    config = settings(Path(store.url), "fp32")
+    step, inputs = inputs_of(config, store)
+    config.publish = dataclasses.replace(config.publish, model="budget")
+    config.gate = dataclasses.replace(config.gate, budget=1.0)
+    config.data = dataclasses.replace(config.data, day="2026-02-01..2026-02-02")
+
+    def found(beside: str | None, force: bool) -> GateRecord:
+        config.force = force
+        own = dataclasses.replace(step, config={**step.config, "incumbent": beside})
+        version = find_or_judge_version(config, store, own, inputs)
+        assert version is not None
+        return read(GateRecord, store, f"{version.path}/gate.json")
+
+    ledger = "models/budget/budget.json"
+    first = found(None, force=True)
+    assert first.budget is None and not store.exists(ledger)
+    looks = [found(first.version, force) for force in (True, True, False)]
+    assert [look.budget.look for look in looks] == [1, 2, 2] and looks[1] == looks[2]
+    rows = read(BudgetLedger, store, ledger).looks
+    assert [(row.day, row.candidate, row.verdict) for row in rows] == [
+        ("2026-02-02", look.version, look.verdict) for look in looks[:2]
+    ]
+    assert [row.alpha * 365 for row in rows] == pytest.approx([0.8, 0.16])
+    assert looks[0].budget.alpha == rows[0].alpha and looks[0].power.power == 1 - rows[0].alpha
+
+    # Clean-up keeps the ledger, and one that is damaged ends the stage before anything is scored.
+    collect(store, "budget", keep=0, min_age_seconds=0, dry_run=False)
+    assert store.names("models/budget") == ["budget.json"]
+    store.write_bytes(ledger, b"{}")
+    with pytest.raises(ArtifactError, match="budget.json is not a ledger of gate.budget"):
+        found(None, force=True)
+    assert store.names("models/budget") == ["budget.json"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pipeline.records import (
     Best,
     Check,
     Curve,
+    ErrorBudget,
     Former,
     GateRecord,
     Histogram,
@@ -123,6 +124,13 @@ def test_what_was_overridden_is_not_shown_as_held() -> None:
 def test_an_id_of_the_log_does_nothing_in_markdown() -> None:
     value = "<img src=x>\x1b[31m@everyone|a\nb](http://evil/)"
     part = Slice(slice="city", value=value, rows=400, clicks=100, candidate=figures())
-    text = gate_markdown(record(False, slices=(part,), reasons=(f"NE of city={value} is 0.9", "@here")))
+    named = (f"city={value}", *(f"city={number}" for number in range(20)))
+    spent = ErrorBudget(
+        budget=1.0, spent=0.2, looks=90, day="2026-02-02", alpha=0.002, first_alpha=0.002, look=1, not_covered=named
+    )
+    known = record(False, slices=(part,), reasons=(f"NE of city={value} is 0.9", "@here"), budget=spent)
+    text = gate_markdown(known)
+    assert "90 looks in the year to 2026-02-02 spent 0.2 of gate.budget=1." in text and "city=8 and 11 more" in text
+    assert "<img" not in gate_page(known)
     assert [each for each in ("<img", "\x1b", "@everyone", "@here", "](", "\nb") if each in text] == []
     assert "city=&lt;img src=x&gt;" in text

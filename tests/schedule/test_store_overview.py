@@ -14,7 +14,10 @@ import pytest
 from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
+from pipeline.records import NightRecord
+from pipeline.report.night import night_markdown, night_page
 from pipeline.report.store_page import STORE_PAGE, store_page
+from pipeline.schedule.night_summary import finished_record
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.schedule.store_gc import collect
 from pipeline.schedule.store_overview import MOST_NIGHTS, read_overview, write_store_page
@@ -182,6 +185,50 @@ def test_a_damaged_log_of_versions_hides_no_night(store: Store) -> None:
     overview = read_overview(store)
     assert len(overview.nights) == 4 and overview.served == {}
     assert "does not say which version serves" in overview.problems[0]
+
+
+SPENT = {"budget": 2.0, "spent": 0.015, "looks": 2, "day": "2025-01-03"}
+WORDS = "2 looks in the year to 2025-01-03 spent 0.015 of gate.budget=2"
+
+
+def write_ledger(store: Store) -> None:
+    """The looks at two nights, and at one that is more than a year older."""
+    looks = []
+    for day, alpha in (("2023-12-31", 0.5), ("2025-01-02", 0.005), ("2025-01-03", 0.01)):
+        looks.append({"id": day, "day": day, "at": BEGIN, "candidate": "v", "budget": 2.0, "alpha": alpha})
+    store.write_json("models/clicks/budget.json", {"format": 1, "looks": looks})
+
+
+def test_what_was_spent_of_the_error_budget_is_on_the_page_and_in_the_list(store: Store, capsys) -> None:
+    assert "Error budget" not in page_of(store) and read_overview(store).budgets is None
+    write_ledger(store)
+    page = page_of(store)
+    cards = dict(re.findall(r'<dt>(.*?)</dt><dd><div class="value">(.*?)</div>', page))
+    assert cards["Error budget spent"] == "0.015" and WORDS in page
+    assert cli.main(["nights", "ls", "--store", store.url]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"clicks: {WORDS}"
+    assert cli.main(["nights", "ls", "--json", "--store", store.url]) == 0
+    assert json.loads(capsys.readouterr().out)["budgets"] == {"clicks": SPENT}
+    store.write_bytes("models/clicks/budget.json", b"{}")
+    overview = read_overview(store)
+    assert overview.budgets is None and len(overview.nights) == 4
+    assert overview.problems[0].startswith("models/clicks/budget.json is not a ledger of gate.budget")
+
+
+def test_a_night_says_what_it_spent(store: Store) -> None:
+    """From the gate's record to its own, its page and its Markdown."""
+    folder, run = "runs/clicks-2025-01-02/publish/k", "clicks-2025-01-02"
+    stages = {"publish": {"status": "done", "seconds": 1.0, "artifact": folder}}
+    store.write_json(f"runs/{run}/result.json", {"run": run, "status": "done", "stages": stages})
+    gate = store.read_json("models/clicks/v00002-0123abcd/gate.json")
+    gate["budget"] = {**SPENT, "alpha": 0.01, "first_alpha": 0.01, "look": 1}
+    for known, words in ((gate, WORDS), ({**gate, "budget": None}, "")):
+        store.write_json(f"{folder}/gate.json", known)
+        night = NightRecord(model="clicks", date="2025-01-02", run=run, outcome="published", finished=BEGIN)
+        night = finished_record(store, night, None)
+        assert ("budget" in night.to_json()) == bool(words)
+        for text in (night_page(night), night_markdown(night)):
+            assert words in text and ("Error budget spent" in text) == bool(words)
 
 
 def test_the_list_is_text_or_json_and_last_counts_for_each_model(store: Store, capsys) -> None:

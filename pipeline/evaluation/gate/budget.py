@@ -101,9 +101,15 @@ class LedgerFile:
         look, ledger = ledger.looks[place], BudgetLedger(looks=ledger.looks[: place + 1])
         spent = ledger.spent_until(look.day)
         assert spent is not None, "this look is one of them"
-        number = sum(each.day == look.day for each in ledger.looks)
+        of_day = [each.alpha for each in ledger.looks if each.day == look.day]
         return look, ErrorBudget(
-            budget=budget, alpha=look.alpha, day=look.day, look=number, spent=spent.spent, looks=spent.looks
+            budget=budget,
+            spent=spent.spent,
+            looks=spent.looks,
+            day=look.day,
+            alpha=look.alpha,
+            first_alpha=max(of_day),
+            look=len(of_day),
         )
 
     def record_verdict(self, look: Look, judged: GateRecord) -> None:

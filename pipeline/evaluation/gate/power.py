@@ -11,7 +11,7 @@ probability 1 - power at most (Piaggio et al., "Reporting of noninferiority and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config.gate import GateConfig
 from pipeline.records.error_budget import YEAR
@@ -23,18 +23,20 @@ class Level:
     """How sure the questions of NE must be.
 
     ``power``: probability that a model is held which is worse by the limit. ``budget``: ``gate.budget``, of which the
-    look's share leaves that power; None: there is no budget, and it is ``gate.power``.
+    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``first_power``: that of the
+    first look at the day, which says what slices the budget covers.
     """
 
     power: float
     budget: float | None = None
+    first_power: float = 0.0
 
     @staticmethod
     def of(record: GateRecord, settings: GateConfig) -> Level:
         """Return the level of the look that ``record`` is of."""
         if record.budget is None:
             return Level(settings.power)
-        return Level(1 - record.budget.alpha, record.budget.budget)
+        return Level(1 - record.budget.alpha, record.budget.budget, 1 - record.budget.first_alpha)
 
     @property
     def words(self) -> str:
@@ -47,7 +49,8 @@ class Level:
 
     def covers(self, power: Power, limit: float) -> bool:
         """Whether the budget covers a slice with ``power``: its rows are enough to rule out a rise beyond ``limit``."""
-        return self.budget is not None and power.resolved <= limit
+        # Not by this look's own power: to run a day again until a slice has too few rows would excuse the slice.
+        return self.budget is not None and replace(power, power=self.first_power).resolved <= limit
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,8 @@ class Slices(GateCheck):
         )
         if level.covers(power, limit):
             passed = power.bound <= limit
-            words += f"{explain_rise(power, level, limit, passed, '')} (gate.slice_max_ne_increase)"
+            rows = f"about {power.rows_for(limit) or 0:,} rows of it"
+            words += f"{explain_rise(power, level, limit, passed, rows)} (gate.slice_max_ne_increase)"
         elif level.budget is not None:
             passed = not_worse(over_a_year(record, power), limit)
             words += (
