@@ -80,7 +80,8 @@ def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None
     limit, level = settings.slice_max_ne_increase, Level.of(record, settings)
     if record.budget is None or limit is None:
         return record.budget
-    covered, not_covered = [], []
+    covered: list[str] = []
+    not_covered: list[str] = []
     for part in record.slices or ():
         if part.change is not None:
             is_covered = level.covers(power_of_slice(record, part, part.change, level), limit)

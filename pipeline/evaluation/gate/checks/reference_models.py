@@ -60,7 +60,7 @@ class Incumbent(GateCheck):
     def _check_fall(self, change: Interval, limit: float) -> Check:
         passed = change.high >= -limit  # not true of NaN
         words = (
-            f"NE changed by {percent(change)} from the incumbent's, {'not clearly ' if passed else ''}below "
+            f"NE changed by {percent(change)} from the incumbent's, {'not ' if passed else ''}clearly below "
             f"{-limit:+.1%} (gate.max_ne_fall)"
         )
         if not passed:
