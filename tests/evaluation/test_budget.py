@@ -33,10 +33,8 @@ def looks_of(days: list[date], budget: float = 1.0) -> list[Look]:
     """The looks at data of these days, one after the other."""
     looks: list[Look] = []
     for day in days:
-        counted, number, alpha = allot(looks, day, budget)
-        look = Look(id=f"{len(looks)}", day=str(counted), at=0.0, candidate="c", budget=budget, alpha=alpha)
-        assert number == sum(each.day == look.day for each in looks) + 1
-        looks.append(look)
+        counted, alpha = allot(looks, day, budget)
+        looks.append(Look(id=f"{len(looks)}", day=str(counted), at=0.0, candidate="c", budget=budget, alpha=alpha))
     return looks
 
 

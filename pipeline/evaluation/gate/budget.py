@@ -42,7 +42,7 @@ KEPT_DAYS = 400
 TRIES = 10
 
 
-def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, int, float]:
+def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, float]:
     """Allot a share of the budget to the next look.
 
     Args:
@@ -51,16 +51,15 @@ def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, int, f
         budget: Wrong promotions a year.
 
     Returns:
-        The day that the look counts for, its number on that day, and its alpha. Nights run forward: a look at a day
-        that is not newer than the newest one is a further look on that one.
+        The day that the look counts for, and its alpha. Nights run forward: a look at a day that is not newer than the
+        newest one is a further look at that one.
     """
     days = [date.fromisoformat(look.day) for look in looks]
     counted = max([day, *days])
     earlier = [each for each in days if each < counted]
     gap = min((counted - max(earlier)).days, LONGEST_GAP) if earlier else 1
-    number = 1 + days.count(counted)
-    alpha = budget / YEAR * gap * FIRST_LOOK * FURTHER_LOOK ** (number - 1)
-    return counted, number, min(max(alpha, LEAST_ALPHA), MOST_ALPHA)
+    alpha = budget / YEAR * gap * FIRST_LOOK * FURTHER_LOOK ** days.count(counted)
+    return counted, min(max(alpha, LEAST_ALPHA), MOST_ALPHA)
 
 
 class LedgerFile:
@@ -91,7 +90,7 @@ class LedgerFile:
             if any(look.id == mine for look in looks):
                 # It was written, but the answer was lost and another process wrote since.
                 return looks
-            counted, _, alpha = allot(looks, day, budget)
+            counted, alpha = allot(looks, day, budget)
             look = Look(id=mine, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
             oldest = str(counted - timedelta(days=KEPT_DAYS))
             return (*(each for each in looks if each.day >= oldest), look)

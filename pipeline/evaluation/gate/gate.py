@@ -83,9 +83,13 @@ def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None
     covered: list[str] = []
     not_covered: list[str] = []
     for part in record.slices or ():
-        if part.change is not None:
-            is_covered = level.covers(power_of_slice(record, part, part.change, level), limit)
-            (covered if is_covered else not_covered).append(f"{part.slice}={printable(part.value)}")
+        if part.change is None:
+            continue
+        name, power = f"{part.slice}={printable(part.value)}", power_of_slice(record, part, part.change, level)
+        if level.covers(power, limit):
+            covered.append(name)
+        else:
+            not_covered.append(name)
     return replace(record.budget, covered=tuple(covered), not_covered=tuple(not_covered))
 
 
