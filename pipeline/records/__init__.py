@@ -3,6 +3,7 @@
 Pure data: nothing here reads a store or imports torch.
 """
 
+from pipeline.records.bisect import BISECT, BisectRecord, Culprit, Replay, Suspect
 from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,
@@ -161,6 +162,7 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 
 __all__ = [
     "BESIDE_TRAINING",
+    "BISECT",
     "BY_LOGIT",
     "BY_WEIGHTS",
     "CALIBRATOR",
@@ -198,6 +200,7 @@ __all__ = [
     "Base",
     "Beside",
     "Best",
+    "BisectRecord",
     "Budget",
     "Bytes",
     "Calibrated",
@@ -208,6 +211,7 @@ __all__ = [
     "CheckpointDiff",
     "CheckpointPart",
     "Compacted",
+    "Culprit",
     "Curve",
     "Damage",
     "DatasetSchema",
@@ -260,6 +264,7 @@ __all__ = [
     "RemovedVersion",
     "RemovedVersions",
     "Result",
+    "Replay",
     "Resumed",
     "RowsPower",
     "RunChange",
@@ -286,6 +291,7 @@ __all__ = [
     "StageOutcome",
     "StoreOverview",
     "StoredTable",
+    "Suspect",
     "TableDiff",
     "TableLayout",
     "TablePlace",

@@ -32,7 +32,7 @@ class NightRecord(Record):
 
     ``settings``, ``logs``: hashes of what decides the verdict. ``base``: None where nothing was published before.
     ``skipped``: missed days that it goes on without; ``changed``: what is not as it was for ``base``, in words;
-    ``seconds``: by stage. Times are seconds since 1970.
+    ``seconds``: by stage; ``culprit``: what ``nightjar bisect`` found, in words. Times are seconds since 1970.
     """
 
     FILE: ClassVar[str] = NIGHT
@@ -74,6 +74,7 @@ class NightRecord(Record):
     ne_change: Interval | None = absent()
     gate_page: str | None = absent()
     changed: tuple[str, ...] | None = absent()
+    culprit: str | None = absent()
 
     @property
     def decided(self) -> bool:

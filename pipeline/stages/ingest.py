@@ -79,6 +79,7 @@ class Ingest(Stage):
         use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.cross_bins *.bins_by", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
+        use("data", "leave_out", when=_logs),
         use("data.sequences", "*.max_length *.time *.age_bins *.leaks *.separator", when=_logs),
         use("data.sequences", "*.features.*.column *.features.*.table *.features.*.rows", when=_logs),
         use("data.sequences", "*.features.*.min_count", when=_logs),
