@@ -165,6 +165,12 @@ class DataConfig:
         doc="Features that count as missing in every row. So a model is trained and judged without them, on the same "
         "rows, tables and layers; `nightjar bisect` does that.",
     )
+    aside: bool = setting(
+        False,
+        quiet=True,
+        doc="Put the dataset under `datasets/<name>.aside`: it does not become the dataset of its day, from which "
+        "later days go on.",
+    )
     split: SplitConfig = setting(factory=SplitConfig, doc="How rows are split into train and test set.")
     synthetic: SyntheticConfig = setting(factory=SyntheticConfig, doc="What synthetic logs look like.")
     tables: dict[str, TableFigures] = setting(factory=dict, doc="The tables of format tables, by name.")

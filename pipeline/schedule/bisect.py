@@ -39,8 +39,12 @@ from pipeline.store.artifacts import Store
 from pipeline.store.removal import remove
 
 QUALITY = "quality.json"
-# Settings that are no suspects, besides those that differ every night: they allow something, or say who publishes.
-_NO_SUSPECTS = ("checkpoint.allow", "publish.model", "publish.judge_beside")
+# Settings that are no suspects, besides those that differ every night: they allow something, say who publishes, or
+# where the log is: at its former place there are other rows.
+_NO_SUSPECTS: tuple[str, ...] = ("checkpoint.allow", "publish.model", "publish.judge_beside", "data.name", "data.aside")
+_NO_SUSPECTS += ("data.path", "data.format", "data.options", "data.snapshot", "data.messages")
+# Groups that decide what is in a dataset.
+_OF_DATASETS = ("data", "ingest", "seed")
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 log = logging.getLogger(__name__)
 
@@ -133,7 +137,8 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     changed: dict[str, list[Any]] = {}
     for path in config_changes(then, now):
         keys = set(keys_of(path)) - {"plan"}  # where tables lie changes no number
-        if keys and not is_expected(path) and path not in _NO_SUSPECTS:
+        no_suspect = any(path == name or path.startswith(f"{name}.") for name in _NO_SUSPECTS)
+        if keys and not is_expected(path) and not no_suspect:
             unit = _unit_of(path, then, now)
             changed[unit] = [_value_at(then, unit), _value_at(now, unit)]
     return changed
@@ -238,17 +243,16 @@ class _Search:
         replay = Replay(run=f"{self.held.name}-bisect-{number}", kind=kind, names=tuple(names), seconds=0.0)
         what = "without" if kind == FEATURES else "with the former"
         log.info("bisect     replay %d of at most %d: %s %s", number, self.limit, what, ", ".join(names))
-        started, code = time.monotonic(), 0
+        started = time.monotonic()
         try:
             code = self.run(self._config(replay))
+            if code > SIGNALLED:
+                self.save(stopped=f"a signal ended replay {number}")
+                raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
+            replay = self._judged(replay)
         except NightjarError as error:
             replay = replace(replay, message=error.message)
-        else:
-            replay = self._judged(replay)
         replay = replace(replay, seconds=round(time.monotonic() - started, 3))
-        if code > SIGNALLED:
-            self.save(stopped=f"a signal ended replay {number}")
-            raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
         self.save(replays=(*self.record.replays, replay))
         log.info("bisect     replay %d: %s", number, _outcome(replay))
         return replay
@@ -268,6 +272,9 @@ class _Search:
         if replay.kind == FEATURES:
             checks = dataclasses.replace(data.checks, hold=DriftLimits())  # they are missing, which would hold the day
             data = dataclasses.replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
+        # Another dataset must not take the place of the day's.
+        if replay.kind == FEATURES or any(name.split(".")[0] in _OF_DATASETS for name in replay.names):
+            data = dataclasses.replace(data, aside=True)
         return dataclasses.replace(
             config,
             run=replay.run,

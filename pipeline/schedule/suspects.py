@@ -20,6 +20,10 @@ SURE, MATTERS = 4.0, 0.001
 HALF, DEAD = 0.5, 0.2
 # A day with this many times the rows, or this share of them, was delivered twice or in part.
 MANY_ROWS, FEW_ROWS = 1.5, 0.67
+# Share of the rows below which rows in quarantine, of other days or repeated tell nothing.
+FEW_OF_ALL = 0.01
+# Features that are tried because they changed somehow: each costs a training.
+MOST_CHANGED = 2
 # The checks that judge the incumbent on these rows. It was right when it was published, so they tell of the labels.
 LABEL_CHECKS = ("click rate", "labels")
 
@@ -146,26 +150,26 @@ def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
 
 
 def _changed_features(signs: Signs) -> Iterator[Suspect]:
-    # One after the other, that whose importance changed most first, then by drift of its values.
+    # One after the other: those whose importance changed most, then those whose values moved furthest.
     changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
-    for name, (_, words) in sorted(changed.items(), key=lambda item: -abs(item[1][0])):
-        yield Suspect(kind=FEATURES, names=(name,), sign=words)
+    ranked = sorted(changed, key=lambda name: -changed[name][0])
     moved = {}
     for name in signs.features:
         for what, change in signs.drift.get(name, {}).items():
             limit = getattr(signs.moved, what)
             if limit is not None and change > limit:
                 moved[name] = max(moved.get(name, 0.0), change / max(limit, MATTERS))
-    for name in sorted(moved, key=lambda name: -moved[name]):
-        figures = ", ".join(f"{what} by {change:.3g}" for what, change in signs.drift[name].items())
-        yield Suspect(kind=FEATURES, names=(name,), sign=f"values of {name} moved since the day before: {figures}")
+    ranked += sorted(moved.keys() - changed.keys(), key=lambda name: -moved[name])
+    for name in ranked[:MOST_CHANGED]:
+        words = changed[name][1] if name in changed else ""
+        if not words:
+            figures = ", ".join(f"{what} by {change:.3g}" for what, change in signs.drift[name].items())
+            words = f"values of {name} moved since the day before: {figures}"
+        yield Suspect(kind=FEATURES, names=(name,), sign=words)
 
 
-def _other_rows(signs: Signs) -> Iterator[Suspect]:
-    # Without the day's rows the candidate is the incumbent, so no training is needed.
-    places = spoilt_places(signs.gate, signs.limits)
-    if not places:
-        return
+def _odd_rows(signs: Signs) -> Iterator[Suspect]:
+    # The rows of the day, where their number or their click rate is not that of the day before.
     now, then, words = signs.now, signs.then, []
     if now.rows and then.rows and not FEW_ROWS < now.rows / then.rows < MANY_ROWS:
         words.append(f"{now.rows:,} rows, {now.rows / then.rows:.1f} times those of {then.day or 'the log before'}")
@@ -174,15 +178,25 @@ def _other_rows(signs: Signs) -> Iterator[Suspect]:
         ("of other days", now.rows_other_days, then.rows_other_days),
         ("repeated", now.rows_repeated, then.rows_repeated),
     ):
-        if (count or 0) > MANY_ROWS * (before or 0) and (count or 0) > 0.01 * (now.rows or 0):
+        if (count or 0) > MANY_ROWS * (before or 0) and (count or 0) > FEW_OF_ALL * (now.rows or 0):
             words.append(f"{plural(count, 'row')} {what}, {before or 0:,} before")
     rate, limit = signs.drift.get("label", {}).get("label_rate", 0.0), signs.moved.label_rate
     if limit is not None and rate > limit:
         words.append(f"the click rate changed by {rate:.0%}")
-    sign = "; ".join(words) or "all else that was tried is as before"
-    slices = [place for place in places if place]
-    names = (signs.day, *slices) if "" not in places else (signs.day,)
-    yield Suspect(kind=ROWS, names=names, sign=sign, explained=1.0)
+    if words:
+        yield from _rows_of_day(signs, "; ".join(words))
+
+
+def _all_rows(signs: Signs) -> Iterator[Suspect]:
+    yield from _rows_of_day(signs, "all else that was tried is as before")
+
+
+def _rows_of_day(signs: Signs, sign: str) -> Iterator[Suspect]:
+    # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
+    places = spoilt_places(signs.gate, signs.limits)
+    if places:
+        slices = [place for place in places if place and "" not in places]
+        yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=1.0)
 
 
 def spoilt_places(gate: GateRecord, limits: GateConfig) -> list[str]:
@@ -237,6 +251,7 @@ ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
     _leaking_features,  # nothing becomes the best feature overnight by honest means
     _unknown_ids,  # ids that no training saw: a source that restarted its numbering, or is late
     _wrong_labels,  # the incumbent was right when it was published, so these rows are not what it knew
-    _changed_features,  # drift is common and mostly harmless, so each of them costs a training of its own
-    _other_rows,  # what is left: without the day's rows the candidate is the incumbent
+    _odd_rows,  # delivered twice or in part, sampled upstream, of another clock: no feature or label alone is wrong
+    _changed_features,  # drift is common and mostly harmless, and each of them costs a training
+    _all_rows,  # what is left: without the day's rows the candidate is the incumbent
 )

@@ -116,7 +116,8 @@ class Ingest(Stage):
                 warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
-        return dataset_path(config.data.name, key, config.data.day)
+        name = f"{config.data.name}.aside" if config.data.aside else config.data.name
+        return dataset_path(name, key, config.data.day)
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         from pipeline.ingest.sources import answering
