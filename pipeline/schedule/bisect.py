@@ -1,7 +1,8 @@
 """``nightjar bisect``: what spoilt a run that the gate held, found by training it again with something changed back.
 
-The held model is its own control: artifacts are found by what they are made of, so only what is changed is made again.
-A replay starts from the same checkpoint, is judged on the same test rows beside the same version, and never publishes.
+The held model is its own control. A replay starts from the same checkpoint, is judged on the same test rows beside the
+same version, and never publishes. Datasets and plans are found by what they are made of: a replay that changes neither
+only trains and judges.
 """
 
 from __future__ import annotations
@@ -118,6 +119,11 @@ def read_held_run(store: Store, name: str) -> HeldRun:
             hint="nightjar nights ls lists the held nights",
         )
     gate, config = read(GateRecord, store, f"{published}/{GATE}"), load(store, name)
+    if gate.checks and all(check.passed for check in gate.checks):
+        raise ConfigError(
+            f"run {name} passes every check of the gate and was held by a person: {gate.reasons[0]}",
+            hint=f"nightjar models promote {gate.model} {gate.version} --reason '...' publishes it",
+        )
     if gate.incumbent_version is None:
         raise ConfigError(
             f"run {name} had no incumbent, so nothing tells what has changed since a good model",
@@ -185,6 +191,7 @@ def _read_signs(store: Store, held: HeldRun, changed: Mapping[str, Sequence[Any]
         features=(*data.dense, *data.sparse),
         drift=drift,
         moved=data.checks.warn,
+        continues=held.config.checkpoint.init_from is not None,
         now=held.result.ingest or IngestPart(),
         then=IngestPart() if before is None else IngestPart.from_json(before.summary),
     )
@@ -221,7 +228,8 @@ class _Search:
         if not self._shows(suspect, shown):
             return None
         names = suspect.names
-        while len(names) > 1 and self.left:
+        # Of features that carry nothing, each was measured by itself, and any half would do no harm.
+        while len(names) > 1 and self.left and suspect.explained is None:
             half, rest = names[: len(names) // 2], names[len(names) // 2 :]
             tried = self._replay(suspect.kind, half)
             if self._shows(suspect, tried):
@@ -335,7 +343,10 @@ class _Search:
             changes = "; ".join(describe_setting(name, self.changed[name]) for name in names)
             words = f"setting{'s' if len(names) > 1 else ''} {changes}: changed back{together}, {figures}"
         else:
-            words = f"feature{'s' if len(names) > 1 else ''} {', '.join(names)}: without{together}, {figures}"
+            named = (
+                f"feature {names[0]}: without it" if len(names) == 1 else f"features {', '.join(names)}: without them"
+            )
+            words = f"{named}{together}, {figures}"
             if suspect.explained is not None:
                 explained = suspect.explained
                 words += f"; {suspect.sign}, which explains {percent(explained, 0)} of the rise of NE since then"

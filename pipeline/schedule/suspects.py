@@ -39,6 +39,7 @@ class Signs:
         features: Names that can be left out.
         drift: Change of each figure since the dataset before, by feature ("label" for the click rate).
         moved: Beyond which drift a feature is suspected.
+        continues: Whether the run continued the incumbent's training, so that without its rows it is the incumbent.
         now: The dataset of the run.
         then: The dataset of the incumbent.
     """
@@ -49,6 +50,7 @@ class Signs:
     features: Sequence[str] = ()
     drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     moved: DriftLimits = field(default_factory=DriftLimits)
+    continues: bool = True
     now: IngestPart = field(default_factory=IngestPart)
     then: IngestPart = field(default_factory=IngestPart)
 
@@ -153,7 +155,7 @@ def _changed_features(signs: Signs) -> Iterator[Suspect]:
     # One after the other: those whose importance changed most, then those whose values moved furthest.
     changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
     ranked = sorted(changed, key=lambda name: -changed[name][0])
-    moved = {}
+    moved: dict[str, float] = {}
     for name in signs.features:
         for what, change in signs.drift.get(name, {}).items():
             limit = getattr(signs.moved, what)
@@ -194,7 +196,7 @@ def _all_rows(signs: Signs) -> Iterator[Suspect]:
 def _rows_of_day(signs: Signs, sign: str) -> Iterator[Suspect]:
     # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
     places = spoilt_places(signs.gate, signs.limits)
-    if places:
+    if places and signs.continues:
         slices = [place for place in places if place and "" not in places]
         yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=1.0)
 

@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
@@ -34,10 +34,11 @@ from tests.schedule.test_base import publish
 
 RUN = "clicks-2026-01-02"
 DAY = ["publish.model=clicks", "data.day=2026-01-02"]
+START = "checkpoint.init_from=runs/clicks-2026-01-01/checkpoints/c/step-00000009"
 SETTINGS = {"train.lr": 0.3, "train.sparse_lr": 0.2, "train.warmup_steps": 7, "train.precision": "fp32"}
 CHANGED = [f"{path}={value}" for path, value in SETTINGS.items()]
-FORMER = compose([*DAY, f"run={RUN}"])
-HELD = compose([*DAY, f"run={RUN}", *CHANGED])
+FORMER = compose([*DAY, START, f"run={RUN}"])
+HELD = compose([*DAY, START, f"run={RUN}", *CHANGED])
 WHOLE = {"kind": ModelFigures, "calibration_by_prediction": 0.02}
 WORSE = {"incumbent": figures(0.80, **WHOLE), "change": figures(0.05, 0.0, 0.0)}
 LABELS = Check("labels", "gate.max_label_shift", False, "calibration of the incumbent by prediction is off by 80%")
@@ -187,6 +188,22 @@ def test_what_the_gate_did_not_hold_is_refused(runs: Runs) -> None:
         runs.bisect()
     with pytest.raises(ArtifactError, match="no run 'clicks-2026-01-09'"):
         bisect_run(runs.store, "clicks-2026-01-09", runs.run, 4)
+
+
+def test_what_a_person_held_is_refused(runs: Runs) -> None:
+    rows = Check("rows", "gate.min_rows", True, "5,000 rows scored")
+    runs.run(
+        HELD, checks=(rows,), reasons=("v00009-0000000a was rolled back",), model="clicks", version="v00009-0000000a"
+    )
+    with pytest.raises(ConfigError, match="passes every check of the gate and was held by a person: v00009") as error:
+        runs.bisect()
+    assert "nightjar models promote clicks v00009-0000000a" in error.value.hint
+
+
+def test_a_model_that_was_trained_from_nothing_is_not_the_incumbent_without_its_rows(runs: Runs) -> None:
+    runs.run(replace(HELD, checkpoint=replace(HELD.checkpoint, init_from=None)))
+    record = runs.bisect()
+    assert [suspect.kind for suspect in record.suspects] == ["settings"] and record.culprit is None
 
 
 def test_a_run_without_an_incumbent_has_nothing_to_be_compared_with(runs: Runs) -> None:
