@@ -159,6 +159,18 @@ class DataConfig:
     sequences: dict[str, SequenceConfig] = setting(
         factory=dict, quiet=True, doc="What a user did before a row: sequences of events, by name."
     )
+    leave_out: list[str] = setting(
+        factory=list,
+        quiet=True,
+        doc="Features that count as missing in every row. So a model is trained and judged without them, on the same "
+        "rows, tables and layers; `nightjar bisect` does that.",
+    )
+    aside: bool = setting(
+        False,
+        quiet=True,
+        doc="Put the dataset under `datasets/<name>.aside`: it does not become the dataset of its day, from which "
+        "later days go on.",
+    )
     split: SplitConfig = setting(factory=SplitConfig, doc="How rows are split into train and test set.")
     synthetic: SyntheticConfig = setting(factory=SyntheticConfig, doc="What synthetic logs look like.")
     tables: dict[str, TableFigures] = setting(factory=dict, doc="The tables of format tables, by name.")
@@ -244,6 +256,14 @@ class DataConfig:
                 f"feature {shared[0]!r} is in {path}.dense and in {path}.sparse, expected one of them",
                 hint=f"~{path}.dense.{shared[0]}",
             )
+        features = [*self.dense, *self.sparse]
+        for name in self.leave_out:
+            if name not in features:
+                near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)
+                raise ConfigError(
+                    f"{path}.leave_out has {name!r}, expected names of {path}.dense and {path}.sparse",
+                    hint=f"{path}.leave_out=[{next(iter(near), '')}]",
+                )
         for name, feature in self.sparse.items():
             if name in TAKEN_NAMES or "." in name:
                 other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")

@@ -32,6 +32,13 @@ class NightlyConfig:
         high=3600.0,
         doc="Another launcher takes over a night whose lease has not been renewed for this many seconds.",
     )
+    bisect: int = setting(
+        0,
+        low=0,
+        high=20,
+        doc="Trainings that a night which the gate held may spend on finding what spoilt it, once its verdict is "
+        "recorded and posted; 0: none. See `nightjar bisect`.",
+    )
     webhook: str | None = setting(None, doc="URL that the outcome is posted to as JSON; null: none.")
 
     def check(self, path: str) -> None:

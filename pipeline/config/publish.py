@@ -69,6 +69,12 @@ class PublishConfig:
     quantise: str = setting(
         "8", choices=("8", "4", "fp16", "fp32"), doc="Bits per weight of the published tables, or a float type."
     )
+    judge_beside: str | None = setting(
+        None,
+        quiet=True,
+        doc="Version beside which the model is judged in place of the one that serves; it is then judged only, never "
+        "promoted. null: judge beside the serving version, and publish what passes.",
+    )
     cache_mib: float = setting(
         1024.0, low=0.0, doc="Memory for rows of tables while the gate scores a version, in MiB."
     )

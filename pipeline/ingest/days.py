@@ -252,7 +252,7 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
-    if data.day is None:
+    if data.day is None or data.aside:
         return None
     dataset = day_dataset(store, data.name, data.day)
     return dataset if dataset is not None and dataset.key != key else None

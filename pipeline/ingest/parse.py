@@ -3,8 +3,8 @@
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
 null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
 ``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
-``split_time`` (Int64, seconds since 1970), ``true_probability``, and what ``task_columns`` and
-``event_key_columns`` add.
+``split_time`` (Int64, seconds since 1970), ``true_probability``, ``content`` (UInt64, where features are left out),
+and what ``task_columns`` and ``event_key_columns`` add.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.duplicate_rate import row_hashes
 from pipeline.ingest.event_columns import sequence_columns
 from pipeline.ingest.ids import check_ids, cross_text, event_key_columns, ids_of
 from pipeline.ingest.labels import read_rates, task_columns
 from pipeline.ingest.moments import vector_of
-from pipeline.ingest.schema import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
+from pipeline.ingest.schema import CLICKED_LATER, CONTENT, DAY, SPLIT_TIME, DataSpec, DenseSpec
 from pipeline.ingest.times import HOUR, beginning_of, day_of, hour_of, seconds_of_rows, whole_hour_of
 from pipeline.ingest.values import (
     Reject,
@@ -175,6 +176,8 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
 
     # 4. Leave out rows of other days and rejected rows.
     frame = pl.DataFrame([*columns, *events])
+    if spec.left_out:
+        frame = _leave_out(frame, spec)
     other_days: dict[int, pl.DataFrame] = {}
     dropped = 0
     if rule is not None and spec.has_day:
@@ -182,6 +185,20 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
     if rejected.bad.any():
         frame, lines = frame.filter(pl.Series(~rejected.bad)), lines[~rejected.bad]
     return Parsed(frame, lines, sorted(rejected.rejects, key=lambda reject: reject.line), other_days, dropped)
+
+
+def _leave_out(frame: pl.DataFrame, spec: DataSpec) -> pl.DataFrame:
+    # The features of ``spec.left_out`` as missing. The split goes by what was delivered: the test rows stay the same.
+    empty = []
+    for name in spec.left_out:
+        for kind in ("dense", "hash", "id", "weight"):
+            column = f"{kind}:{name}"
+            if column in frame.columns:
+                empty.append(pl.lit(None, frame.schema[column]).alias(column))
+    if not empty:
+        return frame
+    content = pl.Series(CONTENT, row_hashes(frame, spec))
+    return frame.with_columns(empty).with_columns(content)
 
 
 def _split_times(

@@ -26,6 +26,8 @@ EVENT, EVENT_CHECK, CAME_CLICKED = "event:key", "event:check", "event:clicked"
 CLICKED_LATER = "clicked later"
 # Column of typed rows: the time by which they are split, in seconds since 1970.
 SPLIT_TIME = "split_time"
+# Column of typed rows: the hash of their content as it was delivered, where features are left out.
+CONTENT = "content"
 # Column of synthetic logs: seconds since the day from which they count days.
 TIME = "time"
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
@@ -269,6 +271,7 @@ class DataSpec:
     ``decimal``: the sign before the decimals of numbers in text; ``time_format``: how times are written there.
     ``quote``: what may surround a field of CSV; None: nothing.
     ``split_time``: the raw column whose times the rows are split by; None where they are split otherwise, or by days.
+    ``left_out``: features that count as missing in every row.
     """
 
     label: str
@@ -297,6 +300,7 @@ class DataSpec:
     time_format: str | None = None
     split_time: str | None = None
     quote: str | None = QUOTE
+    left_out: tuple[str, ...] = ()
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:

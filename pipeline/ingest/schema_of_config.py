@@ -103,6 +103,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         time_format=data.time_format,
         split_time=row_time if by_time else None,
         quote=data.quote if "csv" in (data.format, data.messages) else QUOTE,
+        left_out=tuple(data.leave_out),
     )
     _check_names(spec)
     return spec

@@ -21,7 +21,7 @@ from pipeline.ingest.event_columns import Lengths, left_out_column
 from pipeline.ingest.ids import Coded, coded_ids, of_bits, without_hashes
 from pipeline.ingest.labels import kept, sums, typed
 from pipeline.ingest.moments import Moments, lengths_of, measure, moments_of, quantised_moments
-from pipeline.ingest.schema import DAY, DataSpec, DenseSpec
+from pipeline.ingest.schema import CONTENT, DAY, DataSpec, DenseSpec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
 from pipeline.records.dataset import LABEL, ROW_WEIGHT, VALIDATION
@@ -276,7 +276,7 @@ class SplitCounts:
             return None
         if places is not None:
             return places
-        hashes = row_hashes(frame, self.spec)
+        hashes = frame[CONTENT].to_numpy() if CONTENT in frame.columns else row_hashes(frame, self.spec)
         self.contents.add(hashes)
         return hashes
 

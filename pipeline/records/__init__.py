@@ -3,6 +3,7 @@
 Pure data: nothing here reads a store or imports torch.
 """
 
+from pipeline.records.bisect import BISECT, BisectRecord, Culprit, Replay, Suspect
 from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,
@@ -162,6 +163,7 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 
 __all__ = [
     "BESIDE_TRAINING",
+    "BISECT",
     "BY_LOGIT",
     "BY_WEIGHTS",
     "CALIBRATOR",
@@ -199,6 +201,7 @@ __all__ = [
     "Base",
     "Beside",
     "Best",
+    "BisectRecord",
     "Budget",
     "BudgetLedger",
     "Bytes",
@@ -210,6 +213,7 @@ __all__ = [
     "CheckpointDiff",
     "CheckpointPart",
     "Compacted",
+    "Culprit",
     "Curve",
     "Damage",
     "DatasetSchema",
@@ -264,6 +268,7 @@ __all__ = [
     "RemovedVersion",
     "RemovedVersions",
     "Result",
+    "Replay",
     "Resumed",
     "RowsPower",
     "RunChange",
@@ -291,6 +296,7 @@ __all__ = [
     "StageOutcome",
     "StoreOverview",
     "StoredTable",
+    "Suspect",
     "TableDiff",
     "TableLayout",
     "TablePlace",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from pipeline.records.bisect import BisectRecord
 from pipeline.records.checkpoint import Index
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.error_budget import BudgetLedger
@@ -42,6 +43,7 @@ RECORDS: tuple[type[Record], ...] = (
     Index,
     Result,
     NightRecord,
+    BisectRecord,
     StudyRecord,
     TrialRecord,
     SearchRecord,

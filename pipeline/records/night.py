@@ -33,7 +33,8 @@ class NightRecord(Record):
 
     ``settings``, ``logs``: hashes of what decides the verdict. ``base``: None where nothing was published before.
     ``skipped``: missed days that it goes on without; ``changed``: what is not as it was for ``base``, in words;
-    ``seconds``: by stage; ``budget``: what the gate spent of ``gate.budget``. Times are seconds since 1970.
+    ``seconds``: by stage; ``budget``: what the gate spent of ``gate.budget``; ``culprit``: what ``nightjar bisect``
+    found, in words. Times are seconds since 1970.
     """
 
     FILE: ClassVar[str] = NIGHT
@@ -76,6 +77,7 @@ class NightRecord(Record):
     gate_page: str | None = absent()
     budget: ErrorBudget | None = absent()
     changed: tuple[str, ...] | None = absent()
+    culprit: str | None = absent()
 
     @property
     def decided(self) -> bool:

@@ -1,10 +1,11 @@
-"""The page of a night as HTML and Markdown, from ``nightly.json``."""
+"""The page of a night as HTML and Markdown, from ``nightly.json``; what spoilt it as text, from ``bisect.json``."""
 
 from __future__ import annotations
 
 import time
 
 from pipeline.core import units
+from pipeline.records.bisect import BisectRecord
 from pipeline.records.night import NightRecord
 from pipeline.report.page import from_template, markdown_items, pill
 from pipeline.report.run_tables import stages_bar, stages_table
@@ -27,6 +28,7 @@ def night_page(record: NightRecord) -> str:
         about=_sentence(record),
         why=why,
         reasons=_why(record),
+        culprit=record.culprit,
         stopped=outcome != "published",
         hint=record.hint,
         warnings=record.warnings,
@@ -44,6 +46,8 @@ def night_markdown(record: NightRecord) -> str:
     """Return the same as Markdown, for a ticket or a chat."""
     lines = [f"# {record.model}, night of {record.date}: {record.outcome}", "", _sentence(record), ""]
     lines += markdown_items("", _why(record))
+    if record.culprit:
+        lines += [f"Culprit: {units.for_chat(record.culprit)}", ""]
     if record.hint:
         lines += [f"What to do: {units.for_chat(record.hint)}", ""]
     lines += markdown_items("warning: ", record.warnings)
@@ -57,6 +61,31 @@ def night_markdown(record: NightRecord) -> str:
         lines += ["| stage | time |", "|---|---|"]
         lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]
     return "\n".join([*lines, *(f"- {name}: `{path}`" for name, path in _links(record)), ""])
+
+
+def bisect_text(record: BisectRecord) -> str:
+    """Return ``nightjar bisect``: the culprit, what was tried with its figures, and all suspects."""
+    lines = [f"run {record.run} was held beside {record.incumbent} of model {record.model}"]
+    if record.culprit is not None:
+        lines += ["", record.culprit.words]
+    else:
+        lines += ["", f"no culprit was found: {record.stopped or 'all suspects were tried'}"]
+    head = ("replay", "gate", "NE*", "change*", "of the loss*", "seconds*", "without, or with the former")
+    rows = [("(held)", "HOLD", units.decimal(record.ne, 5), units.ABSENT, units.ABSENT, units.ABSENT, units.ABSENT)]
+    for replay in record.replays:
+        change = units.ABSENT if replay.change is None else f"{replay.change.point:+.2%}"
+        figures = (units.decimal(replay.ne, 5), change, units.percent(replay.explained, 0))
+        verdict, names = replay.verdict or "none", ", ".join(replay.names)
+        rows.append((replay.run, verdict, *figures, units.decimal(replay.seconds, 1), names))
+    lines += ["", units.text_table(head, rows)]
+    for replay in record.replays:
+        if replay.message:
+            lines.append(f"{replay.run}: {replay.message}")
+    if record.suspects:
+        lines += ["", "suspects, in the order in which they are tried:"]
+    for number, suspect in enumerate(record.suspects, 1):
+        lines.append(f"  {number}. {suspect.kind} {', '.join(suspect.names)}: {suspect.sign}")
+    return "\n".join(lines)
 
 
 def _why(record: NightRecord) -> list[str]:

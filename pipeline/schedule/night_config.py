@@ -16,6 +16,7 @@ from pipeline.publishing.versions import version_path
 from pipeline.records.night import Base
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 ANY_DAY = date(2000, 1, 1)  # to compose a configuration before its day is known: a path may hold {day}
 WORDS = {"today": 0, "yesterday": 1}
@@ -125,24 +126,29 @@ def find_base(store: Store, model: str, day: date, before: Base | None = None) -
         summary = artifact.summary
         if summary["run"] == run_name(model, day):
             continue
-        dataset = str(summary["dataset"])
-        parts = dataset.split("/")
-        learnt = parts[2].rpartition("..")[2] if len(parts) > 3 else ""
-        if learnt and learnt >= str(day):
+        base = base_of(artifact)
+        if base.day and base.day >= str(day):
             raise ConfigError(
-                f"the serving version {version} of model {model!r} was trained on {learnt}, "
+                f"the serving version {version} of model {model!r} was trained on {base.day}, "
                 f"which is not before date={day}; nights run forward in time",
                 hint=f"nightjar rollback {model} restores the previous version; or choose a later date",
             )
-        return Base(
-            version=version,
-            day=learnt,
-            run=str(summary["run"]),
-            checkpoint=str(summary["checkpoint"]),
-            dataset=dataset,
-            plan=f"plans/{artifact.inputs['plan']}",
-        )
+        return base
     return None
+
+
+def base_of(version: Artifact) -> Base:
+    """Return what a training that starts from the published ``version`` starts from."""
+    dataset = str(version.summary["dataset"])
+    parts = dataset.split("/")
+    return Base(
+        version=version.path.rpartition("/")[2],
+        day=parts[2].rpartition("..")[2] if len(parts) > 3 else "",
+        run=str(version.summary["run"]),
+        checkpoint=str(version.summary["checkpoint"]),
+        dataset=dataset,
+        plan=f"plans/{version.inputs['plan']}",
+    )
 
 
 def night_config(config: Config, day: date, base: Base | None) -> Config:

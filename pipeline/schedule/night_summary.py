@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.config.renamed import config_changes
+from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.core.units import decimal, plural
 from pipeline.records.gate import GATE, GateRecord
@@ -159,16 +159,30 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
 
 def _describe_settings(store: Store, base: Base, run: str) -> list[str]:
     # Settings that differ from those of the base.
-    import yaml
+    lines = []
+    for path, values in sorted(config_changes(*read_settings(store, base, run)).items()):
+        if not is_expected(path):
+            then, now = ("null" if value is None else str(value) for value in values)
+            lines.append(f"{path} was {then}, is {now}")
+    more = len(lines) - MAX_SETTINGS
+    if more <= 0:
+        return lines
+    return [*lines[:MAX_SETTINGS], f"and {plural(more, 'other setting')}"]
 
-    configs: list[dict[str, Any]] = []
+
+def read_settings(store: Store, base: Base, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the settings of the run that made ``base`` and those of ``run``; none of either where one is missing."""
+    from omegaconf import OmegaConf
+
+    configs: list[Any] = []
     for name in (base.run, run):
         path = f"{run_directory(name)}/config.yaml"
         if not store.exists(path):
-            return []
+            return {}, {}
         with store.open(path) as source:
-            configs.append(yaml.safe_load(source.read().decode()))
-    if configs[0].get("train", {}).get("global_batch") == "auto":
+            configs.append(OmegaConf.to_container(OmegaConf.create(source.read().decode())))
+    then, now = map(with_new_names, configs)
+    if then.get("train", {}).get("global_batch") == "auto":
         # Nights keep the batch size that auto meant in the training of the base's checkpoint.
         try:
             checkpoint = store.find(base.checkpoint)
@@ -176,16 +190,13 @@ def _describe_settings(store: Store, base: Base, run: str) -> list[str]:
             checkpoint = None
         batch = checkpoint.config.get("train", {}).get("global_batch") if checkpoint is not None else None
         if isinstance(batch, int):
-            configs[0]["train"]["global_batch"] = batch
-    lines = []
-    for path, values in sorted(config_changes(*configs).items()):
-        if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED):
-            then, now = ("null" if value is None else str(value) for value in values)
-            lines.append(f"{path} was {then}, is {now}")
-    more = len(lines) - MAX_SETTINGS
-    if more <= 0:
-        return lines
-    return [*lines[:MAX_SETTINGS], f"and {plural(more, 'other setting')}"]
+            then["train"]["global_batch"] = batch
+    return then, now
+
+
+def is_expected(path: str) -> bool:
+    """Whether the setting at ``path`` differs from night to night anyway, or only says where and how things run."""
+    return any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
 
 
 def write_summary(store: Store, record: NightRecord) -> None:

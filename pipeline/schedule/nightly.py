@@ -37,6 +37,7 @@ from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Nigh
 from pipeline.records.record import read
 from pipeline.records.runs import run_directory
 from pipeline.report.tracking import tell_night
+from pipeline.schedule.bisect import bisect_run
 from pipeline.schedule.night_config import ANY_DAY, find_base, night_config, night_zone, run_name
 from pipeline.schedule.night_summary import deliver, finished_record, line_of, write_summary
 from pipeline.schedule.store_overview import write_store_page
@@ -172,7 +173,22 @@ def run_night(
         log.info("summary    %s", store.url_of(record.summary))
     _post(config, store, record)
     write_store_page(store)
+    if record.outcome == HELD and config.nightly.bisect:
+        record = _bisect(store, record, run, config.nightly.bisect)
     return record
+
+
+def _bisect(store: Store, record: NightRecord, run: Run, limit: int) -> NightRecord:
+    # Find what spoilt a held night. Its verdict is recorded and posted, so nothing that happens here changes it.
+    try:
+        bisect_run(store, record.run, run, limit)
+    except Exception as problem:
+        log.warning("bisect     nothing was found: %s", _as_known_error(problem))
+    except Interrupted as stop:
+        _complain(f"{stop}; nightjar bisect {record.run} goes on")
+        return replace(record, exit_code=stop.exit_code)
+    write_store_page(store)
+    return read(NightRecord, store, f"{run_directory(record.run)}/{NIGHT}")
 
 
 def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:

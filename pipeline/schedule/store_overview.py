@@ -172,6 +172,8 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
     reasons = night.reasons or ()
     if not reasons and night.message:
         reasons = (night.message,)
+    if night.culprit:
+        reasons = (night.culprit, *reasons)
     return NightLine(
         model=night.model,
         date=night.date,

@@ -71,6 +71,7 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
 NO_KEY = (
     # Where a run lies and how much of it is done.
     use("", "run store stages force"),
+    use("data", "aside"),
     # How much is read at a time, and by whom, changes no byte.
     use("ingest", "engine block_mib ray.address"),
     use("hardware", "ssd_paths cache_path cache_gib"),  # where scratch files and copies lie

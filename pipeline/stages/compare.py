@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.config.gate import GateConfig
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import LABEL
+from pipeline.records.gate import GateRecord, Interval
 from pipeline.records.record import read
 from pipeline.records.result import Result
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice, run_directory
@@ -81,6 +82,17 @@ def compare_runs(
     )
 
 
+def ne_change(store: Store, run: str, other: str, *, gate: GateConfig | None = None, seed: int = 0) -> Interval | None:
+    """Return the change of NE from ``run`` to ``other``, as a share of the first, paired row by row.
+
+    Their datasets may differ, as they do where a feature is left out, if their held-out rows are the same.
+
+    Returns:
+        None where the rows are others, or one of the runs has no predictions.
+    """
+    return _ReferenceRun(store, run, (), gate or GateConfig(), seed).ne_change(other)
+
+
 def settings_of(store: Store, run: str) -> Settings:
     """Return the settings of ``run`` by dotted name, from its ``config.yaml``; none where it has no such file."""
     from omegaconf import OmegaConf
@@ -144,22 +156,13 @@ class _ReferenceRun:
 
     def compare(self, run: str) -> RunChange:
         """Compare ``run`` with this one, row by row."""
-        from pipeline.evaluation.gate.measure import measure
-
         result = read(Result, self.store, f"{run_directory(run)}/{Result.FILE}")
         problem = self.problem or self._problem(result)
         if problem is None and result.artifact("ingest") != self.result.artifact("ingest"):
             problem = f"other held-out rows: dataset {_dataset(result)}, not {_dataset(self.result)}"
         if problem is not None:
             return RunChange(run=run, problem=problem)
-        scored = ScoredRows(
-            labels=self.labels,
-            candidate=self._logits(result),
-            incumbent=self.logits,
-            slices=self.slices,
-            weights=self.weights,
-        )
-        record = measure(scored, self.gate, self.seed)
+        record = self._measure(result)
         if record.change is None:
             return RunChange(run=run, problem="predictions that are not finite")
         slices = tuple(
@@ -168,6 +171,34 @@ class _ReferenceRun:
             if each.change is not None
         )
         return RunChange(run=run, rows=record.rows, change=record.change, slices=slices or None)
+
+    def ne_change(self, run: str) -> Interval | None:
+        """Return the change of NE to ``run``; None unless it was evaluated on rows with the same labels in order."""
+        from pipeline.training.parquet import SplitReader
+
+        path = f"{run_directory(run)}/{Result.FILE}"
+        result = read(Result, self.store, path) if self.store.exists(path) else Result(run=run, status="failed")
+        if self.problem is not None or self._problem(result) is not None:
+            return None
+        if result.artifact("ingest") != self.result.artifact("ingest"):
+            dataset = self.store.get(result.artifact("ingest") or "", "ingest")
+            labels = SplitReader(self.store, dataset, "test").column(LABEL)
+            if not np.array_equal(labels, self.labels):
+                return None
+        change = self._measure(result).change
+        return None if change is None else change.ne
+
+    def _measure(self, result: Result) -> GateRecord:
+        from pipeline.evaluation.gate.measure import measure
+
+        scored = ScoredRows(
+            labels=self.labels,
+            candidate=self._logits(result),
+            incumbent=self.logits,
+            slices=self.slices,
+            weights=self.weights,
+        )
+        return measure(scored, self.gate, self.seed)
 
     def _problem(self, result: Result) -> str | None:
         # Why the predictions of ``result`` cannot be read; None where they can.

@@ -79,6 +79,7 @@ class Ingest(Stage):
         use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.cross_bins *.bins_by", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
+        use("data", "leave_out", when=_logs),
         use("data.sequences", "*.max_length *.time *.age_bins *.leaks *.separator", when=_logs),
         use("data.sequences", "*.features.*.column *.features.*.table *.features.*.rows", when=_logs),
         use("data.sequences", "*.features.*.min_count", when=_logs),
@@ -115,7 +116,8 @@ class Ingest(Stage):
                 warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
-        return dataset_path(config.data.name, key, config.data.day)
+        name = f"{config.data.name}.aside" if config.data.aside else config.data.name
+        return dataset_path(name, key, config.data.day)
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         from pipeline.ingest.sources import answering

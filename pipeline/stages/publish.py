@@ -35,7 +35,7 @@ class Publish(Stage):
     settings = (
         use("gate", "*"),
         use("publish", "model", named=True),
-        use("publish", "quantise calibrator.*"),
+        use("publish", "quantise judge_beside calibrator.*"),
         use("checkpoint", "allow", named=True),
     )
 
@@ -46,8 +46,12 @@ class Publish(Stage):
         return settings | ({"checkpoint": {"allow": renamed}} if renamed else {})
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
+        from pipeline.publishing.versions import find_version
         from pipeline.stages.release import covered_incumbent
 
+        if config.publish.judge_beside is not None:
+            find_version(store, config.model_name, config.publish.judge_beside)
+            return {"incumbent": config.publish.judge_beside}
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
 
     def modules(self, config: Config) -> tuple[str, ...]:
@@ -74,7 +78,8 @@ class Publish(Stage):
 
     def accept(self, artifact: Artifact) -> None:
         gate = GatePart.from_json(artifact.summary["gate"])
-        if gate.verdict != HOLD:
+        judged_only = "judge_beside" in artifact.config.get("publish", {})
+        if gate.verdict != HOLD or judged_only:
             return
         model, message = artifact.config.get("model"), gate.reasons[0]
         if len(gate.reasons) > 1:

@@ -46,7 +46,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     The version's own gate.json has the verdict. ``draft`` gets a copy, which a withdrawal may turn into a HOLD.
 
     A version that is held stays in the store without being promoted, and so does one whose training served before and
-    was taken out of service by somebody.
+    was taken out of service by somebody. With ``publish.judge_beside`` no version is promoted.
 
     Returns:
         The stage's summary.
@@ -65,7 +65,8 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
         _require_not_withdrawn(store, model, training, judged)
         _require_same_incumbent(config, store, inputs["train"].key, judged)
 
-    if record.verdict == PASS:
+    promotes = record.verdict == PASS and config.publish.judge_beside is None
+    if promotes:
         try:
             # First of all, so that no report says PASS of a version that is held; once more under the lock, by `check`.
             _require_not_withdrawn(store, model, training, record)
@@ -73,7 +74,8 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
             promotion.promote(store, model, record.version, by="publish", reason=record.forced or "", check=check)
         except _WithdrawnError as withdrawn:
             record = replace(record, verdict=HOLD, reasons=(str(withdrawn),))
-    if record.verdict != PASS:
+            promotes = False
+    if not promotes:
         write_report(draft, record)
 
     # A HOLD is no error yet: `Publish.accept` raises it at the end of the run (`launch/chain.py`).
@@ -86,7 +88,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
         gate["max_ne_increase"] = record.power.instead
     gate |= {"version": record.version, "incumbent": record.incumbent_version}
     summary: dict[str, Any] = {"gate": gate}
-    if record.verdict == PASS:
+    if promotes:
         summary["model"] = {"name": model, "version": record.version, "uri": version.path}
     return summary
 

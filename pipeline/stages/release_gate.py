@@ -133,7 +133,15 @@ def judge_version(
         young_labels=_explain_young_labels(dataset),
         **measured,
     )
-    return judge_within_budget(record, config.gate, scored, ledger, _day_of(config), draft.path.rpartition("/")[2])
+    return judge_within_budget(
+        record,
+        config.gate,
+        scored,
+        ledger,
+        _day_of(config),
+        candidate=draft.path.rpartition("/")[2],
+        may_publish=config.publish.judge_beside is None,
+    )
 
 
 def _day_of(config: Config) -> date:

@@ -211,6 +211,20 @@ def test_nothing_is_spent_where_ne_is_not_compared(ledger: LedgerFile) -> None:
     assert not ledger.files.exists(ledger.path)
 
 
+def test_a_candidate_that_is_judged_only_has_a_first_look_and_spends_nothing(ledger: LedgerFile) -> None:
+    scored = rows_of_countries(4000)
+    held = judge_within_budget(measure(scored, WITH_BUDGET), WITH_BUDGET, scored, ledger, DAY, "v1")
+    later = DAY + timedelta(days=3)
+    judge_within_budget(measure(scored, WITH_BUDGET), WITH_BUDGET, scored, ledger, later, "v2")
+    before = ledger.read()
+    found = judge_within_budget(
+        measure(scored, WITH_BUDGET), WITH_BUDGET, scored, ledger, DAY, "replay", may_publish=False
+    )
+    assert found.checks == held.checks, "though the day and a later one were looked at"
+    assert (found.budget.alpha, found.budget.look, found.budget.looks) == (pytest.approx(NIGHT), 1, 0)
+    assert ledger.read() == before
+
+
 def test_without_a_budget_the_record_says_nothing_of_one(ledger: LedgerFile) -> None:
     scored = rows_of_countries(4000)
     plain = judge(measure(scored, SETTINGS), SETTINGS, scored)

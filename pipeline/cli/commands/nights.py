@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from functools import partial
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli.commands.command import Command, add_config_dir, complain, on_store, store_of, tell
 from pipeline.cli.commands.run import run_code
 from pipeline.core import logs
-from pipeline.core.errors import ConfigError, NightjarError
+from pipeline.core.errors import ConfigError, GateHeldError, NightjarError
 from pipeline.core.logs import add_level
 
 if TYPE_CHECKING:
@@ -34,6 +36,15 @@ NIGHTS = """\
   nightjar nights ls --json           all figures with their intervals, and when each version served
 
 The page index.html of the store shows the same with plots.
+"""
+BISECT = """\
+Trains the night again from the same checkpoint, with what changed put back: settings, features, a few at a time. Each
+replay is judged on the same test rows beside the same version, and never publishes.
+
+  nightjar bisect clicks-2026-01-31
+  nightjar bisect clicks-2026-01-31 --replays 0     what the night's own records tell, without a training
+
+exit codes: 0 the culprit is named, 6 none was found, 2 the gate did not hold this run
 """
 CODES = """
 exit codes: 0 published, 6 held by the gate, 3 the day's logs are missing, incomplete or wrong, 5 a training guard
@@ -91,6 +102,39 @@ def _ls(options: argparse.Namespace) -> int:
         complain(f"left out: {problem}", 0)
     tell(options.json, overview, nights_listing)
     return 0
+
+
+def _add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the run that the gate held; of a night <model>-<date>")
+    parser.add_argument(
+        "--replays", type=_count, default=4, metavar="N", help="largest number of trainings, 0: none (default: 4)"
+    )
+    on_store(parser, _bisect, "what was found as JSON")
+    add_level(parser)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
+    return int(text)
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    from pipeline.launch.signals import Interrupted, handled
+    from pipeline.report.night import bisect_text
+    from pipeline.schedule.bisect import bisect_run
+    from pipeline.schedule.store_overview import write_store_page
+
+    store = store_of(options)
+    try:
+        # Standard output is for what was found.
+        with handled(), contextlib.redirect_stdout(sys.stderr):
+            record = bisect_run(store, options.run, run_code, options.replays)
+    except Interrupted as stop:
+        return complain(str(stop), stop.exit_code)
+    write_store_page(store)
+    tell(options.json, record, bisect_text)
+    return 0 if record.culprit is not None else GateHeldError.exit_code
 
 
 def _compose_and_run(
@@ -188,4 +232,5 @@ COMMANDS = (
         composes=True,
     ),
     Command("nights", "list nights", _add_nights_arguments, NIGHTS, takes_store=True),
+    Command("bisect", "find what spoilt a night that the gate held", _add_bisect_arguments, BISECT, takes_store=True),
 )

@@ -21,9 +21,11 @@ def _add_result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _result(options: argparse.Namespace) -> int:
+    from pipeline.records.bisect import BisectRecord
     from pipeline.records.record import read
     from pipeline.records.result import Result
     from pipeline.records.runs import run_directory
+    from pipeline.report.night import bisect_text
     from pipeline.report.progress import Reporter
     from pipeline.store.artifacts import Store
 
@@ -39,6 +41,9 @@ def _result(options: argparse.Namespace) -> int:
         show(json.dumps(store.read_json(path), indent=1))
     else:
         Reporter(store, options.run, columns=columns()).summary(read(Result, store, path))
+        found = f"{run_directory(options.run)}/{BisectRecord.FILE}"
+        if store.exists(found):
+            show(f"\n{bisect_text(read(BisectRecord, store, found))}")
     return 0
 
 

@@ -111,6 +111,21 @@ class LedgerFile:
             look=len(of_day),
         )
 
+    def show_first_look(self, day: date, budget: float) -> ErrorBudget:
+        """Return what a first look at ``day`` has, which is not taken; arguments and errors as of ``spend``."""
+        before = tuple(look for look in self.read().looks if look.day < str(day))
+        _, alpha = allot(before, day, budget)
+        spent = BudgetLedger(looks=before).spent_until(str(day))
+        return ErrorBudget(
+            budget=budget,
+            spent=0.0 if spent is None else spent.spent,
+            looks=0 if spent is None else spent.looks,
+            day=str(day),
+            alpha=alpha,
+            first_alpha=alpha,
+            look=1,
+        )
+
     def record_verdict(self, look: Look, judged: GateRecord) -> None:
         """Add the verdict to the row of ``look``, for people.
 
@@ -161,7 +176,14 @@ class LedgerFile:
 
 
 def judge_within_budget(
-    record: GateRecord, settings: GateConfig, rows: ScoredRows, ledger: LedgerFile | None, day: date, candidate: str
+    record: GateRecord,
+    settings: GateConfig,
+    rows: ScoredRows,
+    ledger: LedgerFile | None,
+    day: date,
+    candidate: str,
+    *,
+    may_publish: bool = True,
 ) -> GateRecord:
     """Judge, with the share of ``gate.budget`` that the ledger leaves for this look.
 
@@ -175,6 +197,8 @@ def judge_within_budget(
         ledger: None: there is no budget.
         day: Of the rows.
         candidate: Its name in the ledger.
+        may_publish: Whether a PASS publishes the candidate. One that is judged only cannot be a wrong promotion: it
+            spends nothing, and is asked what a first look at its day would be asked.
 
     Returns:
         As ``judge``.
@@ -185,6 +209,8 @@ def judge_within_budget(
     """
     if ledger is None or settings.budget is None or record.change is None:
         return judge(record, settings, rows)
+    if not may_publish:
+        return judge(replace(record, budget=ledger.show_first_look(day, settings.budget)), settings, rows)
     look, budget = ledger.spend(day, settings.budget, candidate)
     judged = judge(replace(record, budget=budget), settings, rows)
     ledger.record_verdict(look, judged)

@@ -1,0 +1,88 @@
+"""``bisect.json``: what spoilt a run that the gate held, found by training it again with something changed back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.records.gate import Interval
+from pipeline.records.record import Record, absent
+
+BISECT = "bisect.json"
+# Kinds of suspects. Settings and features are tried by a training; labels and rows need none.
+SETTINGS, FEATURES, LABELS, ROWS = "settings", "features", "labels", "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect(Record):
+    """What may have spoilt a run, and the ``sign`` that speaks for it, in words.
+
+    ``kind``: settings | features | labels | rows. ``names``: settings or features, by name; the day, and slices of its
+    rows. ``explained``: the share of the lost NE that the sign alone explains.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    sign: str
+    explained: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Record):
+    """A training with the settings ``names`` changed back, or without the features ``names``.
+
+    ``verdict``, ``reasons``: of the gate, beside the incumbent of the held run. ``ne``: of the model. ``change``: of NE
+    from the held model, as a share, paired on the same test rows; absent where those differ. ``explained``: the share
+    of the lost NE that came back. ``message``: why there is no verdict.
+    """
+
+    run: str
+    kind: str
+    names: tuple[str, ...]
+    seconds: float
+    verdict: str | None = absent()
+    reasons: tuple[str, ...] | None = absent()
+    ne: float | None = absent()
+    change: Interval | None = absent()
+    explained: float | None = absent()
+    message: str | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit(Record):
+    """What spoilt the run, as ``Suspect``, and in words. ``replay``: the run that shows it; absent where none was made.
+
+    ``passes``: whether the gate passes without it.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    words: str
+    replay: str | None = absent()
+    passes: bool = absent(False)
+    explained: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectRecord(Record):
+    """The search for what spoilt ``run``, which the gate held beside version ``incumbent`` of ``model``.
+
+    ``ne``, ``incumbent_ne``: of both on the same rows. ``suspects``: in the order in which they are tried. ``limit``:
+    how many replays were allowed. Without ``culprit``, none was found so far; ``stopped``: why the search ended before
+    all suspects were tried.
+    """
+
+    FILE: ClassVar[str] = BISECT
+    KIND: ClassVar[str] = "bisection"
+    REMEDY: ClassVar[str] = "nightjar bisect writes it again"
+
+    run: str
+    model: str
+    incumbent: str
+    ne: float | None = None
+    incumbent_ne: float | None = None
+    limit: int = 0
+    suspects: tuple[Suspect, ...] = ()
+    replays: tuple[Replay, ...] = ()
+    culprit: Culprit | None = None
+    stopped: str | None = absent()

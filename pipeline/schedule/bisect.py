@@ -1,0 +1,396 @@
+"""``nightjar bisect``: what spoilt a run that the gate held, found by training it again with something changed back.
+
+The held model is its own control. A replay starts from the same checkpoint, is judged on the same test rows beside the
+same version, and never publishes. Datasets and plans are found by what they are made of: a replay that changes neither
+only trains and judges.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.config.ingest import DriftLimits
+from pipeline.config.nightly import TrackConfig
+from pipeline.config.renamed import config_changes
+from pipeline.core.errors import SIGNALLED, ArtifactError, ConfigError, NightjarError
+from pipeline.core.units import percent
+from pipeline.launch.signals import Interrupted
+from pipeline.publishing.promotion import read_current
+from pipeline.publishing.versions import find_version, version_path
+from pipeline.records.bisect import BISECT, FEATURES, LABELS, SETTINGS, BisectRecord, Culprit, Replay, Suspect
+from pipeline.records.gate import GATE, HOLD, PASS, GateRecord
+from pipeline.records.night import NIGHT, Base, NightRecord
+from pipeline.records.record import read
+from pipeline.records.result import IngestPart, Result
+from pipeline.records.runs import run_directory
+from pipeline.schedule.night_config import base_of
+from pipeline.schedule.night_summary import is_expected, read_settings, write_summary
+from pipeline.schedule.suspects import HALF, Signs, describe_setting, find_suspects, lost_ne
+from pipeline.stages.artifact_keys import keys_of
+from pipeline.stages.compare import ne_change
+from pipeline.stages.execution import load
+from pipeline.store.artifacts import Store
+from pipeline.store.removal import remove
+
+QUALITY = "quality.json"
+# Settings that are no suspects, besides those that differ every night: they allow something, say who publishes, or
+# where the log is: at its former place there are other rows.
+_NO_SUSPECTS: tuple[str, ...] = ("checkpoint.allow", "publish.model", "publish.judge_beside", "data.name", "data.aside")
+_NO_SUSPECTS += ("data.path", "data.format", "data.options", "data.snapshot", "data.messages")
+# Groups that decide what is in a dataset.
+_OF_DATASETS = ("data", "ingest", "seed")
+Run = Callable[[Config], int]  # a whole run; returns its exit code
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRun:
+    """A run that the gate held: its records, what it started from, and its settings beside those of ``base``."""
+
+    name: str
+    config: Config
+    result: Result
+    gate: GateRecord
+    base: Base
+    settings: Mapping[str, Any]
+    former: Mapping[str, Any]
+
+
+def bisect_run(store: Store, name: str, run: Run, limit: int) -> BisectRecord:
+    """Find what spoilt run ``name``, and record it.
+
+    Each suspect is tried by a training, those that speak for themselves without one. Several settings or features that
+    are suspected together are tried together, and then by halves. ``bisect.json`` of the run is written after each of
+    them, and the page of a night names the culprit.
+
+    Args:
+        run: Does a whole run.
+        limit: The largest number of trainings.
+
+    Raises:
+        ConfigError: The gate did not hold that run, or it had no incumbent.
+        ArtifactError: The run or what it started from is gone.
+        Interrupted: A signal ended a replay. What was found is recorded.
+    """
+    held = read_held_run(store, name)
+    changed = changed_settings(held.former, held.settings)
+    suspects = find_suspects(_read_signs(store, held, changed))
+    search = _Search(store, held, changed, run, limit)
+    search.record = replace(search.record, suspects=tuple(suspects))
+    log.info("bisect     %s: %d suspects, at most %d replays", name, len(suspects), limit)
+    culprit = None
+    for place, suspect in enumerate(suspects):
+        log.info("bisect     suspect %d of %d: %s %s: %s", place + 1, len(suspects), *_title(suspect), suspect.sign)
+        if suspect.kind in (SETTINGS, FEATURES):
+            if not search.left:
+                stopped = f"the limit of {limit} replays was reached before {suspect.kind} {', '.join(suspect.names)}"
+                search.save(stopped=stopped)
+                break
+            culprit = search.try_suspect(suspect)
+        else:
+            culprit = _named_by_signs(held, suspect)
+        if culprit is not None:
+            break
+    search.save(culprit=culprit)
+    if culprit is not None:
+        log.info("bisect     %s", culprit.words)
+        _name_on_page(store, name, culprit)
+    return search.record
+
+
+def read_held_run(store: Store, name: str) -> HeldRun:
+    """Read the records of run ``name``, which the gate held; errors as ``bisect_run``."""
+    path = f"{run_directory(name)}/{Result.FILE}"
+    if not store.exists(path):
+        raise ArtifactError(f"no run {name!r} in store {store.url}", hint="nightjar nights ls, or nightjar runs ls")
+    result = read(Result, store, path)
+    published = result.artifact("publish")
+    if result.gate is None or result.gate.verdict != HOLD or not published:
+        state = "was published" if result.gate is not None else f"is {result.status} without a verdict of the gate"
+        raise ConfigError(
+            f"run {name} {state}, expected one that the gate held: there is nothing to find",
+            hint="nightjar nights ls lists the held nights",
+        )
+    gate, config = read(GateRecord, store, f"{published}/{GATE}"), load(store, name)
+    if gate.checks and all(check.passed for check in gate.checks):
+        raise ConfigError(
+            f"run {name} passes every check of the gate and was held by a person: {gate.reasons[0]}",
+            hint=f"nightjar models promote {gate.model} {gate.version} --reason '...' publishes it",
+        )
+    if gate.incumbent_version is None:
+        raise ConfigError(
+            f"run {name} had no incumbent, so nothing tells what has changed since a good model",
+            hint=f"{published}/gate.html says why it was held",
+        )
+    base = base_of(find_version(store, config.model_name, gate.incumbent_version))
+    former, settings = read_settings(store, base, name)
+    return HeldRun(name=name, config=config, result=result, gate=gate, base=base, settings=settings, former=former)
+
+
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what differs and can change a model: {path: [then, now]}.
+
+    A path is that of a setting, or of the entry or group that only one of both has. A model of another name counts as a
+    whole, as its settings are others.
+    """
+    changed: dict[str, list[Any]] = {}
+    for path in config_changes(then, now):
+        keys = set(keys_of(path)) - {"plan"}  # where tables lie changes no number
+        no_suspect = any(path == name or path.startswith(f"{name}.") for name in _NO_SUSPECTS)
+        if keys and not is_expected(path) and not no_suspect:
+            unit = _unit_of(path, then, now)
+            changed[unit] = [_value_at(then, unit), _value_at(now, unit)]
+    return changed
+
+
+def _unit_of(path: str, then: Any, now: Any) -> str:
+    parts = path.split(".")
+    if parts[0] == "model" and then["model"].get("name") != now["model"].get("name"):
+        return "model"
+    for depth, part in enumerate(parts[:-1], 1):
+        then, now = then.get(part), now.get(part)
+        if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+            return ".".join(parts[:depth])
+    return path
+
+
+def _value_at(tree: Any, path: str) -> Any:
+    # The value of a setting; of an entry or group its name, if it has one, or that it is set.
+    for part in path.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree.get("name", "set") if isinstance(tree, Mapping) else tree
+
+
+def _put_back(tree: Any, former: Any, path: str) -> None:
+    # Set ``path`` of ``tree`` to what it is in ``former``, which may not have it.
+    *groups, last = path.split(".")
+    for part in groups:
+        tree, former = tree[part], former[part]
+    tree.pop(last, None)
+    if last in former:
+        tree[last] = copy.deepcopy(former[last])
+
+
+def _read_signs(store: Store, held: HeldRun, changed: Mapping[str, Sequence[Any]]) -> Signs:
+    data, path = held.config.data, held.result.artifact("ingest")
+    drift: dict[str, Any] = {}
+    if path is not None and store.exists(f"{path}/{QUALITY}"):
+        drift = store.read_json(f"{path}/{QUALITY}")["checks"]["drift"]
+    before = store.find(held.base.dataset)
+    return Signs(
+        gate=held.gate,
+        limits=held.config.gate,
+        settings=changed,
+        features=(*data.dense, *data.sparse),
+        drift=drift,
+        moved=data.checks.warn,
+        continues=held.config.checkpoint.init_from is not None,
+        now=held.result.ingest or IngestPart(),
+        then=IngestPart() if before is None else IngestPart.from_json(before.summary),
+    )
+
+
+class _Search:
+    """The replays of a held run, and their record so far."""
+
+    def __init__(self, store: Store, held: HeldRun, changed: Mapping[str, Sequence[Any]], run: Run, limit: int) -> None:
+        self.store, self.held, self.changed, self.run, self.limit = store, held, changed, run, limit
+        gate = held.gate
+        self.record = BisectRecord(
+            run=held.name,
+            model=held.config.model_name,
+            incumbent=held.base.version,
+            ne=None if gate.candidate is None else gate.candidate.ne.point,
+            incumbent_ne=None if gate.incumbent is None else gate.incumbent.ne.point,
+            limit=limit,
+        )
+
+    @property
+    def left(self) -> int:
+        """The number of replays that are still allowed."""
+        return self.limit - len(self.record.replays)
+
+    def save(self, **changes: Any) -> None:
+        """Write the record, with ``changes``."""
+        self.record = replace(self.record, **changes)
+        self.store.write_json(f"{run_directory(self.held.name)}/{BISECT}", self.record.to_json())
+
+    def try_suspect(self, suspect: Suspect) -> Culprit | None:
+        """Replay without all that is suspected, then with halves of it; None where that does not help."""
+        shown = self._replay(suspect.kind, suspect.names)
+        if not self._shows(suspect, shown):
+            return None
+        names = suspect.names
+        # Of features that carry nothing, each was measured by itself, and any half would do no harm.
+        while len(names) > 1 and self.left and suspect.explained is None:
+            half, rest = names[: len(names) // 2], names[len(names) // 2 :]
+            tried = self._replay(suspect.kind, half)
+            if self._shows(suspect, tried):
+                names, shown = half, tried
+            elif tried.verdict is not None:
+                names = rest
+            else:  # these settings do not go without the others, which says nothing
+                break
+        if names != shown.names and self.left:
+            confirmed = self._replay(suspect.kind, names)
+            if self._shows(suspect, confirmed):
+                shown = confirmed
+            else:  # they spoil it together only
+                names = shown.names
+        return self._name(suspect, names, shown)
+
+    def _replay(self, kind: str, names: Sequence[str]) -> Replay:
+        number = len(self.record.replays) + 1
+        replay = Replay(run=f"{self.held.name}-bisect-{number}", kind=kind, names=tuple(names), seconds=0.0)
+        what = "without" if kind == FEATURES else "with the former"
+        log.info("bisect     replay %d of at most %d: %s %s", number, self.limit, what, ", ".join(names))
+        started = time.monotonic()
+        try:
+            code = self.run(self._config(replay))
+            if code > SIGNALLED:
+                self.save(stopped=f"a signal ended replay {number}")
+                raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
+            replay = self._judged(replay)
+        except NightjarError as error:
+            replay = replace(replay, message=error.message)
+        replay = replace(replay, seconds=round(time.monotonic() - started, 3))
+        self.save(replays=(*self.record.replays, replay))
+        log.info("bisect     replay %d: %s", number, _outcome(replay))
+        return replay
+
+    def _config(self, replay: Replay) -> Config:
+        import yaml
+
+        from pipeline.config.compose import from_yaml
+
+        config = self.held.config
+        if replay.kind == SETTINGS:
+            tree = copy.deepcopy(dict(self.held.settings))
+            for name in replay.names:
+                _put_back(tree, self.held.former, name)
+            config = from_yaml(yaml.safe_dump(tree, sort_keys=False))
+        data = config.data
+        if replay.kind == FEATURES:
+            checks = dataclasses.replace(data.checks, hold=DriftLimits())  # they are missing, which would hold the day
+            data = dataclasses.replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
+        # Another dataset must not take the place of the day's.
+        if replay.kind == FEATURES or any(name.split(".")[0] in _OF_DATASETS for name in replay.names):
+            data = dataclasses.replace(data, aside=True)
+        return dataclasses.replace(
+            config,
+            run=replay.run,
+            store=self.store.url,
+            force=False,
+            data=data,
+            gate=dataclasses.replace(config.gate, force=None),
+            publish=dataclasses.replace(config.publish, judge_beside=self.held.base.version),
+            track=TrackConfig(),
+        )
+
+    def _judged(self, replay: Replay) -> Replay:
+        # With what the gate says of it. Its version is of no use then, and would only stand among those of the model.
+        result = read(Result, self.store, f"{run_directory(replay.run)}/{Result.FILE}")
+        if result.gate is None:
+            return replace(replay, message=result.error.message if result.error else "it ended without a verdict")
+        model, version = self.record.model, result.gate.version
+        if version and version not in read_current(self.store, model).line:
+            remove(self.store, version_path(model, version))
+        gate = read(GateRecord, self.store, f"{result.artifact('publish')}/{GATE}")
+        replay = replace(replay, verdict=gate.verdict, reasons=gate.reasons)
+        if gate.candidate is None:
+            return replay
+        config = self.held.config
+        change = ne_change(self.store, self.held.name, replay.run, gate=config.gate, seed=config.seed)
+        lost, explained = lost_ne(self.held.gate), None
+        if lost and change is not None and self.record.ne is not None:
+            explained = round(-change.point * self.record.ne / lost, 3)
+        return replace(replay, ne=gate.candidate.ne.point, change=change, explained=explained)
+
+    def _passes(self, replay: Replay) -> bool:
+        limit, former = self.held.config.gate.max_ne_increase, self.record.incumbent_ne
+        if replay.verdict != PASS or replay.kind != FEATURES or limit is None or former is None:
+            return replay.verdict == PASS
+        # Without the feature the incumbent is worse, too: the limit is what it reaches with it.
+        return replay.ne is not None and replay.ne <= former * (1 + limit)
+
+    def _shows(self, suspect: Suspect, replay: Replay) -> bool:
+        # Whether ``replay`` shows that what it leaves out or changes back spoilt the run.
+        if self._passes(replay):
+            return True
+        change = replay.change
+        if change is None:
+            return False
+        if suspect.kind == FEATURES and suspect.explained is not None:
+            # The feature carries nothing, which explains the loss, if the model is as good without it.
+            return change.low <= 0
+        return replay.explained is not None and replay.explained >= HALF and change.high < 0
+
+    def _name(self, suspect: Suspect, names: tuple[str, ...], replay: Replay) -> Culprit:
+        passes, explained = self._passes(replay), replay.explained
+        together = "" if names == replay.names else f" together with {len(replay.names) - len(names)} more"
+        figures = f"NE is {replay.ne:.4f}" if replay.ne is not None else "it is judged"
+        if replay.change is not None:
+            side = "lower" if replay.change.point <= 0 else "higher"
+            figures += f", {percent(abs(replay.change.point))} {side}"
+        if suspect.kind == SETTINGS:
+            changes = "; ".join(describe_setting(name, self.changed[name]) for name in names)
+            words = f"setting{'s' if len(names) > 1 else ''} {changes}: changed back{together}, {figures}"
+        else:
+            named = (
+                f"feature {names[0]}: without it" if len(names) == 1 else f"features {', '.join(names)}: without them"
+            )
+            words = f"{named}{together}, {figures}"
+            if suspect.explained is not None:
+                explained = suspect.explained
+                words += f"; {suspect.sign}, which explains {percent(explained, 0)} of the rise of NE since then"
+        words += ", and the gate passes" if passes else ""
+        return Culprit(
+            kind=suspect.kind, names=names, words=words, replay=replay.run, passes=passes, explained=explained
+        )
+
+
+def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
+    # The labels, on which the incumbent itself is judged, or the rows of the day, without which the candidate is the
+    # incumbent: both are controls that no training is needed for.
+    day, *slices = suspect.names
+    if suspect.kind == LABELS:
+        words = f"labels of {day}: {suspect.sign}. The incumbent is no part of this training, so no replay was needed"
+        return Culprit(kind=suspect.kind, names=suspect.names, words=words)
+    where = f" with {', '.join(slices)}" if slices else ""
+    words = f"rows of {day}{where}: without that day the model is {held.base.version}"
+    if held.gate.change is not None and not slices:
+        change = held.gate.change.ne.point
+        words += f", whose NE on the same test rows is {percent(abs(change / (1 + change)), 2)} "
+        words += "lower" if change > 0 else "higher"
+    return Culprit(
+        kind=suspect.kind, names=suspect.names, words=f"{words}; {suspect.sign}", explained=suspect.explained
+    )
+
+
+def _name_on_page(store: Store, name: str, culprit: Culprit) -> None:
+    path = f"{run_directory(name)}/{NIGHT}"
+    if store.exists(path):
+        record = replace(read(NightRecord, store, path), culprit=culprit.words)
+        store.write_json(path, record.to_json())
+        write_summary(store, record)
+
+
+def _title(suspect: Suspect) -> tuple[str, str]:
+    return suspect.kind, ", ".join(suspect.names)
+
+
+def _outcome(replay: Replay) -> str:
+    if replay.verdict is None:
+        return f"no verdict: {replay.message}"
+    words = f"{replay.verdict}, NE {replay.ne:.4f}" if replay.ne is not None else replay.verdict
+    if replay.change is not None:
+        point, low, high = replay.change
+        words += f", {point:+.2%} [{low:+.2%}, {high:+.2%}] beside the held model"
+    return f"{words}; {replay.seconds:.1f} s"

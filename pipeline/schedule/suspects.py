@@ -1,0 +1,259 @@
+"""What may have spoilt a night that the gate held, ordered by the signs that its own records show for free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.config.gate import GateConfig
+from pipeline.config.ingest import DriftLimits
+from pipeline.core.units import plural, printable
+from pipeline.records.bisect import FEATURES, LABELS, ROWS, SETTINGS, Suspect
+from pipeline.records.gate import Former, GateRecord, Interval, Slice
+from pipeline.records.result import IngestPart
+
+# Standard errors by which an importance must have changed, and the rise of NE below which a feature may come and go.
+SURE, MATTERS = 4.0, 0.001
+# A feature that lost or gained less than half of what it carried is not looked at; one that keeps a fifth is dead.
+HALF, DEAD = 0.5, 0.2
+# A day with this many times the rows, or this share of them, was delivered twice or in part.
+MANY_ROWS, FEW_ROWS = 1.5, 0.67
+# Share of the rows below which rows in quarantine, of other days or repeated tell nothing.
+FEW_OF_ALL = 0.01
+# Features that are tried because they changed somehow: each costs a training.
+MOST_CHANGED = 2
+# The checks that judge the incumbent on these rows. It was right when it was published, so they tell of the labels.
+LABEL_CHECKS = ("click rate", "labels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What the records of a held run show.
+
+    Attributes:
+        gate: The gate's record.
+        limits: Group ``gate`` of the run.
+        settings: Changed since the incumbent was trained, by path: [then, now].
+        features: Names that can be left out.
+        drift: Change of each figure since the dataset before, by feature ("label" for the click rate).
+        moved: Beyond which drift a feature is suspected.
+        continues: Whether the run continued the incumbent's training, so that without its rows it is the incumbent.
+        now: The dataset of the run.
+        then: The dataset of the incumbent.
+    """
+
+    gate: GateRecord
+    limits: GateConfig
+    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    features: Sequence[str] = ()
+    drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    moved: DriftLimits = field(default_factory=DriftLimits)
+    continues: bool = True
+    now: IngestPart = field(default_factory=IngestPart)
+    then: IngestPart = field(default_factory=IngestPart)
+
+    @property
+    def day(self) -> str:
+        """The day of the rows, in words."""
+        return self.now.day or "this log"
+
+    def failed(self, *names: str) -> list[str]:
+        """Return what the failed checks of these ``names`` say."""
+        return [check.words for check in self.gate.checks if check.name in names and not check.passed]
+
+
+def find_suspects(signs: Signs) -> list[Suspect]:
+    """List the suspects in the order in which they are to be tried; a feature or setting is in one of them at most."""
+    suspects: list[Suspect] = []
+    taken = set[str]()
+    for look in ORDER:
+        for suspect in look(signs):
+            names = tuple(name for name in suspect.names if name not in taken)
+            taken |= set(names)
+            if names:
+                suspects.append(Suspect(kind=suspect.kind, names=names, sign=suspect.sign, explained=suspect.explained))
+    return suspects
+
+
+def lost_ne(gate: GateRecord) -> float | None:
+    """Return by how much NE is too high: above the incumbent's on these rows, else above its own when published.
+
+    None where the candidate is not worse in NE, or has no figures.
+    """
+    if gate.candidate is None:
+        return None
+    if gate.change is not None and gate.incumbent is not None and gate.change.ne.low > 0:
+        return gate.candidate.ne.point - gate.incumbent.ne.point
+    if gate.former is not None and gate.candidate.ne.point > gate.former.ne:
+        return gate.candidate.ne.point - gate.former.ne
+    return None
+
+
+def _changed_settings(signs: Signs) -> Iterator[Suspect]:
+    if signs.settings:
+        # Those of model and training first: a half of the list is tried before the other.
+        names = sorted(signs.settings, key=lambda path: not path.startswith(("model", "train")))
+        changes = "; ".join(describe_setting(path, signs.settings[path]) for path in names)
+        yield Suspect(kind=SETTINGS, names=tuple(names), sign=f"changed since the incumbent was trained: {changes}")
+
+
+def describe_setting(path: str, values: Sequence[Any]) -> str:
+    """Return a changed setting in words."""
+    then, now = ("null" if value is None else printable(str(value), 60) for value in values)
+    return f"{path} was {then}, is {now}"
+
+
+def _dead_features(signs: Signs) -> Iterator[Suspect]:
+    # Features that carry nothing any more, and whose loss explains most of the rise of NE since the incumbent's night.
+    former = signs.gate.former
+    now, fell = signs.gate.importance or {}, {}
+    for name, (lost, words) in _changed_importance(signs, rose=False).items():
+        if now[name].rise < DEAD * (now[name].rise + lost):
+            fell[name] = (lost, words)
+    if former is None or signs.gate.candidate is None or not fell:
+        return
+    risen = signs.gate.candidate.ne.point - former.ne
+    explained = 1.0
+    if risen > 0:
+        explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
+    if explained >= HALF:
+        yield Suspect(kind=FEATURES, names=tuple(fell), sign=_join(fell), explained=round(explained, 3))
+
+
+def _leaking_features(signs: Signs) -> Iterator[Suspect]:
+    # The feature that now carries most of all, and carried far less.
+    former, now = signs.gate.former, signs.gate.importance or {}
+    before = (former.importance if former is not None else None) or {}
+    first = max(now, key=lambda name: now[name].rise, default="")
+    first_before = max(before, key=lambda name: before[name].rise, default="")
+    change = _changed_importance(signs, rose=True).get(first)
+    if change is not None and first != first_before:
+        yield Suspect(kind=FEATURES, names=(first,), sign=f"{change[1]}, and most of all: it may know the label")
+
+
+def _unknown_ids(signs: Signs) -> Iterator[Suspect]:
+    former, limit = signs.gate.former, signs.limits.max_coverage_drop
+    if former is None or limit is None:
+        return
+    drops = {}
+    for name, share in signs.gate.coverage.items():
+        if name in signs.features and former.coverage.get(name, 0.0) - share > limit:
+            drops[name] = f"trained rows serve {share:.0%} of the lookups of {name}, {former.coverage[name]:.0%} before"
+    if drops:
+        yield Suspect(kind=FEATURES, names=tuple(drops), sign="; ".join(drops.values()))
+
+
+def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
+    reasons = signs.failed(*LABEL_CHECKS)
+    if reasons:
+        yield Suspect(kind=LABELS, names=(signs.day,), sign=reasons[0], explained=1.0)
+
+
+def _changed_features(signs: Signs) -> Iterator[Suspect]:
+    # One after the other: those whose importance changed most, then those whose values moved furthest.
+    changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
+    ranked = sorted(changed, key=lambda name: -changed[name][0])
+    moved: dict[str, float] = {}
+    for name in signs.features:
+        for what, change in signs.drift.get(name, {}).items():
+            limit = getattr(signs.moved, what)
+            if limit is not None and change > limit:
+                moved[name] = max(moved.get(name, 0.0), change / max(limit, MATTERS))
+    ranked += sorted(moved.keys() - changed.keys(), key=lambda name: -moved[name])
+    for name in ranked[:MOST_CHANGED]:
+        words = changed[name][1] if name in changed else ""
+        if not words:
+            figures = ", ".join(f"{what} by {change:.3g}" for what, change in signs.drift[name].items())
+            words = f"values of {name} moved since the day before: {figures}"
+        yield Suspect(kind=FEATURES, names=(name,), sign=words)
+
+
+def _odd_rows(signs: Signs) -> Iterator[Suspect]:
+    # The rows of the day, where their number or their click rate is not that of the day before.
+    now, then, words = signs.now, signs.then, []
+    if now.rows and then.rows and not FEW_ROWS < now.rows / then.rows < MANY_ROWS:
+        words.append(f"{now.rows:,} rows, {now.rows / then.rows:.1f} times those of {then.day or 'the log before'}")
+    for what, count, before in (
+        ("in quarantine", now.rows_quarantined, then.rows_quarantined),
+        ("of other days", now.rows_other_days, then.rows_other_days),
+        ("repeated", now.rows_repeated, then.rows_repeated),
+    ):
+        if (count or 0) > MANY_ROWS * (before or 0) and (count or 0) > FEW_OF_ALL * (now.rows or 0):
+            words.append(f"{plural(count, 'row')} {what}, {before or 0:,} before")
+    rate, limit = signs.drift.get("label", {}).get("label_rate", 0.0), signs.moved.label_rate
+    if limit is not None and rate > limit:
+        words.append(f"the click rate changed by {rate:.0%}")
+    if words:
+        yield from _rows_of_day(signs, "; ".join(words))
+
+
+def _all_rows(signs: Signs) -> Iterator[Suspect]:
+    yield from _rows_of_day(signs, "all else that was tried is as before")
+
+
+def _rows_of_day(signs: Signs, sign: str) -> Iterator[Suspect]:
+    # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
+    places = spoilt_places(signs.gate, signs.limits)
+    if places and signs.continues:
+        slices = [place for place in places if place and "" not in places]
+        yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=1.0)
+
+
+def spoilt_places(gate: GateRecord, limits: GateConfig) -> list[str]:
+    """List where the candidate is clearly worse than the incumbent: "" for all rows, ``feature=value`` for slices."""
+    places = []
+    parts: list[GateRecord | Slice] = [gate, *(gate.slices or ())]
+    for part in parts:
+        candidate, incumbent = part.candidate, part.incumbent
+        if candidate is None or incumbent is None or part.change is None:
+            continue
+        name, limit = "", limits.max_calibration_error
+        if isinstance(part, Slice):
+            name, limit = f"{part.slice}={printable(part.value)}", limits.slice_max_calibration_error
+        miscalibrated = _is_off(candidate.calibration, limit) and not _is_off(incumbent.calibration, limit)
+        if part.change.ne.low > 0 or miscalibrated:
+            places.append(name)
+    return places
+
+
+def _is_off(calibration: Interval, limit: float | None) -> bool:
+    return limit is not None and not 1 - limit <= calibration.point <= 1 + limit
+
+
+def _changed_importance(signs: Signs, *, rose: bool) -> dict[str, tuple[float, str]]:
+    # By feature the change of its importance, largest first, and the change in words.
+    former: Former | None = signs.gate.former
+    now, before = signs.gate.importance or {}, (former.importance if former is not None else None) or {}
+    changes = {}
+    for name in signs.features:
+        if name not in now or name not in before:
+            continue
+        change = before[name].rise - now[name].rise
+        if rose:
+            change = -change
+        least = max(HALF * max(before[name].rise, 0.0), MATTERS)
+        if change > max(least, SURE * math.hypot(now[name].error, before[name].error)):
+            words = (
+                f"{name} carries {now[name].rise:+.4f} of NE, {before[name].rise:+.4f} when the incumbent was published"
+            )
+            changes[name] = (change, words)
+    return dict(sorted(changes.items(), key=lambda item: -item[1][0]))
+
+
+def _join(changes: Mapping[str, tuple[float, str]]) -> str:
+    return "; ".join(words for _, words in changes.values())
+
+
+# What is tried first. Everything is paired with its reason.
+ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
+    _changed_settings,  # the log changes every night, settings only when somebody changes them
+    _dead_features,  # the gate measured that they carry nothing, and that this is the size of the loss
+    _leaking_features,  # nothing becomes the best feature overnight by honest means
+    _unknown_ids,  # ids that no training saw: a source that restarted its numbering, or is late
+    _wrong_labels,  # the incumbent was right when it was published, so these rows are not what it knew
+    _odd_rows,  # delivered twice or in part, sampled upstream, of another clock: no feature or label alone is wrong
+    _changed_features,  # drift is common and mostly harmless, and each of them costs a training
+    _all_rows,  # what is left: without the day's rows the candidate is the incumbent
+)
