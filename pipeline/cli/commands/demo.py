@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli.commands.command import Command, columns, complain, show, tell
 from pipeline.cli.commands.run import run_code
 from pipeline.core import logs
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import UNEXPECTED, ConfigError
 from pipeline.core.logs import CLEAR_LINE
 from pipeline.core.units import duration, plural
 from pipeline.specs import STAGES
@@ -41,6 +41,7 @@ DRIFT = {"drift": 0.06, "new_ids": 0.02, "popularity_drift": 0.02}
 # What the bad day loses. Ingestion would refuse a column that is empty in more than half of the rows.
 LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
 LOG = "demo.log"
+SECONDS_PER_NIGHT = 20
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +67,10 @@ def _demo(options: argparse.Namespace) -> int:
     bad_day = days[options.nights // 2]
     night = _night_arguments(folder, options.seed)
     say: Callable[[str], None] = (lambda text: None) if options.json else show
-    say(f"{plural(options.nights, 'day')} of {options.rows:,} clicks and non-clicks, in {folder}/logs. The bad one is")
+    say(f"{plural(options.nights, 'day')} of {options.rows:,} rows, in {folder}/logs. The bad one is")
     say(f"{bad_day}: {LOST_CLICKS:.0%} of its clicks are lost, and {BROKEN_COLUMN} is empty in {EMPTY:.0%} of its rows")
     say(f"each night runs: nightjar nightly {shlex.join(night)} date=<day>")
-    say("this takes about two minutes on two cores\n")
+    say(f"each takes about {SECONDS_PER_NIGHT} seconds on two cores\n")
     try:
         with handled():
             _write_logs(folder, days, bad_day, options.rows, options.seed)
@@ -153,9 +154,8 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
     if record.outcome in (PUBLISHED, HELD):
         return 0
     why = f": {record.message}" if record.message else ""
-    return complain(
-        f"the night of {day} did not end{why}; {folder}/{LOG} has all that it printed", record.exit_code or 1
-    )
+    text = f"the night of {day} did not end{why}; {folder}/{LOG} has all that it printed"
+    return complain(text, record.exit_code or UNEXPECTED)
 
 
 def _summary(folder: Path, overview: StoreOverview) -> str:

@@ -204,9 +204,9 @@ def _announce_long_run(rows: int, schema: Schema, sample: LogSample) -> None:
 def _what_serves(gate: GatePart, model: str) -> str:
     if gate.verdict == PASS:
         return f"{gate.version} of model {model} serves"
-    return (
-        f"{gate.incumbent} of model {model} keeps serving" if gate.incumbent else f"no version of model {model} serves"
-    )
+    if gate.incumbent:
+        return f"{gate.incumbent} of model {model} keeps serving"
+    return f"no version of model {model} serves"
 
 
 def name_of(path: str) -> str:
