@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.records.night import StoreOverview
 
 EPILOG = """\
-  nightjar demo                         seven nights in ./demo-store, the fourth with a bad day; about two minutes
+  nightjar demo                         seven nights in ./demo-store, the fourth with a bad day; two to three minutes
   nightjar demo --nights 3 --store d3   three nights, the second with a bad day
 
 Each night is a nightjar nightly of a day's log: the command that the demo prints first runs one by hand. The folder is
@@ -36,8 +36,6 @@ FIRST_DAY = date(2026, 1, 1)
 FEWEST_NIGHTS, MOST_NIGHTS = 3, 28
 # With fewer rows a day, the gate could not tell a good model from a bad one.
 FEWEST_ROWS = 20_000
-# Clicks turn slowly to other items, and new items come every day: a model that is not trained falls behind.
-DRIFT = {"drift": 0.06, "new_ids": 0.02, "popularity_drift": 0.02}
 # What the bad day loses. Ingestion would refuse a column that is empty in more than half of the rows.
 LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
 LOG = "demo.log"
@@ -118,7 +116,8 @@ def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, se
     from pipeline.ingest.synthetic import LogFault, write_tsv
 
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    world = SyntheticConfig(rows=rows, first_day=str(FIRST_DAY), **DRIFT)
+    # Effects turn slowly, and new ids come every day: a model that is not trained falls behind.
+    world = SyntheticConfig(rows=rows, first_day=str(FIRST_DAY), drift=0.06, new_ids=0.02, popularity_drift=0.02)
     fault = LogFault(lost_clicks=LOST_CLICKS, column=BROKEN_COLUMN, empty=EMPTY)
     for day in days:
         write_tsv(world, seed, f"{folder}/logs/{day}.tsv", day, fault if day == bad_day else None)
