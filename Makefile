@@ -42,7 +42,7 @@ install: $(INSTALLED) ## create .venv and install the lock file of DEVICE
 
 demo: install ## install, then run the main job: synthetic clicks in, an evaluated model out
 	@.venv/bin/nightjar run experiment=demo run=demo
-	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
+	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json; next: .venv/bin/nightjar demo"
 
 # As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
 WORKERS = $(shell .venv/bin/python -c "from pipeline.core.cpus import available_cpus; print(max(2, available_cpus()))")
@@ -303,4 +303,4 @@ lock: ## write requirements/*.txt anew from pyproject.toml and requirements/*.in
 	@wc -l requirements/*.txt
 
 clean: ## remove .venv and what tests and runs left in this folder
-	@rm -rf .venv store outputs multirun .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	@rm -rf .venv store demo-store outputs multirun .pytest_cache .mypy_cache .ruff_cache *.egg-info

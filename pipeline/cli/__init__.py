@@ -10,7 +10,20 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.cli.commands import calibrate, ckpt, doctor, explain, init, judge, nights, plans, published, run, runs
+from pipeline.cli.commands import (
+    calibrate,
+    ckpt,
+    demo,
+    doctor,
+    explain,
+    init,
+    judge,
+    nights,
+    plans,
+    published,
+    run,
+    runs,
+)
 from pipeline.cli.commands.command import Command, complain
 from pipeline.core import logs
 from pipeline.core.cpus import share_cpus
@@ -84,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find_commands() -> list[Command]:
     """Return all commands, in the order of ``nightjar --help``."""
-    families = (init, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs)
+    families = (init, demo, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs)
     known = [*run.commands(), *(command for family in families for command in family.COMMANDS), *run.INTERNAL]
     for package, added in load_hooks("nightjar.commands").items():
         # The commands of a family stay together, behind the one that its first command names.

@@ -341,14 +341,42 @@ def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> 
     return SyntheticSource(config, seed, day, block_mib, timed)
 
 
-def write_tsv(config: SyntheticConfig, seed: int, url: str, day: date | None = None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LogFault:
+    """What a broken job upstream does to a log.
+
+    Attributes:
+        lost_clicks: Share of the clicks that are logged as rows without a click.
+        column: The column that is empty in some rows.
+        empty: Share of these rows.
+    """
+
+    lost_clicks: float
+    column: str
+    empty: float
+
+    def apply(self, frame: pl.DataFrame, rng: np.random.Generator) -> pl.DataFrame:
+        """Return the raw rows of ``frame`` as this fault leaves them; ``rng`` draws which rows it hits."""
+        label, column = frame["label"], frame[self.column]
+        lost = (label == "1") & pl.Series(rng.random(frame.height) < self.lost_clicks)
+        empty = pl.Series(rng.random(frame.height) < self.empty)
+        return frame.with_columns(label.set(lost, "0"), column.set(empty, ""))
+
+
+def write_tsv(
+    config: SyntheticConfig, seed: int, url: str, day: date | None = None, fault: LogFault | None = None
+) -> int:
     """Write the raw synthetic log to ``url`` (any fsspec URL; .gz and .zst compress) as a Criteo TSV; returns its rows.
 
-    The day and the true probability are not in that format and are left out.
+    The day and the true probability are not in that format and are left out. With ``fault``, the log is what that
+    leaves of it.
     """
     rows = 0
+    rng = np.random.default_rng([seed, 30])
     with fsspec.open(url, "wb", compression="infer") as sink:
         for frame in chunks(config, seed, day):
+            if fault is not None:
+                frame = fault.apply(frame, rng)
             text = frame.select(COLUMNS).write_csv(separator="\t", include_header=False, quote_style="never")
             sink.write(text.encode())
             rows += frame.height

@@ -40,6 +40,8 @@ def command(line: str) -> list[str]:
     words = shlex.split(line)[1:]
     if runs_stages(line) and "data.path" not in line and "data=clicks" not in line:
         words += SMALL
+    if line.startswith("nightjar demo"):
+        words += ["--nights", "3", "--rows", "20000"]
     if line.startswith("nightjar init"):
         words += ["--config-dir", "guessed"]  # beside the README's own schema
     if line.startswith(("nightjar run", "nightjar nightly")) and "--cfg" not in line:

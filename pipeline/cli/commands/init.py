@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-from datetime import date
+import shlex
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.commands.command import Command, show
+from pipeline.cli.commands.run import run_and_complain
 from pipeline.config.data import connector_at
-from pipeline.core import units
-from pipeline.core.errors import ConfigError
+from pipeline.core import logs, units
+from pipeline.core.errors import ConfigError, GateHeldError
+from pipeline.records.gate import PASS
+from pipeline.specs import STAGES
 from pipeline.specs.connector import CONNECTORS
 
 if TYPE_CHECKING:
     from pipeline.ingest.infer import Schema
     from pipeline.ingest.sample import LogSample
+    from pipeline.records.result import GatePart
 
 # Imported where it runs: polars takes a while.
 
@@ -26,7 +31,13 @@ EPILOG = """\
   nightjar init 'logs/*/*.parquet' --name ads       a day in each folder: path: logs/{day}/*.parquet
   nightjar init log.csv.gz --label bought           the column to predict, where the guess is wrong
   nightjar init delta:s3://lake/clicks              a Delta Lake table; iceberg:lake.ads.clicks an Iceberg one
+  nightjar init clicks.csv --run                    and a first run with it, from the log to the gate's verdict
 """
+# Rows that a run takes from log to verdict in a second, on two cores, for an estimate.
+ROWS_PER_SECOND = 25_000
+# A run that takes longer is announced with its time.
+LONG_SECONDS = 300
+RUN = "first"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +54,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--label", help="the column that says whether a row was clicked (default: guessed)")
     add("--config-dir", "-cd", default="my", help="write DIR/data/<name>.yaml (default: my)")
     add("--force", action="store_true", help="overwrite the file")
+    add("--run", action="store_true", help="then run all stages once, up to the gate's verdict, in ./store")
     parser.set_defaults(function=_init)
 
 
@@ -84,7 +96,10 @@ def _init(options: argparse.Namespace) -> int:
         both = f"{schema.time_format!r} or {schema.other_format!r}"
         show(f"time: is {schema.time.column} {both}? All dates of the sample read both ways. The file says the former:")
         show("  correct time_format there if it is the latter")
-    _show_next(name, "" if options.config_dir == "my" else f" -cd {options.config_dir}", sample, schema)
+    config_dir = "" if options.config_dir == "my" else f" -cd {options.config_dir}"
+    if options.run:
+        return _run_once(name, options, config_dir, sample, schema)
+    _show_next(name, config_dir, sample, schema)
     return 0
 
 
@@ -115,6 +130,83 @@ def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) ->
             f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
             f"held out, and the gate wants {least:,} (gate.min_rows)"
         )
+
+
+def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: LogSample, schema: Schema) -> int:
+    """Run all stages with the schema as it was written, and print verdict, page and next command.
+
+    Args:
+        config_dir: The option that names the configuration directory, as ``_show_next`` prints it.
+
+    Returns:
+        The exit code of the run.
+    """
+    from pipeline.config.compose import compose
+    from pipeline.records.record import read
+    from pipeline.records.result import Result
+    from pipeline.records.runs import run_directory
+    from pipeline.store.artifacts import Store
+
+    overrides = [f"data={name}", f"run={RUN}", f"stages=[{','.join(STAGES.names())}]"]
+    if sample.day:
+        overrides.append(f"data.day={sample.day}")
+    command = f"nightjar run{config_dir} {' '.join(overrides)}"
+    show(f"running {command}")
+    _announce_long_run(_rows_of_run(options.path, sample), schema, sample)
+    # As for nightjar run: what it logs goes to standard output.
+    logs.start()
+    config = compose(overrides, options.config_dir)
+    code, _ = run_and_complain(config)
+    if code not in (0, GateHeldError.exit_code):
+        show(f"next        {command}")
+        return code
+    store = Store(config.store)
+    result = read(Result, store, f"{run_directory(RUN)}/{Result.FILE}")
+    if result.gate is not None:
+        show(f"\nverdict     {result.gate.verdict}: {_what_serves(result.gate, config.model_name)}")
+    show(f"look at     {store.url_of(run_directory(RUN))}/report.html")
+    if code:
+        show(f"next        read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:")
+        show(f"            {command}")
+        return code
+    if day := sample.day or (schema.days[1] if schema.days else None):
+        # ValueError: a time that is not what it looks like, which ingestion has said.
+        with contextlib.suppress(ValueError):
+            following = date.fromisoformat(day) + timedelta(days=1)
+            show(f"next        nightjar nightly{config_dir} data={name} date={following}")
+            return code
+    show(f"next        nightjar predict {shlex.quote(options.path)} --model {config.model_name} --out scores.csv")
+    return code
+
+
+def _rows_of_run(path: str, sample: LogSample) -> int:
+    """Estimate the rows that the run reads: those of the log, or of ``sample.day`` where a path names its days."""
+    from pipeline.ingest.rawfiles import find_files
+
+    if not sample.day:
+        return sample.total
+    of_day = find_files(sample.path.replace("{day}", sample.day)).bytes
+    return round(sample.total * of_day / max(find_files(path).bytes, 1))
+
+
+def _announce_long_run(rows: int, schema: Schema, sample: LogSample) -> None:
+    """Print how long a run of ``rows`` takes where that is more than a few minutes, and how to take fewer rows."""
+    seconds = rows / ROWS_PER_SECOND
+    if seconds <= LONG_SECONDS:
+        return
+    show(
+        f"  about {rows:,} rows: expect {units.duration(seconds)} on two cores. Ctrl-C stops it, the command continues"
+    )
+    if schema.days and not sample.day and schema.days[0] != schema.days[1]:
+        show(f"  with data.day={schema.days[1]}, the command takes one day of the log")
+
+
+def _what_serves(gate: GatePart, model: str) -> str:
+    if gate.verdict == PASS:
+        return f"{gate.version} of model {model} serves"
+    if gate.incumbent:
+        return f"{gate.incumbent} of model {model} keeps serving"
+    return f"no version of model {model} serves"
 
 
 def name_of(path: str) -> str:

@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     if not options.multirun:
         from pipeline.config.compose import compose
 
-        return _run_and_complain(compose(overrides, options.config_dir))[0]
+        return run_and_complain(compose(overrides, options.config_dir))[0]
     for name, sweeper in load_hooks("nightjar.sweepers").items():
         if (chosen := f"{SWEEPER}{name}") in overrides:
             return int(sweeper([text for text in overrides if text != chosen], options.config_dir))
@@ -92,7 +92,7 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
     first_failure, results, notes = 0, [], []
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
-        code, result = _run_and_complain(config)
+        code, result = run_and_complain(config)
         results.append(result or Result(run=str(config.run), status=f"exit {code}"))
         notes.append(" ".join(override for override in job if override not in common))
         first_failure = first_failure or code
@@ -118,7 +118,7 @@ def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf) -
         return complain(str(error), code_of(error))
 
 
-def _run_and_complain(config: Config) -> tuple[int, Result | None]:
+def run_and_complain(config: Config) -> tuple[int, Result | None]:
     """Run ``config`` and write the page of its store.
 
     Returns:

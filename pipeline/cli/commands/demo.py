@@ -1,0 +1,193 @@
+"""``nightjar demo``: nights on a click log of its own, one of whose days is bad, so that the gate holds its model."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cli.commands.command import Command, columns, complain, show, tell
+from pipeline.cli.commands.run import run_code
+from pipeline.core import logs
+from pipeline.core.errors import UNEXPECTED, ConfigError
+from pipeline.core.logs import CLEAR_LINE
+from pipeline.core.units import duration, plural
+from pipeline.specs import STAGES
+
+if TYPE_CHECKING:
+    from pipeline.records.night import StoreOverview
+
+EPILOG = """\
+  nightjar demo                         seven nights in ./demo-store, the fourth with a bad day; two to three minutes
+  nightjar demo --nights 3 --store d3   three nights, the second with a bad day
+
+Each night is a nightjar nightly of a day's log: the command that the demo prints first runs one by hand. The folder is
+the demo's own: remove it afterwards.
+"""
+MODEL = "demo"
+FIRST_DAY = date(2026, 1, 1)
+FEWEST_NIGHTS, MOST_NIGHTS = 3, 28
+# With fewer rows a day, the gate could not tell a good model from a bad one.
+FEWEST_ROWS = 20_000
+# What the bad day loses. Ingestion would refuse a column that is empty in more than half of the rows.
+LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
+LOG = "demo.log"
+SECONDS_PER_NIGHT = 20
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--nights", type=int, default=7, metavar="N", help=f"{FEWEST_NIGHTS} to {MOST_NIGHTS} nights (default: 7)")
+    rows = f"rows of a day's log, {FEWEST_ROWS:,} or more (default: 60,000)"
+    add("--rows", type=int, default=60_000, metavar="N", help=rows)
+    add("--seed", type=int, default=2026, metavar="N", help="what the logs are drawn from (default: 2026)")
+    add("--store", default="./demo-store", metavar="DIR", help="a new or empty folder (default: ./demo-store)")
+    add("--json", action="store_true", help="print the nights, the held ones and the pages as JSON")
+    parser.set_defaults(function=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from pipeline.launch.signals import Interrupted, handled
+    from pipeline.schedule.night_config import span
+    from pipeline.schedule.store_overview import read_overview
+    from pipeline.store.artifacts import Store
+
+    _check(options)
+    folder = Path(options.store)
+    days = span(FIRST_DAY, FIRST_DAY + timedelta(days=options.nights - 1))
+    bad_day = days[options.nights // 2]
+    night = _night_arguments(folder, options.seed)
+    say: Callable[[str], None] = (lambda text: None) if options.json else show
+    say(f"{plural(options.nights, 'day')} of {options.rows:,} rows, in {folder}/logs. The bad one is")
+    say(f"{bad_day}: {LOST_CLICKS:.0%} of its clicks are lost, and {BROKEN_COLUMN} is empty in {EMPTY:.0%} of its rows")
+    say(f"each night runs: nightjar nightly {shlex.join(night)} date=<day>")
+    say(f"each takes about {SECONDS_PER_NIGHT} seconds on two cores\n")
+    try:
+        with handled():
+            _write_logs(folder, days, bad_day, options.rows, options.seed)
+            code = _run_nights(folder, night, days, live=not options.json)
+    except Interrupted as stop:
+        return complain(f"{stop}; remove {folder} before the next demo", stop.exit_code)
+    if code:
+        return code
+    overview = read_overview(Store(str(folder)))
+    record = {"store": str(folder), "page": f"{folder}/index.html", "bad_day": str(bad_day), **overview.to_json()}
+    tell(options.json, record, lambda _: _summary(folder, overview))
+    return code
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not FEWEST_NIGHTS <= options.nights <= MOST_NIGHTS:
+        raise ConfigError(f"--nights {options.nights}, expected {FEWEST_NIGHTS} to {MOST_NIGHTS}", hint="--nights 7")
+    if options.rows < FEWEST_ROWS:
+        raise ConfigError(
+            f"--rows {options.rows}, expected {FEWEST_ROWS:,} or more, for the gate to tell good from bad",
+            hint=f"--rows {FEWEST_ROWS}",
+        )
+    if options.seed < 0:
+        raise ConfigError(f"--seed {options.seed}, expected 0 or more", hint="--seed 2026")
+    if "://" in options.store:
+        raise ConfigError(f"--store {options.store}, expected a folder of this machine", hint="--store demo-store")
+    folder = Path(options.store)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} has content already, and the demo needs a store of its own",
+            hint=f"--store <a new folder>; if {folder} is of an earlier demo, you can also remove it",
+        )
+
+
+def _night_arguments(folder: Path, seed: int) -> list[str]:
+    """Return the overrides of ``nightjar nightly`` for a night of the demo."""
+    paths = [f'data.path="{folder}/logs/{{day}}.tsv"', f'store="{folder}"']
+    # All in this process, which imports torch once for all nights.
+    here = ["hardware=laptop", f"launch.inline=[{','.join(STAGES.names())}]"]
+    return ["data=criteo", *paths, f"publish.model={MODEL}", f"seed={seed}", *here]
+
+
+def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, seed: int) -> None:
+    from pipeline.config.synthetic import SyntheticConfig
+    from pipeline.ingest.synthetic import LogFault, write_tsv
+
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    # Effects turn slowly, and new ids come every day: a model that is not trained falls behind.
+    world = SyntheticConfig(rows=rows, first_day=str(FIRST_DAY), drift=0.06, new_ids=0.02, popularity_drift=0.02)
+    fault = LogFault(lost_clicks=LOST_CLICKS, column=BROKEN_COLUMN, empty=EMPTY)
+    for day in days:
+        write_tsv(world, seed, f"{folder}/logs/{day}.tsv", day, fault if day == bad_day else None)
+
+
+def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *, live: bool) -> int:
+    """Run the nights in order, with a line for each where ``live``; all that they print goes to ``demo.log``.
+
+    Returns:
+        0, or the exit code of a night that failed or was interrupted, which is then the last.
+    """
+    from pipeline.config.compose import compose
+    from pipeline.config.nightly import NightlyConfig
+    from pipeline.launch.locks import night_lock
+    from pipeline.records.night import HELD, PUBLISHED
+    from pipeline.schedule.nightly import run_night
+    from pipeline.store.artifacts import Store
+
+    store, width = Store(str(folder)), columns() if live else 0
+    stdout = sys.stdout if live else io.StringIO()
+    lock = night_lock(store, MODEL, NightlyConfig().lease_seconds, "demo")
+    with (folder / LOG).open("w") as log, redirect_stdout(log), redirect_stderr(log), lock:
+        logs.start()
+        for number, day in enumerate(days, 1):
+            title = f"night {number} of {len(days)}  {day}"
+            if width:
+                print(f"{title}  runs ...", end="", file=stdout, flush=True)
+            record = run_night(compose([*arguments, f"data.day={day}"], night=True), store, day, run_code, 0.0)
+            seconds = duration(sum((record.seconds or {}).values()))
+            print(f"{CLEAR_LINE if width else ''}{title}  {record.outcome:<9}  {seconds}", file=stdout, flush=True)
+            if record.outcome not in (PUBLISHED, HELD):
+                break
+    if record.outcome in (PUBLISHED, HELD):
+        return 0
+    why = f": {record.message}" if record.message else ""
+    text = f"the night of {day} did not end{why}; {folder}/{LOG} has all that it printed"
+    return complain(text, record.exit_code or UNEXPECTED)
+
+
+def _summary(folder: Path, overview: StoreOverview) -> str:
+    """Return the table of the nights, what the gate held, in its words, and where to look."""
+    from pipeline.records.night import HELD
+    from pipeline.report.store_page import nights_listing
+
+    lines, pages = ["", nights_listing(overview)], ["index.html"]
+    for night in overview.nights:
+        if night.outcome != HELD:
+            continue
+        lines.append(f"\n{night.date} was held:")
+        for reason in night.reasons:
+            lines.append(textwrap.fill(reason, 100, initial_indent="  - ", subsequent_indent="    "))
+        if night.incumbent:
+            later = [other.date for other in overview.nights if other.date > night.date]
+            started = f", and the night of {later[0]} started from it" if later else ""
+            lines.append(f"  {night.incumbent} kept serving{started}")
+        if night.pages and "night" in night.pages:
+            pages.append(night.pages["night"])
+    lines.append("")
+    for number, page in enumerate(pages):
+        lines.append(f"{'' if number else 'look at':<9}{folder}/{page}")
+    lines.append("next     nightjar init <your log> --run")
+    return "\n".join(lines)
+
+
+COMMANDS = (
+    Command(
+        "demo",
+        "run nights on logs of its own, one of them with a bad day that is held",
+        _add_arguments,
+        EPILOG,
+        takes_store=True,
+    ),
+)

@@ -1,0 +1,103 @@
+"""``nightjar demo``: nights on a log of its own; the bad day is held, for the reason that the demo plants."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from pipeline.store import Store
+from tests.commands import nightjar_in_turn
+
+SMALL = ["--nights", "3", "--rows", "20000", "--store", "week"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo ran."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[CompletedProcess[str]]:
+    """Three nights, then the same command again, and the list of the nights."""
+    commands = [["demo", *SMALL, "--json"], ["demo", *SMALL], ["nights", "ls", "--store", "week"]]
+    return nightjar_in_turn(commands, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def record(runs: list[CompletedProcess[str]]) -> dict[str, Any]:
+    """What the first of them prints: JSON and nothing else."""
+    assert runs[0].returncode == 0, runs[0].stdout + runs[0].stderr
+    found: dict[str, Any] = json.loads(runs[0].stdout)
+    return found
+
+
+def test_the_bad_day_is_held_for_its_labels_and_the_other_nights_publish(record: dict[str, Any]) -> None:
+    assert {night["date"]: night["outcome"] for night in record["nights"]} == {
+        "2026-01-01": "published",
+        "2026-01-02": "held",
+        "2026-01-03": "published",
+    }
+    assert record["bad_day"] == "2026-01-02"
+    held = record["nights"][1]
+    assert any("the labels are wrong" in reason and "gate.max_label_shift" in reason for reason in held["reasons"])
+
+
+def test_the_former_version_keeps_serving_and_the_next_night_starts_from_it(
+    record: dict[str, Any], folder: Path
+) -> None:
+    first, held, last = record["nights"]
+    assert held["incumbent"] == last["incumbent"] == first["version"]
+    assert [span["version"] for span in record["served"]["demo"]] == [first["version"], last["version"]]
+    night = Store(str(folder / "week")).read_json("runs/demo-2026-01-03/nightly.json")
+    assert night["base"]["version"] == first["version"]
+
+
+def test_the_pages_that_it_names_are_there(record: dict[str, Any], folder: Path) -> None:
+    assert record["page"] == "week/index.html" and (folder / record["page"]).exists()
+    assert (folder / "week" / record["nights"][1]["pages"]["night"]).exists()
+    assert "night 3" not in record and "step" in (folder / "week" / "demo.log").read_text()
+
+
+def test_the_bad_day_lost_clicks_and_values_as_the_demo_says(folder: Path, record: dict[str, Any]) -> None:
+    rates, missing = {}, {}
+    for day in ("01", "02"):
+        lines = (folder / f"week/logs/2026-01-{day}.tsv").read_text().splitlines()
+        rows = [line.split("\t") for line in lines]
+        assert len(rows) == 20_000
+        rates[day] = sum(row[0] == "1" for row in rows) / len(rows)
+        missing[day] = sum(row[13 + 3] == "" for row in rows) / len(rows)
+    assert rates["02"] == pytest.approx(rates["01"] / 2, rel=0.1)
+    assert missing["02"] - missing["01"] == pytest.approx(0.4 * (1 - missing["01"]), abs=0.02)
+
+
+def test_a_store_with_content_is_refused_with_what_to_do(runs: list[CompletedProcess[str]]) -> None:
+    again, listed = runs[1:]
+    assert again.returncode == 2
+    assert "week has content already" in again.stderr and "--store <a new folder>" in again.stderr
+    assert listed.stdout.count("demo") == 4, "three nights and the version that serves"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nights", "2"], "--nights 2, expected 3 to 28"),
+        (["--rows", "100"], "--rows 100, expected 20,000 or more"),
+        (["--seed", "-1"], "--seed -1, expected 0 or more"),
+        (["--store", "s3://clicks/store"], "expected a folder of this machine"),
+    ],
+)
+def test_what_it_cannot_do_is_an_error_before_anything_is_written(
+    nightjar: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = nightjar("demo", *arguments)
+    assert done.returncode == 2 and message in done.stderr and "hint: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
