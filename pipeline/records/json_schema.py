@@ -19,6 +19,7 @@ from pipeline.records.gate import Curve, GateRecord
 from pipeline.records.model_version import CalibratorRecord, ModelCard
 from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
+from pipeline.records.prediction import SealedPrediction
 from pipeline.records.record import Record, hints_of, required, rest_field
 from pipeline.records.result import Evaluation, Result
 from pipeline.records.search import SearchRecord
@@ -40,6 +41,7 @@ RECORDS: tuple[type[Record], ...] = (
     Index,
     Result,
     NightRecord,
+    SealedPrediction,
     StudyRecord,
     TrialRecord,
     SearchRecord,
