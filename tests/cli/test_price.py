@@ -50,7 +50,7 @@ def test_a_prediction_is_sealed_its_run_says_how_far_off_it_was_and_a_change_is_
     monkeypatch.setattr(rehearsal, "SECONDS", 0.0)
     assert nightjar("ingest", *SMALL, "run=data").returncode == 0
     sealed = nightjar("price", "--seal", *SMALL, "run=one")
-    assert sealed.returncode == 0 and "SHA-256" in sealed.stdout and "a rehearsal of 40 steps" in sealed.stdout
+    assert sealed.returncode == 0 and "SHA-256" in sealed.stdout and "a rehearsal of 38 steps" in sealed.stdout
     assert sorted(path.name for path in Path("store/runs").iterdir()) == ["data"]
     again = nightjar("price", "--seal", *SMALL, "run=one", "--json")
     record = json.loads(again.stdout)
@@ -79,7 +79,10 @@ def test_a_prediction_is_sealed_its_run_says_how_far_off_it_was_and_a_change_is_
     assert changed.returncode == 7 and "is not what was sealed" in changed.stdout
 
 
-def test_the_nights_of_a_model_are_priced_by_its_last_one(nightjar, prices, tmp_path) -> None:
+def test_the_nights_of_a_model_are_priced_by_its_last_one(nightjar, prices, tmp_path, monkeypatch) -> None:
+    # These datasets have no files to read; a reader's rate is measured by test_scale.
+    fast = rates.Rates(rows_per_s=1e9, row_bytes=100.0, read_gb_per_s=1e3, checkpoint_gb_per_s=1e3)
+    monkeypatch.setattr(rates, "measured_rates", lambda *given: (fast, {}))
     store, before = Store(str(tmp_path / "store")), None
     for number, rows in enumerate((1_000, 1_200, 1_400, 1_600)):
         before = dataset(store, number, rows, before)

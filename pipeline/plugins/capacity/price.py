@@ -6,7 +6,6 @@ times what a real step took here over what the planner predicts for here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -26,6 +25,7 @@ from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
 
 TONIGHT, NIGHTS = "tonight", "nights"
 MOST_REASONS = 4
+DIGITS = 6  # of amounts: a night on a small machine costs less than a cent
 # Of tonight's rows, at least: a falling trend ends there.
 LEAST_ROWS = 0.1
 Progress = Callable[[int, int], None]
@@ -117,17 +117,16 @@ class Pricing:
         return self._known[offer.name, night]
 
     def _plan(self, offer: Offer, night: int) -> OfferNight:
-        measured, began = self.measured, time.perf_counter()
+        measured = self.measured
         inputs = self.growth.inputs_on(offer.inputs, night)
         ranks = offer.hosts * inputs.hardware.ranks_per_host
         (world,) = worlds(inputs, measured.rates, measured.checkpoint, (ranks,))
-        plan_s = time.perf_counter() - began
         if not world.samples_per_s:
             return OfferNight(
                 night=night, fits=False, bound=world.bound, setting=world.setting, problem=world.problem or "no plan"
             )
         step_ms = 1e3 * world.batch / world.samples_per_s * measured.step_factor
-        seconds = self._stage_seconds(inputs, step_ms, plan_s)
+        seconds = self._stage_seconds(inputs, step_ms)
         record = OfferNight(
             night=night,
             fits=True,
@@ -140,7 +139,7 @@ class Pricing:
         record = replace(
             record,
             night_s=round(start + work, 1),
-            cost=offer.price.cost(ON_DEMAND, offer.hosts, work),
+            cost=round(offer.price.cost(ON_DEMAND, offer.hosts, work), DIGITS),
             in_time=self.limit_s is None or start + work <= self.limit_s,
         )
         if offer.price.spot is None:
@@ -153,11 +152,11 @@ class Pricing:
             record,
             spot_s=round(start + work_s, 1),
             interruptions=round(interruptions, 3),
-            spot_cost=offer.price.cost(SPOT, offer.hosts, work_s),
+            spot_cost=round(offer.price.cost(SPOT, offer.hosts, work_s), DIGITS),
             spot_in_time=self.limit_s is None or start + work_s <= self.limit_s,
         )
 
-    def _stage_seconds(self, inputs: PlanInputs, step_ms: float, plan_s: float) -> dict[str, float]:
+    def _stage_seconds(self, inputs: PlanInputs, step_ms: float) -> dict[str, float]:
         times, steps = self.measured.times, steps_of(inputs)
         looks = looks_of(inputs.train, inputs.schema, steps)
         # A sample is scored as much faster as it is trained on.
@@ -168,7 +167,7 @@ class Pricing:
             publish = times.publish_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
         return {
             "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
-            "plan": plan_s,
+            "plan": times.plan_s,
             "partition": times.partition_s,
             "train": times.start_s + times.training_s(steps, looks, step_ms),
             "evaluate": evaluate,
@@ -219,7 +218,7 @@ class Pricing:
                     of=scope,
                     offer=chosen.offer,
                     hosts=chosen.hosts,
-                    cost=round(cost, 4),
+                    cost=round(cost, DIGITS),
                     seconds=seconds,
                     reasons=tuple(self._reasons(outlooks, offer, kind, scope)),
                     wall=self._wall(offer, kind, count) if scope == TONIGHT else None,
@@ -320,4 +319,4 @@ def sum_of_nights(nights: Sequence[OfferNight], kind: str) -> float | None:
         gap = later.night - former.night
         for step in range(1, gap + 1):
             total += before + (after - before) * step / gap
-    return round(total, 4)
+    return round(total, DIGITS)

@@ -51,6 +51,7 @@ class StageTimes:
 
     source: str
     ingest_rows_per_s: float
+    plan_s: float
     partition_s: float
     start_s: float
     step_ms: float
@@ -169,6 +170,7 @@ def _times(result: Result, step_ms: float, schema: DatasetSchema, source: str) -
     return StageTimes(
         source=source,
         ingest_rows_per_s=ingest_rows_per_s,
+        plan_s=stages["plan"].seconds if "plan" in stages else 0.0,
         partition_s=stages["partition"].seconds if "partition" in stages else 0.0,
         start_s=max(stages["train"].seconds - training, 0.0),
         step_ms=step_ms,

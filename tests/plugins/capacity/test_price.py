@@ -36,6 +36,7 @@ RATES = Rates(rows_per_s=1e12, row_bytes=100.0, read_gb_per_s=1e6, checkpoint_gb
 TIMES = StageTimes(
     source="run clicks-2026-01-05",
     ingest_rows_per_s=1e5,
+    plan_s=0.0,
     partition_s=0.0,
     start_s=2.0,
     step_ms=20.0,
@@ -96,7 +97,7 @@ def test_the_cheapest_that_fits_and_ends_in_time_is_taken_with_the_reasons() -> 
         offer("good", 1.0, inputs_on()),
         offer("dear", 9.0, inputs_on()),
     ]
-    pricing = Pricing(offers, measured(), Growth(), 150.0)
+    pricing = Pricing(offers, measured(), Growth(), 250.0)
     outlooks = pricing.outlooks(3)
     assert [each.tonight.fits for each in outlooks] == [False, True, True, True]
     assert [each.tonight.in_time for each in outlooks] == [False, False, True, True]
@@ -155,7 +156,7 @@ def test_checkpoints_make_interruptions_cheaper() -> None:
 def test_the_wall_is_the_first_night_on_which_the_choice_is_out_and_names_what_comes_then() -> None:
     offers = [offer("small", 0.1, inputs_on()), offer("fast", 5.0, inputs_on(slower=0.1))]
     growth = growing(30, by=0.05)
-    limit = 125.0
+    limit = 220.0
     pricing = Pricing(offers, measured(), growth, limit)
     first = next(night for night in range(31) if not is_able(pricing.night(offers[0], night), ON_DEMAND))
     assert 1 < first < 30
