@@ -1,10 +1,10 @@
 """``make bench-sealed``: predictions that are sealed before their runs, and how far off they are.
 
-Models by batches by threads, each sealed by ``nightjar price --seal`` and then run, one after the other, on one dataset.
-``ratio``: the median absolute error of the train stage's seconds; ``worst``: the largest one; ``whole``,
+Models by batches by threads, each sealed by ``nightjar price --seal`` and then run, one after the other, on one
+dataset. ``ratio``: the median absolute error of the train stage's seconds; ``worst``: the largest one; ``whole``,
 ``whole_worst``: those of all stages; ``step``, ``memory``: medians; ``shortest_s``: the shortest training. All sealed
-predictions are printed as the table for docs/measurements.md, none left out; ``--store`` keeps them. Run nothing beside
-it.
+predictions are printed as the table for docs/measurements.md, none left out; ``--store`` keeps them. Run nothing
+beside it.
 """
 
 from __future__ import annotations

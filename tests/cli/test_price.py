@@ -30,15 +30,15 @@ def prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def recorded_night(store: Store, day: str) -> None:
-    """Write the result of a night that took 100 s of training for 40 steps."""
-    seconds = {"ingest": 9.0, "plan": 0.5, "partition": 0.1, "train": 102.0, "evaluate": 10.0, "publish": 20.0}
+    """Write the result of a night that took 1,000 s of training for 40 steps."""
+    seconds = {"ingest": 9.0, "plan": 0.5, "partition": 0.1, "train": 1002.0, "evaluate": 10.0, "publish": 20.0}
     stages = {name: StageOutcome(status="done", seconds=took, artifact=f"{name}/k") for name, took in seconds.items()}
     result = Result(
         run=f"clicks-{day}",
         status="done",
         stages=stages,
         ingest=IngestPart(rows=900),
-        train=TrainPart(steps=40, seconds=100.0),
+        train=TrainPart(steps=40, seconds=1000.0),
         eval=Evaluation(samples=100),
     )
     store.write_json(f"runs/clicks-{day}/result.json", result.to_json())
@@ -97,8 +97,8 @@ def test_the_nights_of_a_model_are_priced_by_its_last_one(nightjar, prices, tmp_
     assert [(each["offer"], each["hosts"]) for each in record["offers"]] == [("laptop", 1), ("laptop", 2), ("big", 1)]
     nights = record["offers"][0]["nights"]
     assert [night["night"] for night in nights] == [0, 2, 4, 6] and "spot_cost" not in record["offers"][2]
-    # 900 rows in steps of 256 are four, each of 2.5 s; the night's 40 took 100 s.
-    assert nights[0]["seconds"]["train"] == pytest.approx(2.0 + 4 * 2.5, rel=0.02)
+    # 900 rows in steps of 256 are four, each of 25 s; the night's 40 took 1,000 s.
+    assert nights[0]["seconds"]["train"] == pytest.approx(2.0 + 4 * 25, rel=0.02)
     first = record["choices"][0]
     assert (first["kind"], first["of"], first["offer"], first["hosts"]) == ("on_demand", "tonight", "laptop", 1)
     assert "Time of tonight" in Path("price.html").read_text()

@@ -25,12 +25,12 @@ def missing_stages(config: Config, store: Store) -> list[str]:
     Raises:
         ConfigError: The training is done already, so nothing is left to predict.
     """
-    found, names = [], []
+    names = []
     for step in steps(config, store):
-        if step.name in config.stages:
-            (found if store.find(step.path) is not None and not config.force else names).append(step.name)
+        if step.name in config.stages and (config.force or store.find(step.path) is None):
+            names.append(step.name)
     if "train" not in names:
-        why = "has trained already" if "train" in found else "does not train: stages lacks train"
+        why = "has trained already" if "train" in config.stages else "does not train: stages lacks train"
         raise ConfigError(
             f"run {config.run} of store {config.store} {why}, so there is nothing to predict",
             hint="run=<another name>, or force=true, for the prediction and for the run",
