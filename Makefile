@@ -280,6 +280,10 @@ bench-plan-random: install ## 200 random planning cases against TorchRec's plann
 bench-auto: install ## predicted and measured steps of first runs with hardware=auto, 1, 2 and 4 threads (3 minutes)
 	@.venv/bin/python -m benchmarks.auto_hardware
 
+.PHONY: bench-sealed
+bench-sealed: install ## 20 predictions sealed before their runs, models x batches x threads: errors (30 minutes on 2 cores)
+	@.venv/bin/python -m benchmarks.sealed
+
 .PHONY: bench-plan-mlperf
 bench-plan-mlperf: install ## predicted steps of MLPerf's DLRM-DCNv2 on 8, 16 and 128 H100s beside published ones
 	@.venv/bin/python -m benchmarks.plan_mlperf

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from pipeline.config.fields import check_time_zone, setting
+from pipeline.config.prices import offer_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.registry import TRACKERS
 
@@ -40,9 +41,21 @@ class NightlyConfig:
         "recorded and posted; 0: none. See `nightjar bisect`.",
     )
     webhook: str | None = setting(None, doc="URL that the outcome is posted to as JSON; null: none.")
+    prices: str | None = setting(
+        None, doc="File of prices, as of `nightjar price`, by which a night's record has its cost; null: it has none."
+    )
+    priced_as: str | None = setting(
+        None, doc="Offer in `prices` that nights run on; null: the only one that the file has."
+    )
+    priced_spot: bool = setting(False, doc="Nights run on spot hosts of that offer, not on demand.")
 
     def check(self, path: str) -> None:
-        # The webhook must be a URL, the time zone must exist.
+        # The webhook must be a URL, the time zone must exist, and the prices must have the offer.
+        if self.prices is not None:
+            offer_of(self.prices, self.priced_as, spot=self.priced_spot, path=path)
+        elif self.priced_as is not None or self.priced_spot:
+            name = "priced_spot" if self.priced_as is None else "priced_as"
+            raise ConfigError(f"{path}.{name} is set, but {path}.prices is null", hint=f"{path}.prices=prices.yaml")
         if self.webhook is not None and not re.match(r"https?://[^/\s]", self.webhook):
             raise ConfigError(
                 f"{path}.webhook is not an http or https URL", hint=f"{path}.webhook=https://<host>/<path>"

@@ -106,6 +106,14 @@ def short(value: object, spread: object = None) -> str:
     return _trim(float(value), step)
 
 
+def money(amount: object, currency: str = "") -> str:
+    """An amount with two decimals, four where it is below one: ``1,203.40 USD``."""
+    if not known(amount):
+        return ABSENT
+    text = f"{amount:,.2f}" if abs(amount) >= 1 else f"{amount:.4f}"
+    return f"{text} {currency}" if currency else text
+
+
 def _trim(value: float, step: float) -> str:
     digits = max(0, min(6, -math.floor(math.log10(step) + 1e-9)))
     if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:

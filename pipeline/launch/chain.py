@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 
 from pipeline.config import Config
@@ -28,6 +29,7 @@ from pipeline.launch.appdefs import distributed, seconds_to_end
 from pipeline.launch.elastic import Growth, MoreRoomError, NoRoomError, with_fewer_hosts, with_more_hosts
 from pipeline.launch.local import require_one_machine, scheduler
 from pipeline.launch.memory_cgroup import exceeded, release
+from pipeline.launch.predictions import compare_with_prediction
 from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
 from pipeline.launch.run_records import (
     Report,
@@ -195,7 +197,13 @@ class StageChain:
         return result
 
     def _result(self, error: BaseException | None) -> Result:
-        return assemble(self.run_name, self.outcomes, self.artifacts, error, self.shrunk, self.grown)
+        from pipeline.config.compose import config_hash
+
+        result = assemble(self.run_name, self.outcomes, self.artifacts, error, self.shrunk, self.grown)
+        # On other hosts than those that it was made for, a prediction says nothing.
+        if self.shrunk or self.grown:
+            return result
+        return replace(result, prediction=compare_with_prediction(self.store, config_hash(self.config), result))
 
     def _find_upstream(self) -> None:
         """Find what selected stages read and this run does not make; ArtifactError where it is not committed."""

@@ -21,6 +21,7 @@ from pipeline.records.gate import Curve, GateRecord
 from pipeline.records.model_version import CalibratorRecord, ModelCard
 from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
+from pipeline.records.prediction import SealedPrediction
 from pipeline.records.record import Record, hints_of, required, rest_field
 from pipeline.records.result import Evaluation, Result
 from pipeline.records.search import SearchRecord
@@ -44,6 +45,7 @@ RECORDS: tuple[type[Record], ...] = (
     Result,
     NightRecord,
     BisectRecord,
+    SealedPrediction,
     StudyRecord,
     TrialRecord,
     SearchRecord,

@@ -28,6 +28,17 @@ class Base(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cost(Record):
+    """What a night cost: ``hosts`` of ``offer`` (with ``spot``, of its spot hosts) for the time of its stages."""
+
+    amount: float
+    currency: str
+    offer: str
+    hosts: int
+    spot: bool = absent(False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NightRecord(Record):
     """The night of ``date`` for ``model``. ``outcome``: running | published | held | failed.
 
@@ -66,6 +77,7 @@ class NightRecord(Record):
     rows: int | None = absent(unless="seconds")
     rows_quarantined: int | None = absent(unless="seconds")
     seconds: dict[str, float] | None = absent()
+    cost: Cost | None = absent()
     stages: dict[str, StageOutcome] | None = absent()
     shrunk: tuple[Shrunk, ...] | None = absent()
     grown: tuple[Grown, ...] | None = absent()
@@ -120,6 +132,7 @@ class NightLine(Record):
     rows: int | None = absent()
     rows_quarantined: int | None = absent()
     seconds: dict[str, float] | None = absent()
+    cost: Cost | None = absent()
     pages: dict[str, str] | None = absent()
 
 

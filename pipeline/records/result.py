@@ -124,6 +124,33 @@ class Bytes(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seconds(Record):
+    """As ``Milliseconds``, of a stage."""
+
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionPart(Record):
+    """How far off the prediction was that was sealed before the run, in the file ``sealed`` of the store.
+
+    ``seconds``: of the stages that were predicted and ran from their beginning to their end. ``error``: predicted
+    seconds of these over measured ones, less 1; ``problem``: why there is none. ``step``: of training, what goes on
+    beside the steps included; ``memory``: of the process that took most.
+    """
+
+    sealed: str
+    sha256: str
+    created: float | None = absent()
+    seconds: dict[str, Seconds] = field(default_factory=dict)
+    error: float | None = absent()
+    step: Milliseconds | None = absent()
+    memory: Bytes | None = absent()
+    problem: str | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resumed(Record):
     """Where a session of training went on from.
 
@@ -349,6 +376,7 @@ class Result(Record):
     shrunk: tuple[Shrunk, ...] | None = absent()
     grown: tuple[Grown, ...] | None = absent()
     error: ErrorPart | None = absent()
+    prediction: PredictionPart | None = absent()
 
     @property
     def seconds(self) -> float:

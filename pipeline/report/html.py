@@ -136,6 +136,8 @@ def render(data: ReportData) -> str:
         plots=run_figures(data.records, scores, data.reliability),
         phases=run_tables.phases_table(train),
         has_phases=bool(train.phases),
+        prediction=run_tables.prediction_table(result.prediction),
+        prediction_words=run_tables.prediction_words(result.prediction),
         details=[(name, value) for name, value in details if value != units.ABSENT],
         plan=_plan(result.plan, data),
         config=run_tables.config_excerpt(data.config),

@@ -122,6 +122,9 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
     if seconds := record.seconds:
         longest = max(seconds, key=lambda name: seconds[name])
         cards.append(("Duration of the stages", units.duration(sum(seconds.values())), f"mostly {longest}"))
+    if (cost := record.cost) is not None:
+        kind = " on spot" if cost.spot else ""
+        cards.append(("Cost", units.money(cost.amount, cost.currency), f"{cost.offer} x {cost.hosts}{kind}"))
     if record.seconds_waited:
         cards.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
     return cards

@@ -79,7 +79,10 @@ def nights_listing(overview: StoreOverview) -> str:
     """Return ``nightjar nights ls``: a line a night, oldest first, and what serves."""
     if not overview.nights:
         return "no nights"
-    head = ("night", "model", "outcome", "version", "NE*", "change*", "calibration*", "rows*", "seconds*", "reason")
+    priced = any(night.cost is not None for night in overview.nights)
+    head = ["night", "model", "outcome", "version", "NE*", "change*", "calibration*", "rows*", "seconds*", "reason"]
+    if priced:
+        head.insert(-1, "cost*")
     rows = []
     for night in overview.nights:
         change = units.ABSENT if night.ne_change is None else f"{night.ne_change.point:+.2%}"
@@ -87,9 +90,10 @@ def nights_listing(overview: StoreOverview) -> str:
         seconds = units.ABSENT if night.seconds is None else units.decimal(sum(night.seconds.values()), 1)
         reason = units.printable(_reason(night), 80)
         version = night.version or units.ABSENT
-        rows.append(
-            (night.date, night.model, night.outcome, version, *figures, units.count(night.rows), seconds, reason)
-        )
+        cells = [night.date, night.model, night.outcome, version, *figures, units.count(night.rows), seconds, reason]
+        if priced:
+            cells.insert(-1, _cost(night))
+        rows.append(cells)
     lines = [text_table(head, rows)]
     for model, spans in overview.served.items():
         lines.append(f"{model}: {spans[-1].version} serves since {_utc(spans[-1].since)}")
@@ -152,7 +156,16 @@ def _cards(
         # Seconds beside minutes would not fit.
         took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
         cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
+    costs = [night.cost for night in nights if night.cost is not None]
+    if costs and len({cost.currency for cost in costs}) == 1:
+        amounts = sorted(cost.amount for cost in costs)
+        under = f"{costs[0].currency}, median; {units.money(sum(amounts))} in all"
+        cards.append(("Cost of a night", units.money(amounts[len(amounts) // 2]), under))
     return cards
+
+
+def _cost(night: NightLine) -> str:
+    return units.ABSENT if night.cost is None else units.money(night.cost.amount, night.cost.currency)
 
 
 def _figures(nights: Sequence[NightLine]) -> list[Figure]:
@@ -274,6 +287,7 @@ def _served_table(served: Sequence[ServedVersion], now: float) -> PageTable:
 
 def _nights_table(nights: Sequence[NightLine]) -> PageTable:
     longest = max((sum((night.seconds or {}).values()) for night in nights), default=0.0) or 1.0
+    priced = any(night.cost is not None for night in nights)
     rows, titles = [], []
     for night in reversed(nights):
         pages = night.pages or {}
@@ -292,13 +306,15 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
         cells.append(change)
         cells += [units.decimal(_point(night.calibration), 3), units.count(night.rows)]
         cells.append(units.duration(sum(seconds.values()) if seconds else None))
+        if priced:
+            cells.append(_cost(night))
         cells.append(_stages_bar(seconds, longest))
         links = [_link(pages[name], name) for name in ("gate", "run") if name in pages]
         cells.append(tag("div", Markup(" ").join(links) or units.ABSENT, class_="word"))
         rows.append(cells)
         titles.append(reason)
-    head = ("Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time*")
-    return PageTable((*head, "By stage", "Pages"), rows, titles)
+    head = ["Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time*"]
+    return PageTable([*head, *(["Cost*"] if priced else []), "By stage", "Pages"], rows, titles)
 
 
 def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:

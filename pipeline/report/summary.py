@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.core import units
 from pipeline.records.gate import HOLD
-from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk
+from pipeline.records.result import ErrorPart, Evaluation, Grown, PredictionPart, Result, Shrunk
 from pipeline.specs import STAGES
 
 WIDTH = 80
@@ -40,6 +40,9 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
                 lines += wrapped("" if index else name, text)
     if changes := hosts_lines(result.shrunk, result.grown):
         lines += wrapped("hosts", "; ".join(changes))
+    if (sealed := result.prediction) is not None:
+        for index, text in enumerate(prediction_lines(sealed)):
+            lines += wrapped("" if index else "prediction", text)
     if error := result.error:
         lines += wrapped("error", error_text(error))
         if error.hint:
@@ -122,6 +125,38 @@ def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None =
     for gain in grown or ():
         lines.append(f"{gain.stage} went back from {gain.from_hosts} to {gain.hosts} hosts")
     return lines
+
+
+def prediction_lines(part: PredictionPart) -> list[str]:
+    """Say how far off the sealed prediction of a run was, in all and by stage."""
+    seal = f"{part.sealed}, SHA-256 {part.sha256[:16]}"
+    if part.problem:
+        return [f"not compared with {seal}: {part.problem}"]
+    predicted = sum(each.predicted_s for each in part.seconds.values())
+    measured = sum(each.measured_s for each in part.seconds.values())
+    lines = [
+        f"{units.duration(predicted)} predicted, {units.duration(measured)} measured: off by {off_by(part.error)} "
+        f"({seal})"
+    ]
+    stages = []
+    for name, each in part.seconds.items():
+        error = each.predicted_s / each.measured_s - 1 if each.measured_s else None
+        stages.append(
+            f"{name} {units.duration(each.predicted_s)} for {units.duration(each.measured_s)}, {off_by(error)}"
+        )
+    lines.append("; ".join(stages))
+    if part.step is not None and part.memory is not None:
+        step, memory = part.step, part.memory
+        lines.append(
+            f"a step {units.decimal(step.predicted_ms, 2)} ms for {units.decimal(step.measured_ms, 2)} ms; peak memory "
+            f"{units.size(memory.predicted_bytes)} for {units.size(memory.measured_bytes)}"
+        )
+    return lines
+
+
+def off_by(error: float | None) -> str:
+    """Format a relative error with its sign: ``+3.1%`` was predicted too long."""
+    return units.ABSENT if error is None else f"{error:+.1%}"
 
 
 def error_text(error: ErrorPart) -> str:

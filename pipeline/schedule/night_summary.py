@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.config import Config
+from pipeline.config.prices import ON_DEMAND, SPOT, offer_of
 from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.core.units import decimal, plural
 from pipeline.records.gate import GATE, GateRecord
-from pipeline.records.night import HELD, Base, NightRecord
+from pipeline.records.night import HELD, Base, Cost, NightRecord
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
 from pipeline.records.result import IngestPart, Result
@@ -74,6 +76,21 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
         )
     record = _with_figures(store, record, result.artifact("publish"))
     return replace(record, changed=tuple(_describe_changes(store, record, result)))
+
+
+def cost_of_night(config: Config, seconds: Mapping[str, float] | None) -> Cost | None:
+    """Price the ``seconds`` of a night's stages by ``nightly.prices``; None without prices, or where no stage ran.
+
+    Raises:
+        ConfigError: The file of prices no longer has the offer.
+    """
+    settings = config.nightly
+    if settings.prices is None or not seconds:
+        return None
+    offer, currency = offer_of(settings.prices, settings.priced_as, spot=settings.priced_spot, path="nightly")
+    hosts = config.hardware.hosts
+    amount = offer.cost(SPOT if settings.priced_spot else ON_DEMAND, hosts, sum(seconds.values()))
+    return Cost(amount=round(amount, 4), currency=currency, offer=offer.name, hosts=hosts, spot=settings.priced_spot)
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:

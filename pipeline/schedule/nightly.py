@@ -39,7 +39,7 @@ from pipeline.records.runs import run_directory
 from pipeline.report.tracking import tell_night
 from pipeline.schedule.bisect import bisect_run
 from pipeline.schedule.night_config import ANY_DAY, find_base, night_config, night_zone, run_name
-from pipeline.schedule.night_summary import deliver, finished_record, line_of, write_summary
+from pipeline.schedule.night_summary import cost_of_night, deliver, finished_record, line_of, write_summary
 from pipeline.schedule.store_overview import write_store_page
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
@@ -167,7 +167,7 @@ def run_night(
     elif code == GateHeldError.exit_code:
         outcome = HELD
     record = replace(record, outcome=outcome, exit_code=code, finished=time.time())
-    record = _complete_record(store, record, error)
+    record = _complete_record(config, store, record, error)
     log.info("night      %s", line_of(record))
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
@@ -246,13 +246,14 @@ def _as_known_error(problem: Exception) -> NightjarError:
     )
 
 
-def _complete_record(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
+def _complete_record(config: Config, store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
     # Complete the record, and write it and its page. If that fails, its message says so and the outcome stays.
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
         _save(store, record)  # so that it does not stay "running", whatever happens to its page
         record = finished_record(store, record, error)
+        record = replace(record, cost=cost_of_night(config, record.seconds))
         _save(store, record)
         write_summary(store, record)
     except Exception as problem:
@@ -280,7 +281,7 @@ def _record_refusal(
         hint=problem.hint,
     )
     if write and not isinstance(problem, PassingError):
-        record = _complete_record(store, record, problem)
+        record = _complete_record(config, store, record, problem)
         write_store_page(store)
     _post(config, store, record)
     return record

@@ -194,6 +194,7 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
         rows=night.rows,
         rows_quarantined=night.rows_quarantined,
         seconds=night.seconds,
+        cost=night.cost,
         pages=pages,
     )
 

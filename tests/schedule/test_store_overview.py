@@ -340,3 +340,33 @@ def test_a_night_writes_the_page_and_stands_where_it_cannot(tmp_path: Path, capl
     record = read_record(store, "clicks", days[1])
     assert record is not None and (record.outcome, record.exit_code) == ("failed", 5)
     assert "index.html, is not up to date" in caplog.text
+
+
+def test_with_prices_a_night_has_its_cost_in_record_page_and_list(tmp_path: Path, capsys) -> None:
+    store, day = Store(str(tmp_path / "store")), date(2026, 1, 1)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: EUR\nhardware: {big: {on_demand: 7.2, spot: 3.6, start_minutes: 10}}")
+
+    def run(config: Config) -> int:
+        stages = {name: {"status": "done", "seconds": 1500.0, "artifact": None} for name in ("train", "evaluate")}
+        store.write_json(f"runs/{config.run}/result.json", {"run": config.run, "status": "done", "stages": stages})
+        return 0
+
+    def night(number: int, *settings: str) -> Any:
+        overrides = ["publish.model=clicks", f"data.day={day + timedelta(days=number)}", *settings]
+        run_night(compose(overrides, night=True), store, day + timedelta(days=number), run, 0.0)
+        return json.loads((tmp_path / f"store/runs/clicks-{day + timedelta(days=number)}/nightly.json").read_text())
+
+    assert "cost" not in night(0) and "cost" not in capsys.readouterr().out
+    assert cli.main(["nights", "ls", "--store", store.url]) == 0
+    assert "cost" not in capsys.readouterr().out
+    # 50 minutes of stages and 10 of the start, on two hosts.
+    priced = [f"nightly.prices={prices}", "hardware=laptop", "hardware.hosts=2"]
+    assert night(1, *priced)["cost"] == {"amount": 14.4, "currency": "EUR", "offer": "big", "hosts": 2}
+    assert night(2, *priced, "nightly.priced_spot=true")["cost"]["amount"] == 7.2
+    page = (tmp_path / "store" / STORE_PAGE).read_text()
+    costs = [row[9] for row in rows_of(page, "Nights")]
+    assert costs == ["7.20 EUR", "14.40 EUR", "-"] and "Cost of a night" in page
+    assert "14.40 EUR" in (tmp_path / f"store/runs/clicks-{day + timedelta(days=1)}/nightly.html").read_text()
+    assert cli.main(["nights", "ls", "--store", store.url]) == 0
+    assert "14.40 EUR" in capsys.readouterr().out

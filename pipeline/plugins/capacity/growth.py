@@ -304,12 +304,12 @@ def _fit_trend(history: History) -> _Trend:
         saturating = _fit_line(SATURATING, history, days, logs)
         error, slower_error = np.median(np.abs(saturating.noise)), np.median(np.abs(slowing.noise))
         return saturating if error < CLEARER * slower_error else slowing
-    pace = _slopes(history.days, history.rows[None])
+    pace = theil_sen_slopes(history.days, history.rows[None])
     return _Trend(kind=STEADY, history=history, start=pace, slope=np.zeros(1), noise=_widen(steps - pace, 1))
 
 
 def _fit_line(kind: str, history: History, x: np.ndarray, y: np.ndarray) -> _Trend:
-    slope = _clip_sign(kind, _slopes(x, y[None]))
+    slope = _clip_sign(kind, theil_sen_slopes(x, y[None]))
     start = np.median(y - slope[:, None] * x, axis=1)
     return _Trend(kind=kind, history=history, start=start, slope=slope, noise=_widen(y - start - slope * x, 2))
 
@@ -323,8 +323,8 @@ def _widen(residual: np.ndarray, fitted: int) -> np.ndarray:
     return residual * math.sqrt(len(residual) / max(len(residual) - fitted, 1))
 
 
-def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    # Theil and Sen: the median of the slopes of all pairs, of each row of y [draws, n] on x [n].
+def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the median of the slopes of all pairs (Theil and Sen), of each row of y [draws, n] on x [n]."""
     first, second = np.triu_indices(len(x), 1)
     distance = x[second] - x[first]
     first, second, distance = first[distance != 0], second[distance != 0], distance[distance != 0]
@@ -339,12 +339,12 @@ def _draw_paths(trend: _Trend, nights: int, limit: int, rng: np.random.Generator
     future = rng.choice(trend.noise, (DRAWS, nights))
     if trend.kind == STEADY:
         grown = np.cumsum(np.maximum(trend.start + noise, 0.0) * np.diff(history.days), axis=1)
-        start = _slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
+        start = theil_sen_slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
         slope = np.zeros(DRAWS)
     else:
         x = np.log(history.rows[:-1]) if trend.kind == SLOWING else history.days[1:]
         y = trend.start + trend.slope * x + noise
-        slope = _clip_sign(trend.kind, _slopes(x, y))
+        slope = _clip_sign(trend.kind, theil_sen_slopes(x, y))
         start = np.median(y - slope[:, None] * x, axis=1)
     drawn = _Trend(kind=trend.kind, history=history, start=start, slope=slope, noise=trend.noise)
     return drawn.path(nights, limit, future)

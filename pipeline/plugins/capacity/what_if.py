@@ -115,7 +115,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     from pipeline.store.artifacts import Store
 
     config = compose([*job, f"data.day={ANY_DAY}"], options.config_dir, night=True)
-    store, model, limits = Store(config.store), config.model_name, _limits(config)
+    store, model, limits = Store(config.store), config.model_name, limits_of(config)
     base = find_base(store, model, date.max)
     if base is None:
         raise ArtifactError(
@@ -132,7 +132,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     return outlook(inputs, nights, limits, options.nights, settings, model=model, progress=bar)
 
 
-def _limits(config: Config) -> dict[str, Limit]:
+def limits_of(config: Config) -> dict[str, Limit]:
     """Return the limit of every table, and the setting that says it."""
     from pipeline.ingest.schema_of_config import data_spec
     from pipeline.plugins.capacity.growth import Limit

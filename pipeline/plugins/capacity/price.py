@@ -1,0 +1,322 @@
+"""The cheapest hardware that ends the night in time: what a night takes and costs on each offer, tonight and later.
+
+Stages are those that were measured on this machine (``rehearsal.py``). On other hardware the planner's step counts,
+times what a real step took here over what the planner predicts for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
+
+import numpy as np
+
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.prices import HOUR_SECONDS, ON_DEMAND, SPOT, HostPrice
+from pipeline.core import units
+from pipeline.planning.inputs import PlanInputs
+from pipeline.plugins.capacity.growth import Nights, Projection, theil_sen_slopes
+from pipeline.plugins.capacity.outlook import shown_nights, with_rows
+from pipeline.plugins.capacity.price_record import Choice, NextWall, OfferNight, OfferOutlook
+from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
+from pipeline.plugins.capacity.sealing import SCORED
+from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
+
+TONIGHT, NIGHTS = "tonight", "nights"
+MOST_REASONS = 4
+DIGITS = 6  # of amounts: a night on a small machine costs less than a cent
+# Of tonight's rows, at least: a falling trend ends there.
+LEAST_ROWS = 0.1
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured here: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank.
+
+    ``step_factor``: what a step took over what is predicted for it.
+    """
+
+    times: StageTimes
+    inputs: PlanInputs
+    rates: Rates
+    checkpoint: CheckpointConfig
+    step_factor: float
+
+    @staticmethod
+    def of(times: StageTimes, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> Measured:
+        """Compare ``times`` with the prediction for ``inputs``; a factor of 1 where these have no plan."""
+        (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
+        factor = 1.0
+        if here.samples_per_s:
+            factor = times.step_ms / (1e3 * here.batch / here.samples_per_s)
+        return Measured(times=times, inputs=inputs, rates=rates, checkpoint=checkpoint, step_factor=factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """How the data of the nights to come grows: ``tables`` by name, and ``rows`` of a night over tonight's.
+
+    Without tables nothing grows. ``last``: the day of the last night.
+    """
+
+    tables: Mapping[str, Projection] = field(default_factory=dict)
+    rows: tuple[float, ...] = ()
+    last: date | None = None
+
+    @staticmethod
+    def of(nights: Nights, tables: Mapping[str, Projection], count: int) -> Growth:
+        """Return the growth of ``count`` nights; that of rows is the median of the slopes between all nights."""
+        rows = np.array([[float(sum(night.schema.rows.values())) for night in nights.nights]])
+        slope = float(theil_sen_slopes(np.arange(rows.shape[1], dtype=np.float64), rows)[0])
+        path = [max(1 + slope * night / max(rows[0, -1], 1.0), LEAST_ROWS) for night in range(count + 1)]
+        return Growth(tables=tables, rows=tuple(path), last=nights.newest.last)
+
+    def inputs_on(self, inputs: PlanInputs, night: int) -> PlanInputs:
+        """Return the inputs of ``night`` (0: tonight)."""
+        if self.tables:
+            inputs = with_rows(inputs, {name: int(table.rows[night]) for name, table in self.tables.items()})
+        if not self.rows:
+            return inputs
+        rows = {split: round(count * self.rows[night]) for split, count in inputs.schema.rows.items()}
+        return replace(inputs, schema=replace(inputs.schema, rows=rows))
+
+    def day_of(self, night: int) -> str:
+        return str(self.last + timedelta(days=night)) if self.last else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """``hosts`` hosts of a ``price``, with the settings planned for on them."""
+
+    price: HostPrice
+    hosts: int
+    inputs: PlanInputs
+
+    @property
+    def name(self) -> str:
+        return f"{self.price.name} x {self.hosts}"
+
+
+class Pricing:
+    """Nights on offers, each planned once.
+
+    Args:
+        limit_s: Seconds from the start of a night to the time by which it has to end; None: no limit.
+    """
+
+    def __init__(self, offers: Sequence[Offer], measured: Measured, growth: Growth, limit_s: float | None) -> None:
+        self.offers, self.measured, self.growth, self.limit_s = offers, measured, growth, limit_s
+        self._known: dict[tuple[str, int], OfferNight] = {}
+
+    def night(self, offer: Offer, night: int) -> OfferNight:
+        """Return what ``night`` takes and costs on ``offer``."""
+        if (offer.name, night) not in self._known:
+            self._known[offer.name, night] = self._plan(offer, night)
+        return self._known[offer.name, night]
+
+    def _plan(self, offer: Offer, night: int) -> OfferNight:
+        measured = self.measured
+        inputs = self.growth.inputs_on(offer.inputs, night)
+        ranks = offer.hosts * inputs.hardware.ranks_per_host
+        (world,) = worlds(inputs, measured.rates, measured.checkpoint, (ranks,))
+        if not world.samples_per_s:
+            return OfferNight(
+                night=night, fits=False, bound=world.bound, setting=world.setting, problem=world.problem or "no plan"
+            )
+        step_ms = 1e3 * world.batch / world.samples_per_s * measured.step_factor
+        seconds = self._stage_seconds(inputs, step_ms)
+        record = OfferNight(
+            night=night,
+            fits=True,
+            bound=world.bound,
+            setting=world.setting,
+            seconds={stage: round(spent, 1) for stage, spent in seconds.items()},
+            filled=world.filled,
+        )
+        work, start = sum(seconds.values()), 60 * offer.price.start_minutes
+        record = replace(
+            record,
+            night_s=round(start + work, 1),
+            cost=round(offer.price.cost(ON_DEMAND, offer.hosts, work), DIGITS),
+            in_time=self.limit_s is None or start + work <= self.limit_s,
+        )
+        if offer.price.spot is None:
+            return record
+        lost_s = min(steps_between(inputs, measured.checkpoint, step_ms) * step_ms / 1e3, seconds["train"])
+        work_s, interruptions = spot_seconds(offer, work, measured.times.start_s + lost_s / 2)
+        if work_s is None:
+            return record
+        return replace(
+            record,
+            spot_s=round(start + work_s, 1),
+            interruptions=round(interruptions, 3),
+            spot_cost=round(offer.price.cost(SPOT, offer.hosts, work_s), DIGITS),
+            spot_in_time=self.limit_s is None or start + work_s <= self.limit_s,
+        )
+
+    def _stage_seconds(self, inputs: PlanInputs, step_ms: float) -> dict[str, float]:
+        times, steps = self.measured.times, steps_of(inputs)
+        looks = looks_of(inputs.train, inputs.schema, steps)
+        # A sample is scored as much faster as it is trained on.
+        faster = (step_ms / inputs.batch) / (times.step_ms / self.measured.inputs.batch)
+        evaluate = times.evaluate_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
+        publish = SCORED * evaluate
+        if times.publish_s is not None:
+            publish = times.publish_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
+        return {
+            "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
+            "plan": times.plan_s,
+            "partition": times.partition_s,
+            "train": times.start_s + times.training_s(steps, looks, step_ms),
+            "evaluate": evaluate,
+            "publish": publish,
+        }
+
+    def outlooks(self, count: int, progress: Progress = lambda done, total: None) -> list[OfferOutlook]:
+        """Plan tonight and some of the next ``count`` nights on every offer; costs in between are interpolated."""
+        shown, done = shown_nights(count), 0
+        total = len(shown) * len(self.offers)
+        outlooks = []
+        for offer in self.offers:
+            nights = []
+            for night in shown:
+                progress(done, total)
+                nights.append(self.night(offer, night))
+                done += 1
+            hardware = offer.inputs.hardware
+            outlooks.append(
+                OfferOutlook(
+                    offer=offer.price.name,
+                    hardware=hardware.name,
+                    device=hardware.device,
+                    hosts=offer.hosts,
+                    ranks=offer.hosts * hardware.ranks_per_host,
+                    nights=tuple(nights),
+                    cost=sum_of_nights(nights, ON_DEMAND),
+                    spot_cost=sum_of_nights(nights, SPOT),
+                )
+            )
+        progress(total, total)
+        return outlooks
+
+    def choices(self, outlooks: Sequence[OfferOutlook], count: int) -> Iterator[Choice]:
+        """Choose the cheapest, on demand and on spot: of tonight, with its wall, and of all ``count`` nights."""
+        for kind in (ON_DEMAND, SPOT):
+            for scope in (TONIGHT, NIGHTS):
+                able = [index for index, each in enumerate(outlooks) if cost_of(each, kind, scope) is not None]
+                if not able:
+                    continue
+                best = min(able, key=lambda index: (cost_of(outlooks[index], kind, scope), outlooks[index].hosts))
+                chosen, offer = outlooks[best], self.offers[best]
+                tonight, cost = chosen.tonight, cost_of(chosen, kind, scope)
+                seconds = tonight.night_s if kind == ON_DEMAND else tonight.spot_s
+                assert cost is not None and seconds is not None
+                yield Choice(
+                    kind=kind,
+                    of=scope,
+                    offer=chosen.offer,
+                    hosts=chosen.hosts,
+                    cost=round(cost, DIGITS),
+                    seconds=seconds,
+                    reasons=tuple(self._reasons(outlooks, offer, kind, scope)),
+                    wall=self._wall(offer, kind, count) if scope == TONIGHT else None,
+                )
+
+    def _reasons(self, outlooks: Sequence[OfferOutlook], chosen: Offer, kind: str, scope: str) -> Iterator[str]:
+        # Offers that cost less an hour, and why they are out: the nearest in price first.
+        def hourly(offer: Offer) -> float:
+            rate = offer.price.on_demand if kind == ON_DEMAND else offer.price.spot
+            return (rate or 0.0) * offer.hosts
+
+        ruled_out = []
+        for offer, outlook in zip(self.offers, outlooks, strict=True):
+            offered = kind == ON_DEMAND or offer.price.spot is not None
+            if offered and hourly(offer) < hourly(chosen) and cost_of(outlook, kind, scope) is None:
+                ruled_out.append((offer, outlook))
+        ruled_out.sort(key=lambda each: -hourly(each[0]))
+        for offer, outlook in ruled_out[:MOST_REASONS]:
+            nights = outlook.nights if scope == NIGHTS else outlook.nights[:1]
+            first = next(night for night in nights if not is_able(night, kind))
+            when = f" on night {first.night}" if first.night else ""
+            yield f"{offer.name}{when}: {self._problem(first, kind)}"
+
+    def _problem(self, night: OfferNight, kind: str) -> str:
+        if not night.fits:
+            return f"{night.bound}: {night.problem}"
+        seconds = night.night_s if kind == ON_DEMAND else night.spot_s
+        if seconds is None:
+            return "time: it is interrupted faster than it gets on"
+        return f"time: it takes {units.duration(seconds)} of the {units.duration(self.limit_s)} there are"
+
+    def _wall(self, offer: Offer, kind: str, count: int) -> NextWall | None:
+        """Find the first night on which ``offer`` is out, by bisection."""
+        if is_able(self.night(offer, count), kind):
+            return None
+        low, high = 0, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            if is_able(self.night(offer, middle), kind):
+                low = middle
+            else:
+                high = middle
+        night = self.night(offer, high)
+        able = []
+        for other in self.offers:
+            there = self.night(other, high)
+            cost = there.cost if kind == ON_DEMAND else there.spot_cost
+            if is_able(there, kind) and cost is not None:
+                able.append((cost, other.hosts, other.name))
+        return NextWall(
+            night=high,
+            day=self.growth.day_of(high),
+            reason=self._problem(night, kind),
+            setting=night.setting,
+            then=min(able)[2] if able else None,
+        )
+
+
+def spot_seconds(offer: Offer, work_s: float, redo_s: float) -> tuple[float | None, float]:
+    """Return what ``work_s`` of work take on spot hosts, and how often they are expected to be interrupted.
+
+    Each interruption costs a new host's start and ``redo_s``: the stage's start and the steps since its checkpoint.
+
+    Returns:
+        Seconds (None: interruptions come faster than they are made up for), and their number.
+    """
+    each_s = 60 * offer.price.start_minutes + redo_s
+    per_second = offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
+    if per_second * each_s >= 1:
+        return None, float("inf")
+    # Work that is done again may be interrupted, too.
+    spent = work_s / (1 - per_second * each_s)
+    return spent, per_second * spent
+
+
+def is_able(night: OfferNight, kind: str) -> bool:
+    """Whether a night fits and ends in time."""
+    return night.in_time if kind == ON_DEMAND else night.spot_in_time
+
+
+def cost_of(outlook: OfferOutlook, kind: str, scope: str) -> float | None:
+    """Return the cost of tonight or of all nights; None where one does not fit or end in time."""
+    if scope == NIGHTS:
+        return outlook.cost if kind == ON_DEMAND else outlook.spot_cost
+    if not is_able(outlook.tonight, kind):
+        return None
+    return outlook.tonight.cost if kind == ON_DEMAND else outlook.tonight.spot_cost
+
+
+def sum_of_nights(nights: Sequence[OfferNight], kind: str) -> float | None:
+    """Sum the cost of the nights after the first of ``nights`` up to the last, those between two as on a line."""
+    total = 0.0
+    if not all(is_able(night, kind) for night in nights):
+        return None
+    for former, later in zip(nights, nights[1:], strict=False):
+        before, after = (each.cost if kind == ON_DEMAND else each.spot_cost for each in (former, later))
+        assert before is not None and after is not None
+        gap = later.night - former.night
+        for step in range(1, gap + 1):
+            total += before + (after - before) * step / gap
+    return round(total, DIGITS)

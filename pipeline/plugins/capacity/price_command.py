@@ -1,0 +1,338 @@
+"""``nightjar price``: its arguments, what it takes from the store, and where its results become text or a page."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cli.commands.command import Command, add_config_dir, progress, show, tell
+from pipeline.cli.commands.plans import planned_for
+from pipeline.core.errors import ArtifactError, ConfigError, PlanError
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.config.prices import Prices
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.plugins.capacity.price import Growth, Measured, Offer
+    from pipeline.plugins.capacity.price_record import Price
+    from pipeline.store.artifacts import Store
+
+PRICE = """\
+Finds the cheapest hardware that fits the model and ends the night in time, tonight and in the nights to come: seconds
+by stage, cost on demand and on spot, why nothing cheaper will do, and the night on which that changes. Prices come from
+your file (docs/price.md). Takes the overrides of nightjar nightly. Times of stages are those of the model's last night
+in the store; without one, a rehearsal of some seconds takes them here. Exit code 4: no offer holds tonight.
+
+  nightjar price prices.yaml data=criteo store=s3://clicks/store --by 06:00 --nights 30
+  nightjar price examples/prices.yaml experiment=demo --html price.html
+
+With --seal: predicts a run on this machine, by a rehearsal of some seconds, and writes the prediction into the store
+with its SHA-256. The run's result then says how far off it was. --sealed lists all sealed predictions of a store, none
+left out; its exit code is 7 where one was changed after it was sealed.
+
+  nightjar price --seal experiment=demo run=tonight && nightjar run experiment=demo run=tonight
+  nightjar price --sealed --markdown
+"""
+DAY_SECONDS = 86_400.0
+NIGHTS, MOST_NIGHTS = 30, 365
+# Overrides that a night or a run decides.
+NIGHT_KEYS = ("run=", "date=", "data.day=")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "nightjar price FILE [key=value ..] [--by HH:MM] [--start HH:MM] [--nights N] [--html FILE] [--json]\n"
+        "       nightjar price --seal [key=value ..] [--json]\n"
+        "       nightjar price --sealed [store=URL] [--markdown] [--json]"
+    )
+    parser.add_argument(
+        "--by", type=_time_of_day, metavar="HH:MM", help="when the night has to end (default: no limit)"
+    )
+    start = "when the night starts (default: schedule.cron)"
+    parser.add_argument("--start", type=_time_of_day, metavar="HH:MM", help=start)
+    nights = f"nights to come (default: {NIGHTS})"
+    parser.add_argument("--nights", type=_nights, default=NIGHTS, metavar="N", help=nights)
+    parser.add_argument("--html", metavar="FILE", help="write a page with a bar for each offer to FILE")
+    parser.add_argument("--seal", action="store_true", help="predict a run here and seal the prediction")
+    parser.add_argument("--sealed", action="store_true", help="list all sealed predictions")
+    parser.add_argument("--markdown", action="store_true", help="with --sealed: as a table of Markdown")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    add_config_dir(parser)
+    parser.set_defaults(function=_price)
+
+
+def _time_of_day(text: str) -> str:
+    if not re.fullmatch(r"([01]?\d|2[0-3]):[0-5]\d", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time of day, expected HH:MM, such as 06:00")
+    return text.rjust(5, "0")
+
+
+def _nights(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_NIGHTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of nights, expected 1 to {MOST_NIGHTS}, such as 30")
+    return int(text)
+
+
+def _price(options: argparse.Namespace) -> int:
+    files = [text for text in options.overrides if "=" not in text]
+    overrides = [text for text in options.overrides if "=" in text]
+    if options.seal and options.sealed:
+        raise ConfigError("--seal and --sealed are given, expected one of them", hint="--seal, then --sealed")
+    if options.markdown and not options.sealed:
+        raise ConfigError("--markdown is for --sealed, which is not given", hint="nightjar price --sealed --markdown")
+    if options.seal or options.sealed:
+        if files:
+            flag = "--seal" if options.seal else "--sealed"
+            raise ConfigError(f"{flag} takes no file of prices, but {files[0]} is given", hint=f"leave {files[0]} out")
+        return _seal(options, overrides) if options.seal else _list(options, overrides)
+    if len(files) != 1:
+        given = f"{len(files)} files of prices are given" if files else "no file of prices is given"
+        raise ConfigError(f"{given}, expected one", hint="nightjar price prices.yaml; examples/prices.yaml is one")
+    return _choose(options, files[0], [text for text in overrides if not text.startswith(NIGHT_KEYS)])
+
+
+def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from pipeline.launch.predictions import list_sealed
+    from pipeline.plugins.capacity.price_page import sealed_list_markdown, sealed_list_text
+    from pipeline.records.prediction import BROKEN, GONE
+    from pipeline.store.artifacts import Store
+
+    url = "./store"
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key != "store":
+            raise ConfigError(
+                f"--sealed knows store= only, but {text} is given", hint="nightjar price --sealed store=URL"
+            )
+        url = value
+    store = Store(url)
+    if not store.answers():
+        raise ConfigError(f"there is no store at {url}", hint="store=<URL of the store>")
+    record = list_sealed(store)
+    tell(options.json, record, sealed_list_markdown if options.markdown else sealed_list_text)
+    damaged = any(line.state in (BROKEN, GONE) for line in record.sealed)
+    return ArtifactError.exit_code if damaged else 0
+
+
+def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from pipeline.config.compose import compose, config_hash
+    from pipeline.launch.predictions import waiting_prediction, write_sealed
+    from pipeline.planning.planner import make_plan
+    from pipeline.plugins.capacity.price_page import sealed_text
+    from pipeline.plugins.capacity.rehearsal import rehearse
+    from pipeline.plugins.capacity.sealing import missing_stages, predict_run
+    from pipeline.store.artifacts import Store
+
+    config = compose(overrides, options.config_dir)
+    if config.launch.name != "local":
+        raise ConfigError(
+            f"launch is {config.launch.name}, but a sealed prediction is of a run on this machine", hint="launch=local"
+        )
+    store = Store(config.store)
+    planned, inputs = planned_for(list(overrides), options.config_dir, timed=True)
+    missing_stages(config, store)
+    note, waiting = "", waiting_prediction(store, config_hash(config))
+    if waiting is None:
+        began = time.perf_counter()
+        plan = make_plan(inputs)
+        plan_s = time.perf_counter() - began
+        times = rehearse(planned, inputs, overrides, options.config_dir, plan.predicted_step_ms)
+        # The rehearsal has made the plan.
+        stages = missing_stages(config, store)
+        waiting = write_sealed(store, predict_run(config, inputs, times, stages, plan_s))
+    else:
+        note = "a prediction of this configuration is sealed already, and no run has followed: it stays as it is"
+    path, sealed = waiting
+    sealed.open(store.url_of(path))
+    tell(options.json, {"path": path, **sealed.to_json()}, lambda _: sealed_text(path, sealed, note))
+    return 0
+
+
+def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) -> int:
+    from pipeline.config.prices import read_prices
+    from pipeline.plugins.capacity.price_page import price_page, price_text
+    from pipeline.plugins.capacity.price_record import Price
+
+    prices = read_prices(path)
+    config, inputs, measured, growth, notes = _basis(options, overrides)
+    start = options.start or _start_of(config)
+    limit_s = None if options.by is None else (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
+    offers = _offers(prices, path, config, inputs, overrides, options.config_dir)
+    record = Price(
+        currency=prices.currency,
+        model=str(config.model.name),
+        data=config.data.name,
+        nights=options.nights,
+        start=start,
+        by=options.by,
+        time_zone=config.schedule.time_zone,
+        limit_s=limit_s,
+        source=measured.times.source,
+        offers=(),
+        choices=(),
+        rules=tuple(_rules(measured)),
+        notes=tuple(notes),
+    )
+    record = _with_offers(record, offers, measured, growth, options.json)
+    if options.html:
+        try:
+            Path(options.html).write_text(price_page(record))
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html price.html") from None
+    tell(options.json, record, price_text)
+    if options.html and not options.json:
+        show(f"\nlook at {options.html}")
+    return 0 if record.choices else PlanError.exit_code
+
+
+def _with_offers(record: Price, offers: Sequence[Offer], measured: Measured, growth: Growth, as_json: bool) -> Price:
+    from pipeline.plugins.capacity.price import Pricing
+
+    pricing = Pricing(offers, measured, growth, record.limit_s)
+    outlooks = pricing.outlooks(record.nights, progress(as_json, f"planning {len(offers)} offers"))
+    choices = tuple(pricing.choices(outlooks, record.nights))
+    return replace(record, offers=tuple(outlooks), choices=choices)
+
+
+def _seconds(time_of_day: str) -> float:
+    hours, minutes = time_of_day.split(":")
+    return 3600.0 * int(hours) + 60.0 * int(minutes)
+
+
+def _start_of(config: Config) -> str:
+    # The first start of a day by the cron schedule.
+    from pipeline.config.kubernetes import cron_times
+
+    try:
+        hour, minute = cron_times(config.schedule.cron)[0]
+    except (ValueError, IndexError):
+        raise ConfigError(
+            f"schedule.cron is {config.schedule.cron!r}, which says no time of day", hint="--start 02:00"
+        ) from None
+    return f"{hour:02}:{minute:02}"
+
+
+def _offers(
+    prices: Prices,
+    path: str,
+    config: Config,
+    inputs: PlanInputs,
+    overrides: Sequence[str],
+    config_dir: str | None,
+) -> list[Offer]:
+    """Return each number of hosts of each offer, with the settings planned for on its hardware."""
+    from pipeline.calibration.hardware_cache import with_figures
+    from pipeline.config.compose import compose
+    from pipeline.plugins.capacity.price import Offer
+    from pipeline.schedule.night_config import ANY_DAY
+
+    common = [text for text in overrides if not text.startswith("hardware=")]
+    if config.data.day is not None:
+        common.append(f"data.day={ANY_DAY}")
+    offers = []
+    for price in prices.offers.values():
+        try:
+            composed = compose([*common, f"hardware={price.file}"], config_dir, night=True)
+        except ConfigError as error:
+            raise ConfigError(f"hardware.{price.name} in {path}: {error.message}", hint=error.hint) from None
+        planned = replace(inputs, hardware=with_figures(composed).hardware)
+        offers += [Offer(price=price, hosts=hosts, inputs=planned) for hosts in price.hosts]
+    return offers
+
+
+def _basis(
+    options: argparse.Namespace, overrides: Sequence[str]
+) -> tuple[Config, PlanInputs, Measured, Growth, list[str]]:
+    """Read what predictions start from: the model's nights in the store, or else a dataset and a rehearsal."""
+    from pipeline.config.compose import compose
+    from pipeline.planning.planner import make_plan
+    from pipeline.plugins.capacity.price import Growth, Measured
+    from pipeline.plugins.capacity.rates import measured_rates
+    from pipeline.plugins.capacity.rehearsal import rehearse
+    from pipeline.schedule.night_config import find_base
+    from pipeline.stages.steps import steps
+    from pipeline.store.artifacts import Store
+
+    config = compose(overrides, options.config_dir, night=True)
+    store = Store(config.store)
+    base = find_base(store, config.model_name, date.max)
+    if base is not None:
+        return _basis_of_nights(options, overrides, store, base.dataset)
+    config, inputs = planned_for(list(overrides), options.config_dir, timed=True)
+    plan = make_plan(inputs)
+    times = rehearse(config, inputs, overrides, options.config_dir, plan.predicted_step_ms)
+    dataset = store.get(steps(config, store, last="ingest")[0].path, "ingest")
+    rates, _ = measured_rates(config, inputs, store, dataset)
+    measured = Measured.of(times, inputs, rates, config.checkpoint)
+    note = f"no version of model {config.model_name} in the store, so no growth is known: every night is as tonight"
+    return config, inputs, measured, Growth(), [note]
+
+
+def _basis_of_nights(
+    options: argparse.Namespace, overrides: Sequence[str], store: Store, dataset: str
+) -> tuple[Config, PlanInputs, Measured, Growth, list[str]]:
+    from pipeline.calibration.hardware_cache import with_figures
+    from pipeline.config.compose import compose
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.plugins.capacity.growth import check_tables, project, read_nights
+    from pipeline.plugins.capacity.price import Growth, Measured
+    from pipeline.plugins.capacity.rates import measured_rates
+    from pipeline.plugins.capacity.rehearsal import times_of_run
+    from pipeline.plugins.capacity.what_if import limits_of
+    from pipeline.records.dataset import Profile
+    from pipeline.records.record import read
+    from pipeline.schedule.night_config import ANY_DAY, run_name
+    from pipeline.stages.stage_inputs import with_batch
+
+    config = compose([*overrides, f"data.day={ANY_DAY}"], options.config_dir, night=True)
+    nights, limits = read_nights(store, dataset, config.model_name), limits_of(config)
+    check_tables(nights.newest, list(limits))
+    tables = {}
+    for name, limit in limits.items():
+        history = nights.history(name)
+        tables[name] = project(history, limit.rows, options.nights, fixed=not limit.grows, name=name)
+    growth = Growth.of(nights, tables, options.nights)
+    schema, profile = nights.newest.schema, read(Profile, store, f"{dataset}/profile.json")
+    config = with_figures(with_batch(config, schema.rows.get("train", 0)))
+    inputs = PlanInputs.of(config, schema, profile)
+    for night in reversed(nights.nights):
+        times = times_of_run(store, run_name(config.model_name, night.last or ANY_DAY), night.schema)
+        if times is not None:
+            break
+    else:
+        raise ArtifactError(
+            f"no night of model {config.model_name} in store {store.url} trained from its beginning to its end, so it "
+            "is not known what its stages take",
+            hint="nightjar nightly runs one",
+        )
+    rates, _ = measured_rates(config, inputs, store, store.get(dataset, "ingest"))
+    notes = [f"times of stages are those of {times.source}, taken to have run on hardware={config.hardware.name}"]
+    return config, inputs, Measured.of(times, inputs, rates, config.checkpoint), growth, notes
+
+
+def _rules(measured: Measured) -> list[str]:
+    return [
+        f"seconds of stages: {measured.times.source}; a step is the planner's, times {measured.step_factor:.2f}, which "
+        "is what a step took here over what is predicted for here",
+        "all hosts are paid for from their start to the night's end; ingestion takes as long on every hardware",
+        "spot: interruptions as expected; each costs a start, and half of the steps between two checkpoints",
+        "costs of nights are planned for some of them, and interpolated in between",
+    ]
+
+
+COMMANDS = (
+    Command(
+        "price",
+        "find the cheapest hardware that ends the night in time; seal predictions",
+        _add_arguments,
+        PRICE,
+        composes=True,
+        after="init",
+    ),
+)
