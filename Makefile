@@ -224,6 +224,10 @@ bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawi
 bench-judge: install ## seconds and memory of nightjar judge on ten million scores, in 50 slices
 	@.venv/bin/python -m benchmarks.judge
 
+.PHONY: bench-year
+bench-year: install ## a simulated year of nights on the gate alone: wrong promotions, needless holds
+	@.venv/bin/python -m benchmarks.year
+
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
 
