@@ -69,7 +69,8 @@ class Nights:
         """``nightjar nightly`` of the day that is the first two letters of ``label``."""
         logs = f'data.path="{self.folder}/logs/{{day}}.tsv"'
         day = f"date=2026-01-{label[:2]}"
-        self.call(label, "nightly", day, "data=criteo", logs, f"store={self.folder}/store", *SETTINGS, *overrides)
+        settings = (f"store={self.folder}/store", *SETTINGS, "gate.budget=20", *overrides)
+        self.call(label, "nightly", day, "data=criteo", logs, *settings)
 
     def record(self, day: str) -> dict:
         """The night's record."""
@@ -125,6 +126,20 @@ def test_the_second_one_goes_on_from_what_serves_and_carries_its_mappings(nights
     assert any("the plan was rebuilt: table C" in line for line in second["changed"])
     assert any(line.startswith("7,000 rows, +0.0% on 2026-01-01") for line in second["changed"])
     assert set(second["seconds"]) == {"ingest", "plan", "partition", "train", "evaluate", "publish"}
+
+
+def test_each_night_spends_its_share_once(nights: Nights) -> None:
+    """Not the first one, which is compared with nothing, and not those that have their verdict."""
+    records = {day: nights.record(day) for day in ("01", "02", "03")}
+    assert "budget" not in records["01"]
+    looks = nights.store.read_json("models/clicks/budget.json")["looks"]
+    assert [(look["day"], look["candidate"], look["verdict"]) for look in looks] == [
+        (f"2026-01-{day}", records[day]["version"], records[day]["verdict"]) for day in ("02", "03")
+    ]
+    assert [look["alpha"] for look in looks] == pytest.approx([0.8 * 20 / 365] * 2)
+    words = "2 looks in the year to 2026-01-03 spent 0.088 of gate.budget=20"
+    for page in ("index.html", "runs/clicks-2026-01-03/nightly.html", "runs/clicks-2026-01-03/nightly.md"):
+        assert words in Path(nights.store.full(page)).read_text(), page
 
 
 def test_spoilt_labels_are_held_and_what_serves_stays(nights: Nights) -> None:
