@@ -343,13 +343,14 @@ class _Search:
             changes = "; ".join(describe_setting(name, self.changed[name]) for name in names)
             words = f"setting{'s' if len(names) > 1 else ''} {changes}: changed back{together}, {figures}"
         else:
-            named = (
-                f"feature {names[0]}: without it" if len(names) == 1 else f"features {', '.join(names)}: without them"
-            )
-            words = f"{named}{together}, {figures}"
+            them, verb = ("them", "carry") if len(names) > 1 else ("it", "carries")
+            words = f"feature{'s' if len(names) > 1 else ''} {', '.join(names)}"
+            if suspect.explained is not None:
+                words += f", which {verb} nothing any more"
+            words += f": without {them}{together}, {figures}"
             if suspect.explained is not None:
                 explained = suspect.explained
-                words += f"; {suspect.sign}, which explains {percent(explained, 0)} of the rise of NE since then"
+                words += f"; {suspect.sign}: {percent(explained, 0)} of the rise of NE since then"
         words += ", and the gate passes" if passes else ""
         return Culprit(
             kind=suspect.kind, names=names, words=words, replay=replay.run, passes=passes, explained=explained
@@ -361,7 +362,7 @@ def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
     # incumbent: both are controls that no training is needed for.
     day, *slices = suspect.names
     if suspect.kind == LABELS:
-        words = f"labels of {day}: {suspect.sign}. The incumbent is no part of this training, so no replay was needed"
+        words = f"labels of {day}: {suspect.sign}. The incumbent did not learn from them, so no replay was needed"
         return Culprit(kind=suspect.kind, names=suspect.names, words=words)
     where = f" with {', '.join(slices)}" if slices else ""
     words = f"rows of {day}{where}: without that day the model is {held.base.version}"
