@@ -17,7 +17,7 @@ from pipeline.records.prediction import (
     GONE,
     NOT_COMPARED,
     WAITING,
-    Prediction,
+    RunPrediction,
     SealedLine,
     SealedList,
     SealedPrediction,
@@ -44,7 +44,7 @@ def sealed_paths(store: Store, config: str) -> list[str]:
     return [f"{folder}/{name}" for name in sorted(names, key=lambda name: int(name.removesuffix(".json")))]
 
 
-def write_sealed(store: Store, prediction: Prediction) -> tuple[str, SealedPrediction]:
+def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPrediction]:
     """Write ``prediction`` under its seal, as a new file; return its path and the seal.
 
     Raises:

@@ -21,7 +21,7 @@ COMPARED, WAITING, NOT_COMPARED, BROKEN, GONE = "compared", "no run yet", "not c
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction(Record):
+class RunPrediction(Record):
     """What a run will take. ``config``: the hash of its configuration; ``created``: seconds since 1970.
 
     ``seconds``: by stage, of those that the store has no artifact of yet. ``steps``, ``step_ms``: of training, what
@@ -55,12 +55,12 @@ class SealedPrediction(Record):
     prediction: dict[str, Any]
 
     @staticmethod
-    def of(prediction: Prediction) -> SealedPrediction:
+    def of(prediction: RunPrediction) -> SealedPrediction:
         """Seal ``prediction``."""
         content = json.loads(json.dumps(prediction.to_json()))
         return SealedPrediction(sha256=hash_of(content), prediction=content)
 
-    def open(self, where: str) -> Prediction:
+    def open(self, where: str) -> RunPrediction:
         """Return the prediction in the file ``where``.
 
         Raises:
@@ -73,7 +73,7 @@ class SealedPrediction(Record):
                 f"{self.sha256[:16]}..",
                 hint="restore the file as it was; a changed prediction counts for nothing",
             )
-        return Prediction.from_json(self.prediction, where)
+        return RunPrediction.from_json(self.prediction, where)
 
 
 def hash_of(prediction: dict[str, Any]) -> str:
@@ -82,7 +82,7 @@ def hash_of(prediction: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compare(path: str, sealed: SealedPrediction, prediction: Prediction, result: Result) -> PredictionPart:
+def compare(path: str, sealed: SealedPrediction, prediction: RunPrediction, result: Result) -> PredictionPart:
     """Compare a sealed prediction with the outcome of its run.
 
     Args:

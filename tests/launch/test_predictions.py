@@ -18,7 +18,7 @@ from pipeline.launch.predictions import (
     write_sealed,
 )
 from pipeline.records.gate import HOLD
-from pipeline.records.prediction import BROKEN, COMPARED, GONE, NOT_COMPARED, WAITING, Prediction, SealedPrediction
+from pipeline.records.prediction import BROKEN, COMPARED, GONE, NOT_COMPARED, WAITING, RunPrediction, SealedPrediction
 from pipeline.records.record import read
 from pipeline.records.result import ErrorPart, GatePart, Result, Resumed, StageOutcome, TrainPart
 from pipeline.report.html import ReportData, render
@@ -29,10 +29,10 @@ CONFIG, OTHER = "ab" * 32, "cd" * 32
 SEALED_AT, STARTED = 1_000.0, 2_000.0
 
 
-def predicted(config: str = CONFIG, **changes: Any) -> Prediction:
+def predicted(config: str = CONFIG, **changes: Any) -> RunPrediction:
     figures: dict[str, Any] = {"model": "dlrm", "data": "clicks", "hardware": "laptop", "source": "a rehearsal"}
     figures |= {"ranks": 1, "threads": 2, "batch": 64, "steps": 100, "step_ms": 90.0, "memory_bytes": 2**30}
-    prediction = Prediction(config=config, created=SEALED_AT, seconds={"train": 9.0, "evaluate": 2.0}, **figures)
+    prediction = RunPrediction(config=config, created=SEALED_AT, seconds={"train": 9.0, "evaluate": 2.0}, **figures)
     return replace(prediction, **changes)
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from pipeline.plugins.capacity.outlook_page import outlook_page
 from pipeline.plugins.capacity.outlook_record import NightPlan, Outlook, Reached, TableOutlook
+from pipeline.plugins.capacity.price_page import price_page
+from pipeline.plugins.capacity.price_record import OfferNight, OfferOutlook, PriceOutlook
 from pipeline.plugins.capacity.scale_page import scale_page
 from pipeline.plugins.capacity.scale_record import Scale, ScaleFigure, Wall, World
 from pipeline.plugins.search.search_page import search_page
@@ -113,6 +115,16 @@ def scaled() -> str:
     )
 
 
+def priced() -> str:
+    seconds = {"ingest": 60.0, "train": 600.0}
+    night = OfferNight(night=0, fits=True, bound="compute", setting="", seconds=seconds, night_s=720.0, cost=0.5)
+    offer = OfferOutlook(offer="cpu", hardware="laptop", device="cpu", hosts=1, ranks=1, nights=(night,), cost=15.0)
+    figures = {"currency": "EUR", "model": "dlrm", "data": "criteo", "nights": 30, "start": "02:00", "by": "03:00"}
+    return price_page(
+        PriceOutlook(**figures, time_zone="Etc/UTC", limit_s=3600.0, source="run one", offers=(offer,), choices=())
+    )
+
+
 def searched() -> str:
     price = Price(step_ms=2.0, bytes={"ddr": 2**20})
     point = SearchPoint(step=10, temperature=1.0, loss=0.5, held_loss=0.5, cost=0.1)
@@ -178,7 +190,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield from (("towers.html", towers_page(each)) for each in recorded(Towers, "towers"))
     yield "study.html", study_page(shown([trial(0), trial(1, state="failed", error="NE is not finite")]))
     yield from (("compare.html", compared()), ("scale.html", scaled()), ("search.html", searched()))
-    yield "outlook.html", foreseen()
+    yield from (("outlook.html", foreseen()), ("price.html", priced()))
     yield "store.html", store_page(StoreOverview(nights=(listed_night(),)), 1e9)
 
 

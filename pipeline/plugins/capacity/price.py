@@ -18,7 +18,7 @@ from pipeline.core import units
 from pipeline.planning.inputs import PlanInputs
 from pipeline.plugins.capacity.growth import Nights, Projection, theil_sen_slopes
 from pipeline.plugins.capacity.outlook import shown_nights, with_rows
-from pipeline.plugins.capacity.price_record import Choice, NextWall, OfferNight, OfferOutlook
+from pipeline.plugins.capacity.price_record import CheapestOffer, NextWall, OfferNight, OfferOutlook
 from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
 from pipeline.plugins.capacity.sealing import SCORED
 from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredNight:
     """What was measured here: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank.
 
     ``step_factor``: what a step took over what is predicted for it.
@@ -45,17 +45,17 @@ class Measured:
     step_factor: float
 
     @staticmethod
-    def of(times: StageTimes, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> Measured:
+    def of(times: StageTimes, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> MeasuredNight:
         """Compare ``times`` with the prediction for ``inputs``; a factor of 1 where these have no plan."""
         (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
         factor = 1.0
         if here.samples_per_s:
             factor = times.step_ms / (1e3 * here.batch / here.samples_per_s)
-        return Measured(times=times, inputs=inputs, rates=rates, checkpoint=checkpoint, step_factor=factor)
+        return MeasuredNight(times=times, inputs=inputs, rates=rates, checkpoint=checkpoint, step_factor=factor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class DataGrowth:
     """How the data of the nights to come grows: ``tables`` by name, and ``rows`` of a night over tonight's.
 
     Without tables nothing grows. ``last``: the day of the last night.
@@ -66,12 +66,12 @@ class Growth:
     last: date | None = None
 
     @staticmethod
-    def of(nights: Nights, tables: Mapping[str, Projection], count: int) -> Growth:
+    def of(nights: Nights, tables: Mapping[str, Projection], count: int) -> DataGrowth:
         """Return the growth of ``count`` nights; that of rows is the median of the slopes between all nights."""
         rows = np.array([[float(sum(night.schema.rows.values())) for night in nights.nights]])
         slope = float(theil_sen_slopes(np.arange(rows.shape[1], dtype=np.float64), rows)[0])
         path = [max(1 + slope * night / max(rows[0, -1], 1.0), LEAST_ROWS) for night in range(count + 1)]
-        return Growth(tables=tables, rows=tuple(path), last=nights.newest.last)
+        return DataGrowth(tables=tables, rows=tuple(path), last=nights.newest.last)
 
     def inputs_on(self, inputs: PlanInputs, night: int) -> PlanInputs:
         """Return the inputs of ``night`` (0: tonight)."""
@@ -87,7 +87,7 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class HostOffer:
     """``hosts`` hosts of a ``price``, with the settings planned for on them."""
 
     price: HostPrice
@@ -106,17 +106,19 @@ class Pricing:
         limit_s: Seconds from the start of a night to the time by which it has to end; None: no limit.
     """
 
-    def __init__(self, offers: Sequence[Offer], measured: Measured, growth: Growth, limit_s: float | None) -> None:
+    def __init__(
+        self, offers: Sequence[HostOffer], measured: MeasuredNight, growth: DataGrowth, limit_s: float | None
+    ) -> None:
         self.offers, self.measured, self.growth, self.limit_s = offers, measured, growth, limit_s
         self._known: dict[tuple[str, int], OfferNight] = {}
 
-    def night(self, offer: Offer, night: int) -> OfferNight:
+    def night(self, offer: HostOffer, night: int) -> OfferNight:
         """Return what ``night`` takes and costs on ``offer``."""
         if (offer.name, night) not in self._known:
             self._known[offer.name, night] = self._plan(offer, night)
         return self._known[offer.name, night]
 
-    def _plan(self, offer: Offer, night: int) -> OfferNight:
+    def _plan(self, offer: HostOffer, night: int) -> OfferNight:
         measured = self.measured
         inputs = self.growth.inputs_on(offer.inputs, night)
         ranks = offer.hosts * inputs.hardware.ranks_per_host
@@ -201,7 +203,7 @@ class Pricing:
         progress(total, total)
         return outlooks
 
-    def choices(self, outlooks: Sequence[OfferOutlook], count: int) -> Iterator[Choice]:
+    def choices(self, outlooks: Sequence[OfferOutlook], count: int) -> Iterator[CheapestOffer]:
         """Choose the cheapest, on demand and on spot: of tonight, with its wall, and of all ``count`` nights."""
         for kind in (ON_DEMAND, SPOT):
             for scope in (TONIGHT, NIGHTS):
@@ -213,7 +215,7 @@ class Pricing:
                 tonight, cost = chosen.tonight, cost_of(chosen, kind, scope)
                 seconds = tonight.night_s if kind == ON_DEMAND else tonight.spot_s
                 assert cost is not None and seconds is not None
-                yield Choice(
+                yield CheapestOffer(
                     kind=kind,
                     of=scope,
                     offer=chosen.offer,
@@ -224,9 +226,9 @@ class Pricing:
                     wall=self._wall(offer, kind, count) if scope == TONIGHT else None,
                 )
 
-    def _reasons(self, outlooks: Sequence[OfferOutlook], chosen: Offer, kind: str, scope: str) -> Iterator[str]:
+    def _reasons(self, outlooks: Sequence[OfferOutlook], chosen: HostOffer, kind: str, scope: str) -> Iterator[str]:
         # Offers that cost less an hour, and why they are out: the nearest in price first.
-        def hourly(offer: Offer) -> float:
+        def hourly(offer: HostOffer) -> float:
             rate = offer.price.on_demand if kind == ON_DEMAND else offer.price.spot
             return (rate or 0.0) * offer.hosts
 
@@ -250,7 +252,7 @@ class Pricing:
             return "time: it is interrupted faster than it gets on"
         return f"time: it takes {units.duration(seconds)} of the {units.duration(self.limit_s)} there are"
 
-    def _wall(self, offer: Offer, kind: str, count: int) -> NextWall | None:
+    def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
         if is_able(self.night(offer, count), kind):
             return None
@@ -277,7 +279,7 @@ class Pricing:
         )
 
 
-def spot_seconds(offer: Offer, work_s: float, redo_s: float) -> tuple[float | None, float]:
+def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float | None, float]:
     """Return what ``work_s`` of work take on spot hosts, and how often they are expected to be interrupted.
 
     Each interruption costs a new host's start and ``redo_s``: the stage's start and the steps since its checkpoint.

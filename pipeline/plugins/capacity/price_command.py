@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.config.prices import Prices
     from pipeline.planning.inputs import PlanInputs
-    from pipeline.plugins.capacity.price import Growth, Measured, Offer
-    from pipeline.plugins.capacity.price_record import Price
+    from pipeline.plugins.capacity.price import DataGrowth, HostOffer, MeasuredNight
+    from pipeline.plugins.capacity.price_record import PriceOutlook
     from pipeline.store.artifacts import Store
 
 PRICE = """\
@@ -157,14 +157,14 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) -> int:
     from pipeline.config.prices import read_prices
     from pipeline.plugins.capacity.price_page import price_page, price_text
-    from pipeline.plugins.capacity.price_record import Price
+    from pipeline.plugins.capacity.price_record import PriceOutlook
 
     prices = read_prices(path)
     config, inputs, measured, growth, notes = _basis(options, overrides)
     start = options.start or _start_of(config)
     limit_s = None if options.by is None else (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
     offers = _offers(prices, path, config, inputs, overrides, options.config_dir)
-    record = Price(
+    record = PriceOutlook(
         currency=prices.currency,
         model=str(config.model.name),
         data=config.data.name,
@@ -191,7 +191,9 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
     return 0 if record.choices else PlanError.exit_code
 
 
-def _with_offers(record: Price, offers: Sequence[Offer], measured: Measured, growth: Growth, as_json: bool) -> Price:
+def _with_offers(
+    record: PriceOutlook, offers: Sequence[HostOffer], measured: MeasuredNight, growth: DataGrowth, as_json: bool
+) -> PriceOutlook:
     from pipeline.plugins.capacity.price import Pricing
 
     pricing = Pricing(offers, measured, growth, record.limit_s)
@@ -225,11 +227,11 @@ def _offers(
     inputs: PlanInputs,
     overrides: Sequence[str],
     config_dir: str | None,
-) -> list[Offer]:
+) -> list[HostOffer]:
     """Return each number of hosts of each offer, with the settings planned for on its hardware."""
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.config.compose import compose
-    from pipeline.plugins.capacity.price import Offer
+    from pipeline.plugins.capacity.price import HostOffer
     from pipeline.schedule.night_config import ANY_DAY
 
     common = [text for text in overrides if not text.startswith("hardware=")]
@@ -242,17 +244,17 @@ def _offers(
         except ConfigError as error:
             raise ConfigError(f"hardware.{price.name} in {path}: {error.message}", hint=error.hint) from None
         planned = replace(inputs, hardware=with_figures(composed).hardware)
-        offers += [Offer(price=price, hosts=hosts, inputs=planned) for hosts in price.hosts]
+        offers += [HostOffer(price=price, hosts=hosts, inputs=planned) for hosts in price.hosts]
     return offers
 
 
 def _basis(
     options: argparse.Namespace, overrides: Sequence[str]
-) -> tuple[Config, PlanInputs, Measured, Growth, list[str]]:
+) -> tuple[Config, PlanInputs, MeasuredNight, DataGrowth, list[str]]:
     """Read what predictions start from: the model's nights in the store, or else a dataset and a rehearsal."""
     from pipeline.config.compose import compose
     from pipeline.planning.planner import make_plan
-    from pipeline.plugins.capacity.price import Growth, Measured
+    from pipeline.plugins.capacity.price import DataGrowth, MeasuredNight
     from pipeline.plugins.capacity.rates import measured_rates
     from pipeline.plugins.capacity.rehearsal import rehearse
     from pipeline.schedule.night_config import find_base
@@ -269,19 +271,19 @@ def _basis(
     times = rehearse(config, inputs, overrides, options.config_dir, plan.predicted_step_ms)
     dataset = store.get(steps(config, store, last="ingest")[0].path, "ingest")
     rates, _ = measured_rates(config, inputs, store, dataset)
-    measured = Measured.of(times, inputs, rates, config.checkpoint)
+    measured = MeasuredNight.of(times, inputs, rates, config.checkpoint)
     note = f"no version of model {config.model_name} in the store, so no growth is known: every night is as tonight"
-    return config, inputs, measured, Growth(), [note]
+    return config, inputs, measured, DataGrowth(), [note]
 
 
 def _basis_of_nights(
     options: argparse.Namespace, overrides: Sequence[str], store: Store, dataset: str
-) -> tuple[Config, PlanInputs, Measured, Growth, list[str]]:
+) -> tuple[Config, PlanInputs, MeasuredNight, DataGrowth, list[str]]:
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.config.compose import compose
     from pipeline.planning.inputs import PlanInputs
     from pipeline.plugins.capacity.growth import check_tables, project, read_nights
-    from pipeline.plugins.capacity.price import Growth, Measured
+    from pipeline.plugins.capacity.price import DataGrowth, MeasuredNight
     from pipeline.plugins.capacity.rates import measured_rates
     from pipeline.plugins.capacity.rehearsal import times_of_run
     from pipeline.plugins.capacity.what_if import limits_of
@@ -297,7 +299,7 @@ def _basis_of_nights(
     for name, limit in limits.items():
         history = nights.history(name)
         tables[name] = project(history, limit.rows, options.nights, fixed=not limit.grows, name=name)
-    growth = Growth.of(nights, tables, options.nights)
+    growth = DataGrowth.of(nights, tables, options.nights)
     schema, profile = nights.newest.schema, read(Profile, store, f"{dataset}/profile.json")
     config = with_figures(with_batch(config, schema.rows.get("train", 0)))
     inputs = PlanInputs.of(config, schema, profile)
@@ -313,10 +315,10 @@ def _basis_of_nights(
         )
     rates, _ = measured_rates(config, inputs, store, store.get(dataset, "ingest"))
     notes = [f"times of stages are those of {times.source}, taken to have run on hardware={config.hardware.name}"]
-    return config, inputs, Measured.of(times, inputs, rates, config.checkpoint), growth, notes
+    return config, inputs, MeasuredNight.of(times, inputs, rates, config.checkpoint), growth, notes
 
 
-def _rules(measured: Measured) -> list[str]:
+def _rules(measured: MeasuredNight) -> list[str]:
     return [
         f"seconds of stages: {measured.times.source}; a step is the planner's, times {measured.step_factor:.2f}, which "
         "is what a step took here over what is predicted for here",

@@ -9,7 +9,7 @@ from pipeline.config.prices import ON_DEMAND
 from pipeline.core import units
 from pipeline.core.units import text_table
 from pipeline.plugins.capacity.price import NIGHTS, TONIGHT
-from pipeline.plugins.capacity.price_record import Choice, OfferNight, OfferOutlook, Price
+from pipeline.plugins.capacity.price_record import CheapestOffer, OfferNight, OfferOutlook, PriceOutlook
 from pipeline.records.prediction import COMPARED, SealedLine, SealedList, SealedPrediction
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template
 from pipeline.report.stacked_bars import BarSeries, StackedBars
@@ -20,7 +20,7 @@ BOUNDS = {"within_hosts": "links within hosts", "between_hosts": "links between 
 HASH = 16  # digits that are shown
 
 
-def price_text(record: Price) -> str:
+def price_text(record: PriceOutlook) -> str:
     """Return a line for each offer, the cheapest with reasons and walls, and what is assumed."""
     lines = [title_of(record), "", text_table(*offers_of(record)), ""]
     lines += map(paragraph, choices_of(record))
@@ -29,14 +29,14 @@ def price_text(record: Price) -> str:
     return "\n".join(lines)
 
 
-def title_of(record: Price) -> str:
+def title_of(record: PriceOutlook) -> str:
     when = f"starts {record.start}"
     if record.by is not None:
         when += f", to end by {record.by}"
     return f"{record.model} on {record.data}, tonight and the next {record.nights} nights: {when} ({record.time_zone})"
 
 
-def offers_of(record: Price) -> tuple[list[str], list[list[str]]]:
+def offers_of(record: PriceOutlook) -> tuple[list[str], list[list[str]]]:
     """Return heading and rows of the table of offers."""
     head = ["offer", "hosts*", "ranks*", "fits", "train*", "night*", "in time", f"{record.currency}*", "spot*"]
     head += [f"{record.nights} nights*", "spot*", "memory*", "waits for"]
@@ -67,7 +67,7 @@ def offers_of(record: Price) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def choices_of(record: Price) -> Iterator[str]:
+def choices_of(record: PriceOutlook) -> Iterator[str]:
     """Say what is cheapest, why nothing cheaper is taken, and until when."""
     for choice in record.choices:
         yield _choice_words(choice, record)
@@ -81,7 +81,7 @@ def choices_of(record: Price) -> Iterator[str]:
         yield f"No offer fits and ends in time on all of the next {record.nights} nights."
 
 
-def _choice_words(choice: Choice, record: Price) -> str:
+def _choice_words(choice: CheapestOffer, record: PriceOutlook) -> str:
     cost = f"{units.money(choice.cost, record.currency)}"
     if choice.of == TONIGHT:
         took = units.duration(choice.seconds)
@@ -90,7 +90,7 @@ def _choice_words(choice: Choice, record: Price) -> str:
     return f"Cheapest for {span}, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost} in all."
 
 
-def _wall_words(choice: Choice, record: Price) -> str:
+def _wall_words(choice: CheapestOffer, record: PriceOutlook) -> str:
     wall = choice.wall
     if wall is None:
         return f"next wall: none until night {record.nights}"
@@ -99,7 +99,7 @@ def _wall_words(choice: Choice, record: Price) -> str:
     return f"next wall: night {wall.night}{day}, {wall.reason}; {then}; or {wall.setting}"
 
 
-def price_page(record: Price) -> str:
+def price_page(record: PriceOutlook) -> str:
     """Return the page as HTML: a bar for each offer, the table, the choices."""
     return from_template(
         "price.html",
@@ -121,11 +121,11 @@ def _name(offer: OfferOutlook) -> str:
     return f"{offer.offer} x {offer.hosts}"
 
 
-def _fitting(record: Price) -> list[OfferOutlook]:
+def _fitting(record: PriceOutlook) -> list[OfferOutlook]:
     return [each for each in record.offers if each.tonight.fits]
 
 
-def _stage_series(record: Price) -> list[BarSeries]:
+def _stage_series(record: PriceOutlook) -> list[BarSeries]:
     fitting = _fitting(record)
     series = []
     if any(_start_s(each.tonight) for each in fitting):
@@ -142,7 +142,7 @@ def _start_s(night: OfferNight) -> float:
     return max((night.night_s or 0.0) - sum((night.seconds or {}).values()), 0.0)
 
 
-def _figures(record: Price) -> Iterator[Figure]:
+def _figures(record: PriceOutlook) -> Iterator[Figure]:
     fitting = _fitting(record)
     if not fitting:
         return

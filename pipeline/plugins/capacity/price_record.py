@@ -69,7 +69,7 @@ class NextWall(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice(Record):
+class CheapestOffer(Record):
     """The cheapest offer of a ``kind``, on_demand or spot, ``of`` tonight or of all nights to come.
 
     ``reasons``: what rules the cheaper ones out. ``wall``: null where it holds until the last night.
@@ -86,7 +86,7 @@ class Choice(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price(Record):
+class PriceOutlook(Record):
     """Offers and choices for the next ``nights`` of a model.
 
     ``start``, ``by``: times of day, HH:MM in ``time_zone``; ``limit_s``: between them, absent without ``by``.
@@ -103,6 +103,6 @@ class Price(Record):
     limit_s: float | None = absent()
     source: str
     offers: tuple[OfferOutlook, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[CheapestOffer, ...]
     rules: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from pipeline.core.cpus import available_cpus
 from pipeline.core.errors import ConfigError
 from pipeline.planning.inputs import PlanInputs
 from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
-from pipeline.records.prediction import Prediction
+from pipeline.records.prediction import RunPrediction
 from pipeline.stages.steps import steps
 from pipeline.store.artifacts import Store
 
@@ -40,7 +40,7 @@ def missing_stages(config: Config, store: Store) -> list[str]:
 
 def predict_run(
     config: Config, inputs: PlanInputs, times: StageTimes, stages: Sequence[str], plan_s: float
-) -> Prediction:
+) -> RunPrediction:
     """Predict the run of ``config`` on the machine that ``times`` were taken on.
 
     Args:
@@ -61,7 +61,7 @@ def predict_run(
     }
     hardware = inputs.hardware
     threads = config.train.threads_per_rank or max(1, available_cpus() // hardware.ranks_per_host)
-    return Prediction(
+    return RunPrediction(
         config=config_hash(config),
         created=round(time.time(), 3),
         model=str(config.model.name),

@@ -17,16 +17,16 @@ from pipeline.plugins.capacity.growth import NightDataset, Nights, Projection
 from pipeline.plugins.capacity.price import (
     NIGHTS,
     TONIGHT,
-    Growth,
-    Measured,
-    Offer,
+    DataGrowth,
+    HostOffer,
+    MeasuredNight,
     Pricing,
     is_able,
     spot_seconds,
     sum_of_nights,
 )
 from pipeline.plugins.capacity.price_page import price_page, price_text
-from pipeline.plugins.capacity.price_record import OfferNight, Price
+from pipeline.plugins.capacity.price_record import OfferNight, PriceOutlook
 from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
 from pipeline.plugins.capacity.worlds import Rates
 from pipeline.records import plain
@@ -58,27 +58,27 @@ def inputs_on(ddr: float = 8.0, slower: float = 1.0, train_rows: int = 1_000_000
     return PlanInputs.of(configure(hardware, batch=4096), schema, profile)
 
 
-def measured() -> Measured:
-    return Measured.of(TIMES, inputs_on(), RATES, CheckpointConfig())
+def measured() -> MeasuredNight:
+    return MeasuredNight.of(TIMES, inputs_on(), RATES, CheckpointConfig())
 
 
-def offer(name: str, rate: float, inputs: PlanInputs, hosts: int = 1, **more: float) -> Offer:
+def offer(name: str, rate: float, inputs: PlanInputs, hosts: int = 1, **more: float) -> HostOffer:
     price = HostPrice(name=name, file=name, on_demand=rate, spot=rate / 2, start_minutes=1.0, **more)
-    return Offer(price=price, hosts=hosts, inputs=inputs)
+    return HostOffer(price=price, hosts=hosts, inputs=inputs)
 
 
-def growing(count: int, by: float) -> Growth:
+def growing(count: int, by: float) -> DataGrowth:
     """Tables of users that grow by a share ``by`` of tonight's a night, and rows alike."""
     tables = {}
     for name, rows in ROWS.items():
         path = np.array([rows * (1 + by * night * (name == "user")) for night in range(count + 1)])
         tables[name] = Projection(kind="steady", low=path, rows=path, high=path, limit=10**9)
-    return Growth(tables=tables, rows=tuple(1 + by * night for night in range(count + 1)), last=FIRST)
+    return DataGrowth(tables=tables, rows=tuple(1 + by * night for night in range(count + 1)), last=FIRST)
 
 
 def test_a_step_is_the_planners_times_what_a_real_one_took_here() -> None:
     here = measured()
-    night = Pricing([offer("same", 1.0, inputs_on())], here, Growth(), None)
+    night = Pricing([offer("same", 1.0, inputs_on())], here, DataGrowth(), None)
     found = night.night(night.offers[0], 0)
     steps = steps_of(inputs_on())
     assert steps == -(-1_000_000 // 4096)
@@ -97,7 +97,7 @@ def test_the_cheapest_that_fits_and_ends_in_time_is_taken_with_the_reasons() -> 
         offer("good", 1.0, inputs_on()),
         offer("dear", 9.0, inputs_on()),
     ]
-    pricing = Pricing(offers, measured(), Growth(), 250.0)
+    pricing = Pricing(offers, measured(), DataGrowth(), 250.0)
     outlooks = pricing.outlooks(3)
     assert [each.tonight.fits for each in outlooks] == [False, True, True, True]
     assert [each.tonight.in_time for each in outlooks] == [False, False, True, True]
@@ -113,13 +113,13 @@ def test_the_cheapest_that_fits_and_ends_in_time_is_taken_with_the_reasons() -> 
 
 def test_without_a_time_the_cheapest_may_be_slow() -> None:
     offers = [offer("slow", 0.01, inputs_on(slower=40.0)), offer("good", 1.0, inputs_on())]
-    pricing = Pricing(offers, measured(), Growth(), None)
+    pricing = Pricing(offers, measured(), DataGrowth(), None)
     first = next(pricing.choices(pricing.outlooks(1), 1))
     assert (first.offer, first.reasons) == ("slow", ())
 
 
 def test_where_nothing_ends_in_time_there_is_no_choice() -> None:
-    pricing = Pricing([offer("good", 1.0, inputs_on())], measured(), Growth(), 61.0)
+    pricing = Pricing([offer("good", 1.0, inputs_on())], measured(), DataGrowth(), 61.0)
     assert list(pricing.choices(pricing.outlooks(2), 2)) == []
 
 
@@ -136,7 +136,7 @@ def test_interruptions_cost_their_starts_and_the_steps_since_a_checkpoint() -> N
 def test_spot_that_is_interrupted_too_often_loses_to_on_demand_in_time_and_cost() -> None:
     often = offer("often", 1.0, inputs_on(), interrupted_per_hour=60.0)
     seldom = offer("seldom", 1.5, inputs_on(), interrupted_per_hour=0.01)
-    pricing = Pricing([often, seldom], measured(), Growth(), None)
+    pricing = Pricing([often, seldom], measured(), DataGrowth(), None)
     choices = {(choice.kind, choice.of): choice for choice in pricing.choices(pricing.outlooks(1), 1)}
     assert choices[ON_DEMAND, TONIGHT].offer == "often" and choices[SPOT, TONIGHT].offer == "seldom"
     assert "interrupted faster than it gets on" in choices[SPOT, TONIGHT].reasons[0]
@@ -146,7 +146,7 @@ def test_checkpoints_make_interruptions_cheaper() -> None:
     here = measured()
     often = replace(here, checkpoint=CheckpointConfig(every_steps=10))
     found = [
-        Pricing([offer("spot", 1.0, inputs_on(), interrupted_per_hour=10.0)], each, Growth(), None)
+        Pricing([offer("spot", 1.0, inputs_on(), interrupted_per_hour=10.0)], each, DataGrowth(), None)
         for each in (here, often)
     ]
     without, with_some = (pricing.night(pricing.offers[0], 0).spot_cost for pricing in found)
@@ -193,7 +193,7 @@ def test_rows_grow_by_the_median_slope_of_the_nights() -> None:
     for number, rows in enumerate((100, 110, 120, 500, 140)):
         day = FIRST + timedelta(days=number)
         made.append(NightDataset(dataset="d", first=day, last=day, schema=replace(schema, rows={"train": rows})))
-    growth = Growth.of(Nights(nights=tuple(made)), {}, 10)
+    growth = DataGrowth.of(Nights(nights=tuple(made)), {}, 10)
     assert growth.rows[0] == 1.0 and growth.rows[10] == pytest.approx(1 + 10 * 10 / 140, rel=0.01)
     later = growth.inputs_on(inputs_on(), 10)
     assert later.schema.rows["train"] == round(1_000_000 * growth.rows[10])
@@ -213,7 +213,7 @@ def test_text_page_and_json_have_every_offer() -> None:
     offers = [offer("small", 0.1, inputs_on(ddr=0.4)), offer("good", 1.0, inputs_on())]
     pricing = Pricing(offers, measured(), growing(5, by=0.01), 3600.0)
     outlooks = pricing.outlooks(5)
-    record = Price(
+    record = PriceOutlook(
         currency="EUR",
         model="dlrm",
         data="clicks",
@@ -228,7 +228,7 @@ def test_text_page_and_json_have_every_offer() -> None:
         rules=("a rule",),
         notes=("a note",),
     )
-    assert Price.from_json(json.loads(json.dumps(plain(record)))) == record
+    assert PriceOutlook.from_json(json.loads(json.dumps(plain(record)))) == record
     text, page = price_text(record), price_page(record)
     assert max(map(len, text.splitlines())) <= 120
     for shown in (text, page):
