@@ -21,7 +21,7 @@ from pipeline.publishing import versions
 from pipeline.publishing.promotion import better_by_record
 from pipeline.records.dataset import LABEL, MISSING_ROW, SPLIT_HOUR, UNSEEN_ROW, DatasetSchema
 from pipeline.records.error_budget import BudgetLedger
-from pipeline.records.gate import GATE, Best, Calibrated, GateRecord
+from pipeline.records.gate import GATE, Best, Calibrated, Former, GateRecord
 from pipeline.records.model_version import CALIBRATOR, CalibrationCurve, CalibratorRecord
 from pipeline.records.record import read
 from pipeline.records.result import IngestPart
@@ -33,6 +33,7 @@ from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import Artifact
 
 if TYPE_CHECKING:
+    from pipeline.evaluation.gate.budget import LedgerFile
     from pipeline.training.parquet import SplitReader
 
 LOGITS = "logits.npy"
@@ -57,18 +58,13 @@ def judge_version(
         draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
             of the held-out rows and written, and the other rows are judged with it.
     """
-    from pipeline.checkpoint.collectives import run_on_rank0
-    from pipeline.evaluation.gate.budget import LedgerFile, judge_within_budget
-    from pipeline.evaluation.gate.measure import former_figures, measure
+    from pipeline.evaluation.gate.budget import judge_within_budget
+    from pipeline.evaluation.gate.measure import measure
     from pipeline.serving.scores import serving_cost
     from pipeline.stages.release_ranks import score_on_ranks
     from pipeline.training.parquet import SplitReader
 
-    ledger = None
-    if config.gate.budget is not None:
-        ledger = LedgerFile(store, f"{versions.model_path(config.model_name)}/{BudgetLedger.FILE}")
-        # A ledger that cannot be read is an error before the models score.
-        run_on_rank0("reading the error budget", lambda: ledger.read().to_json())
+    ledger = _open_ledger(config, store)
 
     # 1. All ranks score the held-out rows: as the candidate serves them, the incumbent, the best of the last versions.
     dataset = inputs["ingest"]
@@ -116,32 +112,43 @@ def judge_version(
 
     # 4. Figures, what else publishing knows, and the verdict.
     record = measure(scored, config.gate, config.seed)
-    best, former = opened.best, None
+    best = opened.best
     if best is not None and record.best is not None:
         best = replace(record.best, version=best.version, notes=best.notes)
-    if incumbent:
-        path = f"{versions.version_path(config.model_name, incumbent)}/{GATE}"
-        former = former_figures(read(GateRecord, store, path)) if store.exists(path) else None
     record = replace(
         record,
         best=best,
         incumbent_version=incumbent,
         weights_not_finite=written.not_finite,
         coverage=scores.coverage(),
-        former=former,
+        former=_read_former(config, store, incumbent),
         not_comparable=opened.problem or None,
         young_labels=_explain_young_labels(dataset),
         **measured,
     )
-    return judge_within_budget(
-        record,
-        config.gate,
-        scored,
-        ledger,
-        _day_of(config),
-        candidate=draft.path.rpartition("/")[2],
-        may_publish=config.publish.judge_beside is None,
-    )
+    name, may_publish = draft.path.rpartition("/")[2], config.publish.judge_beside is None
+    return judge_within_budget(record, config.gate, scored, ledger, _day_of(config), name, may_publish=may_publish)
+
+
+def _open_ledger(config: Config, store: Store) -> LedgerFile | None:
+    # The ledger of gate.budget; None without a budget. Collective: one that cannot be read ends all ranks before they
+    # score.
+    from pipeline.checkpoint.collectives import run_on_rank0
+    from pipeline.evaluation.gate.budget import LedgerFile
+
+    if config.gate.budget is None:
+        return None
+    ledger = LedgerFile(store, f"{versions.model_path(config.model_name)}/{BudgetLedger.FILE}")
+    run_on_rank0("reading the error budget", lambda: ledger.read().to_json())
+    return ledger
+
+
+def _read_former(config: Config, store: Store, incumbent: str | None) -> Former | None:
+    # What the incumbent's own record says of it.
+    from pipeline.evaluation.gate.measure import former_figures
+
+    path = f"{versions.version_path(config.model_name, incumbent or '')}/{GATE}"
+    return former_figures(read(GateRecord, store, path)) if incumbent and store.exists(path) else None
 
 
 def _day_of(config: Config) -> date:
