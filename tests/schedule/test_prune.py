@@ -312,6 +312,13 @@ def test_an_artifact_with_a_damaged_manifest_stays_and_is_named(store: Store, ca
     assert store.exists(f"{path_of('plan', 0)}/a.bin") and not store.exists(path_of("plan", 1))
 
 
+def test_what_looks_of_the_gate_spent_stays(store: Store) -> None:
+    """Also where it cannot be read: nothing in it refers to an artifact."""
+    store.write_bytes("models/clicks/budget.json", b"{")
+    os.utime(store.full("models/clicks/budget.json"), (0, 0))
+    assert removed(gc(store)) and store.fs.cat_file(store.full("models/clicks/budget.json")) == b"{"
+
+
 @pytest.mark.parametrize(
     "file",
     [
