@@ -37,6 +37,9 @@ def main() -> None:
         cases = itertools.islice(itertools.product(MODELS, SHAPES), given.configurations)
         for model, (batch, threads) in cases:
             run = f"{model}-{batch}-{threads}"
+            # What an earlier start of this benchmark has run stays.
+            if (store / "runs" / run / "result.json").exists():
+                continue
             settings = [*data, f"run={run}", f"model={model}", f"train.global_batch={batch}"]
             settings += [f"train.threads_per_rank={threads}", f"train.epochs={given.epochs}"]
             python(*NIGHTJAR, "price", "--seal", *settings)

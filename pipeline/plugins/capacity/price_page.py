@@ -39,7 +39,7 @@ def title_of(record: PriceOutlook) -> str:
 def offers_of(record: PriceOutlook) -> tuple[list[str], list[list[str]]]:
     """Return heading and rows of the table of offers."""
     head = ["offer", "hosts*", "ranks*", "fits", "train*", "night*", "in time", f"{record.currency}*", "spot*"]
-    head += [f"{record.nights} nights*", "spot*", "memory*", "waits for"]
+    head += [f"{record.nights} nights*", "spot*", "memory*", "bottleneck"]
     rows = []
     for each in record.offers:
         tonight = each.tonight
