@@ -11,7 +11,10 @@ import statistics
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.core.errors import ArtifactError, LaunchError, NightjarError
-from pipeline.records.prediction import (
+from pipeline.records.record import read
+from pipeline.records.result import PredictionPart, Result
+from pipeline.records.runs import run_directory
+from pipeline.records.sealed_prediction import (
     BROKEN,
     COMPARED,
     GONE,
@@ -23,9 +26,6 @@ from pipeline.records.prediction import (
     SealedPrediction,
     compare,
 )
-from pipeline.records.record import read
-from pipeline.records.result import PredictionPart, Result
-from pipeline.records.runs import run_directory
 from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, swap
 

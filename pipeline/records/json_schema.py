@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pipeline.records.bisect import BisectRecord
+from pipeline.records.bisection import BisectRecord
 from pipeline.records.checkpoint import Index
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.error_budget import BudgetLedger
@@ -21,9 +21,9 @@ from pipeline.records.gate import Curve, GateRecord
 from pipeline.records.model_version import CalibratorRecord, ModelCard
 from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
-from pipeline.records.prediction import SealedPrediction
 from pipeline.records.record import Record, hints_of, required, rest_field
 from pipeline.records.result import Evaluation, Result
+from pipeline.records.sealed_prediction import SealedPrediction
 from pipeline.records.search import SearchRecord
 from pipeline.records.serving import Description
 from pipeline.records.study import StudyRecord, TrialRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pipeline.core import units
-from pipeline.records.bisect import BisectRecord
+from pipeline.records.bisection import BisectRecord
 from pipeline.records.night import NightRecord
 from pipeline.report.page import from_template, markdown_items, pill
 from pipeline.report.run_tables import stages_bar, stages_table

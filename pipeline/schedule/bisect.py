@@ -24,7 +24,7 @@ from pipeline.core.units import percent
 from pipeline.launch.signals import Interrupted
 from pipeline.publishing.promotion import read_current
 from pipeline.publishing.versions import find_version, version_path
-from pipeline.records.bisect import BISECT, FEATURES, LABELS, SETTINGS, BisectRecord, Culprit, Replay, Suspect
+from pipeline.records.bisection import BISECT, FEATURES, LABELS, SETTINGS, BisectRecord, Culprit, Replay, Suspect
 from pipeline.records.gate import GATE, HOLD, PASS, GateRecord
 from pipeline.records.night import NIGHT, Base, NightRecord
 from pipeline.records.record import read

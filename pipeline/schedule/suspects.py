@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.gate import GateConfig
 from pipeline.config.ingest import DriftLimits
 from pipeline.core.units import plural, printable
-from pipeline.records.bisect import FEATURES, LABELS, ROWS, SETTINGS, Suspect
+from pipeline.records.bisection import FEATURES, LABELS, ROWS, SETTINGS, Suspect
 from pipeline.records.gate import Former, GateRecord, Interval, Slice
 from pipeline.records.result import IngestPart
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.checkpoint import DATA, is_allowed
-from pipeline.core.errors import GateHeldError
+from pipeline.core.errors import ConfigError, GateHeldError
 from pipeline.records.gate import HOLD
 from pipeline.records.result import GatePart, ModelPart, Result
 from pipeline.records.runs import Step
@@ -52,6 +52,14 @@ class Publish(Stage):
         if config.publish.judge_beside is not None:
             find_version(store, config.model_name, config.publish.judge_beside)
             return {"incumbent": config.publish.judge_beside}
+        if config.data.leave_out:
+            # On rows without them the version that serves looks worse than it is, and any model passes.
+            raise ConfigError(
+                f"data.leave_out has {', '.join(config.data.leave_out)}: a model that was trained without them is "
+                "judged only, beside a version that you name",
+                hint="publish.judge_beside=<version>; to publish models without them, take them out of data.sparse or "
+                "data.dense",
+            )
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
 
     def modules(self, config: Config) -> tuple[str, ...]:

@@ -18,9 +18,17 @@ from pipeline.launch.predictions import (
     write_sealed,
 )
 from pipeline.records.gate import HOLD
-from pipeline.records.prediction import BROKEN, COMPARED, GONE, NOT_COMPARED, WAITING, RunPrediction, SealedPrediction
 from pipeline.records.record import read
 from pipeline.records.result import ErrorPart, GatePart, Result, Resumed, StageOutcome, TrainPart
+from pipeline.records.sealed_prediction import (
+    BROKEN,
+    COMPARED,
+    GONE,
+    NOT_COMPARED,
+    WAITING,
+    RunPrediction,
+    SealedPrediction,
+)
 from pipeline.report.html import ReportData, render
 from pipeline.report.summary import summary
 from pipeline.store import Store

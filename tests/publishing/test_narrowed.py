@@ -165,6 +165,16 @@ def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path
     assert gate.incumbent.ne.point == pytest.approx(before.candidate.ne.point, abs=1e-6)
 
 
+def test_a_model_without_some_features_is_not_published(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Store(str(tmp_path))
+    arguments = [*RUN, f"data.path={log}", f"store={place.url}", "run=r", "data.leave_out=[site]"]
+    assert main(["run", *arguments]) == 2
+    assert "publish.judge_beside" in capsys.readouterr().err
+    assert not place.names("models") and not place.names("datasets")
+
+
 # Every setting of group data: what becomes of a version where a night changes it. A new setting needs a decision.
 # It may change what a model sees of a row; rows keep what was cut off, or the version cannot be compared.
 JUDGED_AS_IT_SERVES = """
@@ -175,6 +185,7 @@ JUDGED_AS_IT_SERVES = """
 """
 # The rows do not show what the version would see of them. Columns, the clock and the label: unless checkpoint.allow
 # names the setting, because the log changed. Limits: where they put rows into quarantine. A larger ``max_ids`` is cut.
+# With ``leave_out`` no night begins.
 HELD = """
     columns missing strip decimal quote dense.*.width dense.*.column sparse.*.column sparse.*.mapping
     sparse_defaults.mapping sparse.*.separator sparse_defaults.separator sparse.*.weight_separator
@@ -183,12 +194,12 @@ HELD = """
     sequences.*.separator sequences.*.features.*.column sequences.*.features.*.table sequences.*.history.by
     sequences.*.history.days sequences.*.history.where sequences.*.history.lag_minutes timestamp time_zone time_format
     label.column label.positive label.negative dense.*.min dense.*.max dense.*.required sparse.*.required
-    sequences.*.leaks tasks.*.column tasks.*.kind tasks.*.given tasks.*.positive tasks.*.negative
+    sequences.*.leaks leave_out tasks.*.column tasks.*.kind tasks.*.given tasks.*.positive tasks.*.negative
 """
 # It says which rows there are and how a file is read: the same for both versions. Text that another separator cuts into
 # the numbers of a vector is refused.
 OF_ROWS = """
-    name format path options snapshot messages separator header weight day_column hour_column day late late_days
+    name aside format path options snapshot messages separator header weight day_column hour_column day late late_days
     mapping_from max_quarantine_share dense_features dense.*.separator sequences.*.target label.* tasks.* sampling.*
     dedupe.* watermark.* checks.* split.* synthetic.* tables.* table_defaults.*
 """

@@ -21,7 +21,7 @@ def _add_result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _result(options: argparse.Namespace) -> int:
-    from pipeline.records.bisect import BisectRecord
+    from pipeline.records.bisection import BisectRecord
     from pipeline.records.record import read
     from pipeline.records.result import Result
     from pipeline.records.runs import run_directory

@@ -100,7 +100,7 @@ def _price(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from pipeline.launch.predictions import list_sealed
     from pipeline.plugins.capacity.price_page import sealed_list_markdown, sealed_list_text
-    from pipeline.records.prediction import BROKEN, GONE
+    from pipeline.records.sealed_prediction import BROKEN, GONE
     from pipeline.store.artifacts import Store
 
     url = "./store"

@@ -10,7 +10,7 @@ from pipeline.core import units
 from pipeline.core.units import text_table
 from pipeline.plugins.capacity.price import NIGHTS, TONIGHT
 from pipeline.plugins.capacity.price_record import CheapestOffer, OfferNight, OfferOutlook, PriceOutlook
-from pipeline.records.prediction import COMPARED, SealedLine, SealedList, SealedPrediction
+from pipeline.records.sealed_prediction import COMPARED, SealedLine, SealedList, SealedPrediction
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template
 from pipeline.report.stacked_bars import BarSeries, StackedBars
 from pipeline.report.summary import off_by, paragraph

@@ -11,7 +11,7 @@ from pipeline.core.cpus import available_cpus
 from pipeline.core.errors import ConfigError
 from pipeline.planning.inputs import PlanInputs
 from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
-from pipeline.records.prediction import RunPrediction
+from pipeline.records.sealed_prediction import RunPrediction
 from pipeline.stages.steps import steps
 from pipeline.store.artifacts import Store
 
