@@ -12,7 +12,7 @@ import pytest
 from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose, to_yaml
-from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError, GateHeldError
 from pipeline.launch.signals import Interrupted
 from pipeline.publishing.promotion import read_current
 from pipeline.publishing.versions import version_path
@@ -28,6 +28,7 @@ from pipeline.records import (
 )
 from pipeline.schedule.bisect import bisect_run
 from pipeline.schedule.nightly import read_record, run_night
+from pipeline.specs import STAGES
 from pipeline.store import Store
 from tests.records.made import figures, gate_record
 from tests.schedule.test_base import publish
@@ -211,6 +212,34 @@ def test_a_run_without_an_incumbent_has_nothing_to_be_compared_with(runs: Runs) 
     runs.store.write_json(path, runs.store.read_json(path) | {"incumbent_version": None})
     with pytest.raises(ConfigError, match="had no incumbent"):
         runs.bisect()
+
+
+def test_a_model_that_is_only_judged_has_the_incumbent_that_is_asked_for_and_ends_no_run(runs: Runs) -> None:
+    judged = replace(HELD, publish=replace(HELD.publish, judge_beside="v00001-00000001"))
+    stage = STAGES.get("publish")
+    assert stage.named_settings(judged, runs.store, {}) == {"incumbent": "v00001-00000001"}
+    unknown = replace(HELD, publish=replace(HELD.publish, judge_beside="v00007-00000007"))
+    with pytest.raises(ArtifactError, match="has no version 'v00007-00000007'"):
+        stage.named_settings(unknown, runs.store, {})
+    summary = {"gate": {"verdict": "HOLD", "reasons": ["NE rose"], "version": "v00002-00000002"}}
+    for config in (judged, HELD):
+        settings = stage.key_settings(config)
+        path = f"runs/x/publish/{config is HELD}"
+        with runs.store.draft(path, kind="publish", key="k", config=settings, inputs={}) as draft:
+            artifact = draft.commit(summary)
+        if config is HELD:
+            with pytest.raises(GateHeldError):
+                stage.accept(artifact)
+        else:
+            stage.accept(artifact)
+
+
+def test_a_dataset_that_is_put_aside_is_not_that_of_its_day() -> None:
+    aside = replace(HELD, data=replace(HELD.data, aside=True))
+    stage = STAGES.get("ingest")
+    assert stage.path(HELD, "k") == f"datasets/{HELD.data.name}/2026-01-02/k"
+    assert stage.path(aside, "k") == f"datasets/{HELD.data.name}.aside/2026-01-02/k"
+    assert stage.key_settings(aside) == stage.key_settings(HELD)
 
 
 def test_a_held_night_spends_replays_on_itself_and_its_page_names_the_culprit(tmp_path: Path, runs: Runs) -> None:
