@@ -18,11 +18,12 @@ from pipeline.config.prices import ON_DEMAND, SPOT, offer_of
 from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.core.units import decimal, plural
+from pipeline.launch.elastic import MoreRoomError
 from pipeline.records.gate import GATE, GateRecord
 from pipeline.records.night import HELD, Base, Cost, NightRecord
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
-from pipeline.records.result import IngestPart, Result
+from pipeline.records.result import Grown, IngestPart, Result, Shrunk
 from pipeline.records.runs import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import hosts_lines
@@ -78,19 +79,53 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
     return replace(record, changed=tuple(_describe_changes(store, record, result)))
 
 
-def cost_of_night(config: Config, seconds: Mapping[str, float] | None) -> Cost | None:
-    """Price the ``seconds`` of a night's stages by ``nightly.prices``; None without prices, or where no stage ran.
+def with_cost(config: Config, record: NightRecord) -> NightRecord:
+    """Add what the stages of a night cost by ``nightly.prices``; nothing without prices, or where no stage ran.
 
-    Raises:
-        ConfigError: The file of prices no longer has the offer.
+    The file of prices may have changed since the night began. Then a warning says why there is no cost.
     """
-    settings = config.nightly
-    if settings.prices is None or not seconds:
-        return None
-    offer, currency = offer_of(settings.prices, settings.priced_as, spot=settings.priced_spot, path="nightly")
-    hosts = config.hardware.hosts
-    amount = offer.cost(SPOT if settings.priced_spot else ON_DEMAND, hosts, sum(seconds.values()))
-    return Cost(amount=round(amount, 4), currency=currency, offer=offer.name, hosts=hosts, spot=settings.priced_spot)
+    settings, hosts = config.nightly, config.hardware.hosts
+    if settings.prices is None or not record.seconds:
+        return record
+    try:
+        offer, currency = offer_of(settings.prices, settings.priced_as, spot=settings.priced_spot, path="nightly")
+    except NightjarError as error:
+        return replace(record, warnings=(*(record.warnings or ()), f"the night has no cost: {error.message}"))
+    amount = offer.cost(SPOT if settings.priced_spot else ON_DEMAND, hosts, host_seconds(record, hosts) / hosts)
+    cost = Cost(amount=round(amount, 4), currency=currency, offer=offer.name, hosts=hosts, spot=settings.priced_spot)
+    return replace(record, cost=cost)
+
+
+def host_seconds(record: NightRecord, hosts: int) -> float:
+    """Sum the seconds of a night's stages, each times the hosts that it had.
+
+    Args:
+        hosts: With which the night began; ``record.shrunk`` and ``record.grown`` say how their number changed.
+    """
+    total = 0.0
+    for name, seconds in (record.seconds or {}).items():
+        changes = [each for each in (*(record.shrunk or ()), *(record.grown or ())) if each.stage == name]
+        outcome = (record.stages or {}).get(name)
+        attempts = (outcome.attempts if outcome is not None else None) or ()
+        # A change ends an attempt. Those that ended otherwise keep their hosts.
+        on_attempts, weighted = sum(attempt.seconds for attempt in attempts), 0.0
+        for attempt in attempts:
+            weighted += attempt.seconds * hosts
+            ended = attempt.error.message if attempt.error is not None else ""
+            change = next((each for each in changes if each.from_hosts == hosts and _ended_by(each, ended)), None)
+            if change is not None:
+                hosts = change.hosts
+                changes.remove(change)
+        for change in changes:
+            hosts = change.hosts
+        total += seconds * (weighted / on_attempts if on_attempts else hosts)
+    return total
+
+
+def _ended_by(change: Shrunk | Grown, message: str) -> bool:
+    if isinstance(change, Shrunk):
+        return message == change.why
+    return message == str(MoreRoomError(change.hosts - change.from_hosts))
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:

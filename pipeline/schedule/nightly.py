@@ -39,7 +39,7 @@ from pipeline.records.runs import run_directory
 from pipeline.report.tracking import tell_night
 from pipeline.schedule.bisect import bisect_run
 from pipeline.schedule.night_config import ANY_DAY, find_base, night_config, night_zone, run_name
-from pipeline.schedule.night_summary import cost_of_night, deliver, finished_record, line_of, write_summary
+from pipeline.schedule.night_summary import deliver, finished_record, line_of, with_cost, write_summary
 from pipeline.schedule.store_overview import write_store_page
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
@@ -252,8 +252,7 @@ def _complete_record(config: Config, store: Store, record: NightRecord, error: N
         record = replace(record, message=error.message, hint=error.hint)
     try:
         _save(store, record)  # so that it does not stay "running", whatever happens to its page
-        record = finished_record(store, record, error)
-        record = replace(record, cost=cost_of_night(config, record.seconds))
+        record = with_cost(config, finished_record(store, record, error))
         _save(store, record)
         write_summary(store, record)
     except Exception as problem:

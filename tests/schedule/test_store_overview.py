@@ -5,6 +5,7 @@ import logging
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.records import NightRecord
+from pipeline.records.result import ErrorPart, Grown, Shrunk, StageAttempt, StageOutcome
 from pipeline.report.night import night_markdown, night_page
 from pipeline.report.store_page import STORE_PAGE, store_page
-from pipeline.schedule.night_summary import finished_record
+from pipeline.schedule.night_summary import finished_record, host_seconds
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.schedule.store_gc import collect
 from pipeline.schedule.store_overview import MOST_NIGHTS, read_overview, write_store_page
@@ -370,3 +372,50 @@ def test_with_prices_a_night_has_its_cost_in_record_page_and_list(tmp_path: Path
     assert "14.40 EUR" in (tmp_path / f"store/runs/clicks-{day + timedelta(days=1)}/nightly.html").read_text()
     assert cli.main(["nights", "ls", "--store", store.url]) == 0
     assert "14.40 EUR" in capsys.readouterr().out
+
+
+def test_a_night_whose_prices_are_gone_keeps_its_verdict_and_page(tmp_path: Path) -> None:
+    store, day = Store(str(tmp_path / "store")), date(2026, 1, 1)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: EUR\nhardware: {big: {on_demand: 7.2}}")
+    folder = tmp_path / "store/runs/clicks-2026-01-01"
+
+    def run(config: Config) -> int:
+        stages = {"train": {"status": "done", "seconds": 1500.0, "artifact": None}}
+        gate = {"verdict": "hold", "reasons": ["worse"], "version": "v1", "incumbent": "v0", "warnings": ["late"]}
+        result = {"run": config.run, "status": "failed", "stages": stages, "gate": gate}
+        store.write_json(f"runs/{config.run}/result.json", result)
+        prices.unlink()
+        return 6
+
+    config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.prices={prices}"], night=True)
+    record = run_night(config, store, day, run, 0.0)
+    written = json.loads((folder / "nightly.json").read_text())
+    assert (written["outcome"], written["verdict"], written["version"]) == ("held", "hold", "v1")
+    assert record.cost is None and record.warnings == tuple(written["warnings"])
+    assert written["warnings"][0] == "late" and "the night has no cost: prices" in written["warnings"][1]
+    assert "the night has no cost" in (folder / "nightly.html").read_text()
+
+
+def test_the_cost_of_a_night_counts_the_hosts_that_its_stages_had() -> None:
+    full = "2 of 4 pods find no place"
+    ended = [("node gone", 100.0), (full, 50.0), ("room for 2 more hosts", 300.0), (None, 150.0)]
+    attempts = []
+    for message, seconds in ended:
+        error = None if message is None else ErrorPart(message=message, exit_code=8)
+        attempts.append(StageAttempt(started=0.0, seconds=seconds, error=error))
+    done = StageOutcome(status="done", seconds=600.0, artifact="a")
+    record = NightRecord(
+        model="clicks",
+        date="2026-01-01",
+        run="clicks-2026-01-01",
+        outcome="published",
+        seconds={"ingest": 10.0, "train": 600.0, "evaluate": 20.0},
+        stages={"train": replace(done, attempts=tuple(attempts))},
+        shrunk=(Shrunk(stage="train", from_hosts=4, hosts=2, why=full),),
+        grown=(Grown(stage="train", from_hosts=2, hosts=4),),
+    )
+    assert host_seconds(record, 4) == 10 * 4 + (150 * 4 + 300 * 2 + 150 * 4) + 20 * 4
+    # Without a record of attempts, a stage counts with the hosts that it ended with.
+    assert host_seconds(replace(record, stages=None, grown=None), 4) == 10 * 4 + 600 * 2 + 20 * 2
+    assert host_seconds(replace(record, stages=None, shrunk=None, grown=None), 4) == 630 * 4
