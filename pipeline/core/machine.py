@@ -9,13 +9,14 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.core.cpus import cgroup_folders
+from pipeline.core.cpus import available_cpus, cgroup_folders
 
 _ROOT = Path("/")
 _STATUS = _ROOT / "proc/self/status"
@@ -88,6 +89,17 @@ def processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+def machine_of() -> str:
+    """Return what tells this kind of machine from others by speed: its processor, the CPUs to use, and GPUs.
+
+    No host name: a container has another one at each start.
+    """
+    parts = [processor(), f"{available_cpus()} CPUs"]
+    for name, count in Counter(gpu.name for gpu in gpus()).items():
+        parts.append(f"{count} x {name}")
+    return ", ".join(parts)
 
 
 @cache

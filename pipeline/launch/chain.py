@@ -24,6 +24,7 @@ from pipeline.core.errors import (
     PassingError,
     PlanError,
 )
+from pipeline.core.machine import machine_of
 from pipeline.core.retrying import explained
 from pipeline.launch.appdefs import distributed, seconds_to_end
 from pipeline.launch.elastic import Growth, MoreRoomError, NoRoomError, with_fewer_hosts, with_more_hosts
@@ -203,7 +204,10 @@ class StageChain:
         # On other hosts than those that it was made for, a prediction says nothing.
         if self.shrunk or self.grown:
             return result
-        return replace(result, prediction=compare_with_prediction(self.store, config_hash(self.config), result))
+        launcher = self.config.launch.name
+        machine = machine_of() if launcher == "local" else f"the cluster of launch={launcher}"
+        part = compare_with_prediction(self.store, config_hash(self.config), result, machine)
+        return replace(result, prediction=part)
 
     def _find_upstream(self) -> None:
         """Find what selected stages read and this run does not make; ArtifactError where it is not committed."""

@@ -1,6 +1,7 @@
 """Sealed predictions in a store: written once, found again, and compared with the run that they were made for.
 
-``nightjar price --seal`` (a plugin) makes them. They lie in ``predictions/<hash of a configuration>``, numbered.
+``nightjar price --seal`` (a plugin) makes them. They lie in ``predictions/<hash of a configuration>``, numbered, each
+beside the first run that it was compared with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import logging
 import statistics
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from pipeline.core.errors import ArtifactError, LaunchError, NightjarError
 from pipeline.records.record import read
@@ -19,7 +21,9 @@ from pipeline.records.sealed_prediction import (
     COMPARED,
     GONE,
     NOT_COMPARED,
+    REPLACED,
     WAITING,
+    ComparedRun,
     RunPrediction,
     SealedLine,
     SealedList,
@@ -27,7 +31,7 @@ from pipeline.records.sealed_prediction import (
     compare,
 )
 from pipeline.store.artifacts import Store
-from pipeline.store.conditional import Seen, SwappedError, swap
+from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
 PREDICTIONS = "predictions"
 # Of a hash, as the name of a folder.
@@ -40,8 +44,9 @@ log = logging.getLogger(__name__)
 def sealed_paths(store: Store, config: str) -> list[str]:
     """Return the paths of the predictions for the configuration of hash ``config``, the oldest first."""
     folder = f"{PREDICTIONS}/{config[:DIGITS]}"
-    names = [name for name in store.names(folder) if name.removesuffix(".json").isdecimal()]
-    return [f"{folder}/{name}" for name in sorted(names, key=lambda name: int(name.removesuffix(".json")))]
+    # Beside <number>.json lies <number>.run.json, the comparison.
+    numbers = [name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")]
+    return [f"{folder}/{number}.json" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 
 
 def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPrediction]:
@@ -67,51 +72,103 @@ def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPr
     return path, sealed
 
 
-def compare_with_prediction(store: Store, config: str, result: Result) -> PredictionPart | None:
-    """Compare the outcome of a run with the newest prediction that was sealed before it.
+def compare_with_prediction(store: Store, config: str, result: Result, machine: str) -> PredictionPart | None:
+    """Compare the outcome of a run with the newest prediction that was sealed before it, and keep that by the seal.
 
     Whatever is wrong with predictions does not change the run's outcome.
 
     Args:
         config: The hash of the run's configuration.
+        machine: That the run was on, as ``machine_of`` says.
 
     Returns:
-        None where no prediction was sealed before the run, or none can be read.
+        None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
+        was kept when these ran.
     """
     starts = []
     for stage in result.stages.values():
         if stage.status != "skipped" and stage.started is not None:
             starts.append(stage.started)
-    if not starts:
-        return None
     try:
-        for path in reversed(sealed_paths(store, config)):
-            sealed = read(SealedPrediction, store, path)
-            try:
-                prediction = sealed.open(store.url_of(path))
-            except ArtifactError as error:
-                log.warning("%s", error)
-                return PredictionPart(sealed=path, sha256=sealed.sha256, problem=error.message)
-            if prediction.created <= min(starts):
-                return compare(path, sealed, prediction, result)
+        paths = list(reversed(sealed_paths(store, config)))
+        if not starts:
+            kept = [_read_compared(store, path) for path in paths]
+            return next((each.prediction for each in kept if each is not None and each.run == result.run), None)
+        for path in paths:
+            part = _compare_with(store, path, config, result, min(starts), machine)
+            if part is not None:
+                _keep_compared(store, path, ComparedRun(run=result.run, prediction=part))
+                return part
     except (NightjarError, OSError) as error:
         log.warning("the sealed prediction of this run cannot be read, so it is not compared: %s", error)
     return None
 
 
+def _compare_with(
+    store: Store, path: str, config: str, result: Result, began: float, machine: str
+) -> PredictionPart | None:
+    # None where the prediction was sealed after the run ``began``, or cannot be read: then an older one counts.
+    try:
+        sealed = read(SealedPrediction, store, path)
+    except ArtifactError as error:
+        log.warning("%s", error)
+        return None
+    created = sealed.prediction.get("created")
+    if isinstance(created, int | float) and created > began:
+        return None
+    try:
+        prediction = sealed.open(store.url_of(path))
+    except ArtifactError as error:
+        log.warning("%s", error)
+        return PredictionPart(sealed=path, sha256=sealed.sha256, problem=error.message)
+    return compare(path, sealed, prediction, result, config, machine)
+
+
+def _keep_compared(store: Store, path: str, compared: ComparedRun) -> None:
+    # The first comparison with a figure stays, whatever the run's own result says later or another run gives.
+    beside = _compared_path(path)
+    former = _read_compared(store, path)
+    if former is not None and former.prediction.error is not None:
+        return
+    with suppress(SwappedError):
+        swap(store, beside, read_marked(store, beside), (json.dumps(compared.to_json(), indent=1) + "\n").encode())
+
+
+def _read_compared(store: Store, path: str) -> ComparedRun | None:
+    # With which run the prediction at ``path`` was compared.
+    beside = _compared_path(path)
+    try:
+        return read(ComparedRun, store, beside) if store.exists(beside) else None
+    except ArtifactError as error:
+        log.warning("%s", error.message)
+        return None
+
+
+def _compared_path(path: str) -> str:
+    return f"{path.removesuffix('.json')}.{ComparedRun.FILE}"
+
+
 def list_sealed(store: Store) -> SealedList:
     """Read every sealed prediction of ``store`` and what became of it; one with a broken seal is a line, too."""
-    runs = _compared_runs(store)
+    compared = _compared_runs(store)
+    states: dict[str, str] = {}
     lines = []
     for config in store.names(PREDICTIONS):
         for path in sealed_paths(store, config):
-            lines.append(_line(store, path, runs))
-    known = {line.sealed for line in lines}
-    for parts in runs.values():
-        run, part = parts[0]
-        if part.sealed not in known:
-            problem = f"run {run} was compared with it, but {store.url_of(part.sealed)} is not in the store"
-            lines.append(SealedLine(sealed=part.sealed, sha256=part.sha256, state=GONE, run=run, problem=problem))
+            line = _line(store, path, compared)
+            states[path] = line.state
+            lines.append(line)
+    known = {(line.sealed, line.sha256) for line in lines}
+    for (path, sha256), runs in compared.items():
+        # The line of a broken seal says enough.
+        if (path, sha256) in known or states.get(path) == BROKEN:
+            continue
+        run, where = runs[0].run, store.url_of(path)
+        state, problem = GONE, f"run {run} was compared with it, but {where} is not in the store"
+        if path in states:
+            state = REPLACED
+            problem = f"run {run} was compared with SHA-256 {sha256[:16]}.., which {where} no longer has"
+        lines.append(SealedLine(sealed=path, sha256=sha256, state=state, run=run, problem=problem))
     lines.sort(key=lambda line: (line.created or 0.0, line.sealed))
     errors = [abs(line.error) for line in lines if line.error is not None]
     return SealedList(
@@ -122,18 +179,32 @@ def list_sealed(store: Store) -> SealedList:
     )
 
 
-def waiting_prediction(store: Store, config: str) -> tuple[str, SealedPrediction] | None:
-    """Find the newest prediction of a configuration that no run was compared with yet; None where there is none."""
+def waiting_prediction(store: Store, config: str, dataset: str, machine: str) -> tuple[str, SealedPrediction] | None:
+    """Find the newest prediction of a configuration that no run was compared with yet.
+
+    Args:
+        config: Its hash.
+        dataset: Path of the dataset that a run would take.
+        machine: That it would be on.
+
+    Returns:
+        None where there is none, or where it was sealed for another dataset or machine.
+    """
     paths = sealed_paths(store, config)
     if not paths:
         return None
     sealed = read(SealedPrediction, store, paths[-1])
-    return None if sealed.sha256 in _compared_runs(store) else (paths[-1], sealed)
+    prediction = sealed.open(store.url_of(paths[-1]))
+    other = prediction.dataset not in (None, dataset) or prediction.machine not in (None, machine)
+    if other or (paths[-1], sealed.sha256) in _compared_runs(store):
+        return None
+    return paths[-1], sealed
 
 
-def _compared_runs(store: Store) -> dict[str, list[tuple[str, PredictionPart]]]:
-    # By the hash of a seal, the runs that were compared with it, the first one first.
-    def read_part(run: str) -> tuple[float, str, PredictionPart] | None:
+def _compared_runs(store: Store) -> dict[tuple[str, str], list[ComparedRun]]:
+    # By path and hash of a seal, the runs that were compared with it: first the one that is kept beside the seal, then
+    # those whose results say so, in the order of their starts.
+    def read_part(run: str) -> tuple[float, ComparedRun] | None:
         path = f"{run_directory(run)}/{Result.FILE}"
         try:
             result = read(Result, store, path) if store.exists(path) else None
@@ -143,33 +214,44 @@ def _compared_runs(store: Store) -> dict[str, list[tuple[str, PredictionPart]]]:
         if result is None or result.prediction is None:
             return None
         started = max((stage.started or 0.0 for stage in result.stages.values()), default=0.0)
-        return started, run, result.prediction
+        return started, ComparedRun(run=run, prediction=result.prediction)
 
+    found = []
+    for config in store.names(PREDICTIONS):
+        folder = f"{PREDICTIONS}/{config}"
+        for name in store.names(folder):
+            if name.endswith(f".{ComparedRun.FILE}"):
+                kept = _read_compared(store, f"{folder}/{name.removesuffix(ComparedRun.FILE)}json")
+                if kept is not None:
+                    found.append((0.0, kept))
     with ThreadPoolExecutor(READERS, thread_name_prefix="nightjar-sealed") as pool:
-        parts = [part for part in pool.map(read_part, store.names("runs")) if part is not None]
-    runs: dict[str, list[tuple[str, PredictionPart]]] = {}
-    for _, run, part in sorted(parts, key=lambda part: part[:2]):
-        runs.setdefault(part.sha256, []).append((run, part))
+        found += [part for part in pool.map(read_part, store.names("runs")) if part is not None]
+    runs: dict[tuple[str, str], list[ComparedRun]] = {}
+    for _, compared in sorted(found, key=lambda each: (each[0], each[1].run)):
+        part = compared.prediction
+        runs.setdefault((part.sealed, part.sha256), []).append(compared)
     return runs
 
 
-def _line(store: Store, path: str, runs: dict[str, list[tuple[str, PredictionPart]]]) -> SealedLine:
+def _line(store: Store, path: str, compared: dict[tuple[str, str], list[ComparedRun]]) -> SealedLine:
+    sha256 = ""
     try:
         sealed = read(SealedPrediction, store, path)
-    except ArtifactError as error:
-        return SealedLine(sealed=path, sha256="", state=BROKEN, problem=error.message)
-    try:
+        sha256 = sealed.sha256
         prediction = sealed.open(store.url_of(path))
     except ArtifactError as error:
-        return SealedLine(sealed=path, sha256=sealed.sha256, state=BROKEN, problem=error.message)
-    run, part = next(iter(runs.get(sealed.sha256, ())), (None, None))
-    state = WAITING
-    if part is not None:
-        state = COMPARED if part.error is not None else NOT_COMPARED
-    found = part or PredictionPart(sealed=path, sha256=sealed.sha256)
+        return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=error.message)
+    if not path.startswith(f"{PREDICTIONS}/{prediction.config[:DIGITS]}/"):
+        problem = f"{store.url_of(path)} was sealed for another configuration, {prediction.config[:16]}.."
+        return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=problem)
+    runs = compared.get((path, sha256), [])
+    found, state = PredictionPart(sealed=path, sha256=sha256), WAITING
+    if runs:
+        found = runs[0].prediction
+        state = COMPARED if found.error is not None else NOT_COMPARED
     return SealedLine(
         sealed=path,
-        sha256=sealed.sha256,
+        sha256=sha256,
         state=state,
         created=prediction.created,
         model=prediction.model,
@@ -179,7 +261,7 @@ def _line(store: Store, path: str, runs: dict[str, list[tuple[str, PredictionPar
         threads=prediction.threads,
         batch=prediction.batch,
         predicted_s=round(sum(prediction.seconds.values()), 3),
-        run=run,
+        run=runs[0].run if runs else None,
         seconds=found.seconds,
         error=found.error,
         step=found.step,

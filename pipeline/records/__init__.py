@@ -157,7 +157,7 @@ from pipeline.records.runs import (
     RunSlice,
 )
 from pipeline.records.scratch import place_bytes
-from pipeline.records.sealed_prediction import RunPrediction, SealedLine, SealedList, SealedPrediction
+from pipeline.records.sealed_prediction import ComparedRun, RunPrediction, SealedLine, SealedList, SealedPrediction
 from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
 from pipeline.records.serving import DENSE, SERVING, WEIGHTS, DenseRecord, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
@@ -184,6 +184,7 @@ __all__ = [
     "CheckpointDiff",
     "CheckpointPart",
     "Compacted",
+    "ComparedRun",
     "Culprit",
     "Curve",
     "DENSE",

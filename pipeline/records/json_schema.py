@@ -23,7 +23,7 @@ from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
 from pipeline.records.record import Record, hints_of, required, rest_field
 from pipeline.records.result import Evaluation, Result
-from pipeline.records.sealed_prediction import SealedPrediction
+from pipeline.records.sealed_prediction import ComparedRun, SealedPrediction
 from pipeline.records.search import SearchRecord
 from pipeline.records.serving import Description
 from pipeline.records.study import StudyRecord, TrialRecord
@@ -46,6 +46,7 @@ RECORDS: tuple[type[Record], ...] = (
     NightRecord,
     BisectRecord,
     SealedPrediction,
+    ComparedRun,
     StudyRecord,
     TrialRecord,
     SearchRecord,

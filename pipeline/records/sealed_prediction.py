@@ -17,7 +17,8 @@ from pipeline.records.record import Record, absent
 from pipeline.records.result import Bytes, Milliseconds, PredictionPart, Result, Seconds
 
 # What became of a sealed prediction.
-COMPARED, WAITING, NOT_COMPARED, BROKEN, GONE = "compared", "no run yet", "not compared", "broken seal", "seal is gone"
+COMPARED, WAITING, NOT_COMPARED = "compared", "no run yet", "not compared"
+BROKEN, GONE, REPLACED = "broken seal", "seal is gone", "seal was replaced"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class RunPrediction(Record):
 
     ``seconds``: by stage, of those that the store has no artifact of yet. ``steps``, ``step_ms``: of training, what
     goes on beside the steps included. ``memory_bytes``: the most that a rank's process takes. ``source``: what the
-    figures come from.
+    figures come from. ``dataset``: path of the artifact that is trained on; ``machine``: as ``machine_of`` says.
     """
 
     config: str
@@ -42,6 +43,8 @@ class RunPrediction(Record):
     memory_bytes: int
     seconds: dict[str, float]
     source: str
+    dataset: str | None = absent()
+    machine: str | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +85,35 @@ def hash_of(prediction: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compare(path: str, sealed: SealedPrediction, prediction: RunPrediction, result: Result) -> PredictionPart:
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun(Record):
+    """The ``run`` that a sealed prediction was compared with, kept beside the seal: whatever becomes of the run."""
+
+    FILE: ClassVar[str] = "run.json"
+    KIND: ClassVar[str] = "comparison with a sealed prediction"
+
+    run: str
+    prediction: PredictionPart
+
+
+def compare(
+    path: str, sealed: SealedPrediction, prediction: RunPrediction, result: Result, config: str, machine: str
+) -> PredictionPart:
     """Compare a sealed prediction with the outcome of its run.
 
     Args:
         path: Of the seal, in the store.
+        config: The hash of the run's configuration.
+        machine: That the run was on.
     """
     part = PredictionPart(sealed=path, sha256=sealed.sha256, created=prediction.created)
+    dataset = result.artifact("ingest")
+    if prediction.config != config:
+        return replace(part, problem="it was sealed for another configuration")
+    if prediction.dataset is not None and dataset is not None and prediction.dataset != dataset:
+        return replace(part, problem=f"it was sealed for {prediction.dataset}, but the run is of {dataset}")
+    if prediction.machine is not None and prediction.machine != machine:
+        return replace(part, problem=f"it was sealed on {prediction.machine}, but the run was on {machine}")
     # A held run has run all its stages.
     held = result.gate is not None and result.gate.verdict == HOLD
     if result.status != "done" and not held:
@@ -121,7 +146,8 @@ def compare(path: str, sealed: SealedPrediction, prediction: RunPrediction, resu
 class SealedLine(Record):
     """A sealed prediction as ``nightjar price --sealed`` lists it.
 
-    ``state``: compared | no run yet | not compared | broken seal | seal is gone; ``problem``: why there is no error.
+    ``state``: compared | no run yet | not compared | broken seal | seal is gone | seal was replaced; ``problem``: why
+    there is no error.
     ``seconds``, ``error``, ``step``, ``memory``: as in ``PredictionPart``. ``run``: the first compared with it.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,17 @@ from pipeline.launch.predictions import (
 )
 from pipeline.records.gate import HOLD
 from pipeline.records.record import read
-from pipeline.records.result import ErrorPart, GatePart, Result, Resumed, StageOutcome, TrainPart
+from pipeline.records.result import ErrorPart, GatePart, PredictionPart, Result, Resumed, StageOutcome, TrainPart
 from pipeline.records.sealed_prediction import (
     BROKEN,
     COMPARED,
     GONE,
     NOT_COMPARED,
+    REPLACED,
     WAITING,
     RunPrediction,
     SealedPrediction,
+    hash_of,
 )
 from pipeline.report.html import ReportData, render
 from pipeline.report.summary import summary
@@ -35,6 +38,7 @@ from pipeline.store import Store
 
 CONFIG, OTHER = "ab" * 32, "cd" * 32
 SEALED_AT, STARTED = 1_000.0, 2_000.0
+DATASET, HERE = "datasets/clicks/k", "a CPU, 2 CPUs"
 
 
 def predicted(config: str = CONFIG, **changes: Any) -> RunPrediction:
@@ -54,9 +58,9 @@ def ended(run: str = "one", started: float = STARTED, train: TrainPart | None = 
     return Result(run=run, status="done", stages={**stages, **changes.pop("stages", {})}, train=trained, **changes)
 
 
-def recorded(store: Store, result: Result, config: str = CONFIG) -> Result:
+def recorded(store: Store, result: Result, config: str = CONFIG, machine: str = HERE) -> Result:
     """Write the result as the chain does."""
-    result = replace(result, prediction=compare_with_prediction(store, config, result))
+    result = replace(result, prediction=compare_with_prediction(store, config, result, machine))
     store.write_json(f"runs/{result.run}/result.json", result.to_json())
     return read(Result, store, f"runs/{result.run}/result.json")
 
@@ -100,11 +104,14 @@ def test_the_newest_one_before_the_run_counts_and_none_is_replaced(store: Store)
 
 
 def test_a_prediction_waits_for_its_run(store: Store) -> None:
-    assert waiting_prediction(store, CONFIG) is None
+    assert waiting_prediction(store, CONFIG, DATASET, HERE) is None
     path, sealed = write_sealed(store, predicted())
-    assert waiting_prediction(store, CONFIG) == (path, sealed) and waiting_prediction(store, OTHER) is None
+    assert (
+        waiting_prediction(store, CONFIG, DATASET, HERE) == (path, sealed)
+        and waiting_prediction(store, OTHER, DATASET, HERE) is None
+    )
     recorded(store, ended())
-    assert waiting_prediction(store, CONFIG) is None
+    assert waiting_prediction(store, CONFIG, DATASET, HERE) is None
 
 
 @pytest.mark.parametrize("changed", [{"seconds": {"train": 10.0, "evaluate": 2.5}}, {"created": 1.0}, {"more": 1}])
@@ -180,4 +187,97 @@ def test_a_store_that_fails_does_not_change_the_outcome(store: Store, monkeypatc
         raise OSError("the store is away")
 
     monkeypatch.setattr(store, "read_json", fail)
-    assert compare_with_prediction(store, CONFIG, ended()) is None
+    assert compare_with_prediction(store, CONFIG, ended(), HERE) is None
+
+
+def reseal(store: Store, path: str, **changes: Any) -> None:
+    """Change a prediction and its hash, as somebody does who wants the change to go unnoticed."""
+    prediction = store.read_json(path)["prediction"] | changes
+    store.write_json(path, {"sha256": hash_of(prediction), "prediction": prediction})
+
+
+def test_a_seal_that_was_replaced_is_a_line_of_its_own(store: Store) -> None:
+    path, sealed = write_sealed(store, predicted())
+    recorded(store, ended())
+    reseal(store, path, seconds={"train": 10.0, "evaluate": 2.5})
+    lines = {line.state: line for line in list_sealed(store).sealed}
+    assert set(lines) == {WAITING, REPLACED}
+    assert (lines[REPLACED].sha256, lines[REPLACED].run) == (sealed.sha256, "one")
+    assert sealed.sha256[:16] in (lines[REPLACED].problem or "")
+    # Its run alone says so, too, and the kept comparison without the run.
+    (Path(store.url) / path.replace(".json", ".run.json")).unlink()
+    assert REPLACED in [line.state for line in list_sealed(store).sealed]
+
+
+def test_a_seal_that_was_deleted_and_made_anew_is_noticed(store: Store) -> None:
+    path, _ = write_sealed(store, predicted())
+    recorded(store, ended())
+    (Path(store.url) / path).unlink()
+    assert [line.state for line in list_sealed(store).sealed] == [GONE]
+    assert write_sealed(store, predicted(source="new"))[0] == path
+    assert sorted(line.state for line in list_sealed(store).sealed) == sorted([WAITING, REPLACED])
+
+
+def test_a_comparison_outlasts_its_run(store: Store) -> None:
+    write_sealed(store, predicted())
+    first = recorded(store, ended())
+    skipped = {name: replace(stage, status="skipped") for name, stage in first.stages.items()}
+    again = recorded(store, ended(stages=skipped))
+    assert again.prediction == first.prediction is not None
+    recorded(store, ended("two", started=STARTED + 100))
+    shutil.rmtree(Path(store.url) / "runs/one")
+    (line,) = list_sealed(store).sealed
+    assert (line.state, line.run, line.error) == (COMPARED, "one", pytest.approx(11.0 / 12.5 - 1))
+    other = recorded(store, ended("three", stages=skipped))
+    assert other.prediction is None
+
+
+def test_a_failed_run_gives_way_to_the_one_that_is_compared(store: Store) -> None:
+    write_sealed(store, predicted())
+    recorded(store, replace(ended(), status="failed"))
+    assert [line.state for line in list_sealed(store).sealed] == [NOT_COMPARED]
+    recorded(store, ended(started=STARTED + 50))
+    (line,) = list_sealed(store).sealed
+    assert (line.state, line.problem) == (COMPARED, None)
+
+
+def test_a_prediction_is_compared_with_a_run_of_its_configuration_dataset_and_machine(store: Store) -> None:
+    path, _ = write_sealed(store, predicted(dataset=DATASET, machine=HERE))
+    assert waiting_prediction(store, CONFIG, DATASET, HERE) is not None
+    assert waiting_prediction(store, CONFIG, "datasets/clicks/tenfold", HERE) is None
+    assert waiting_prediction(store, CONFIG, DATASET, "a laptop") is None
+    tenfold = {"ingest": StageOutcome(status="skipped", artifact="datasets/clicks/tenfold", started=STARTED)}
+    for machine, stages, expected in (
+        (HERE, tenfold, "it was sealed for datasets/clicks/k, but the run is of datasets/clicks/tenfold"),
+        ("a laptop", {}, "it was sealed on a CPU, 2 CPUs, but the run was on a laptop"),
+    ):
+        part = recorded(store, ended(stages=stages), machine=machine).prediction
+        assert part is not None and (part.problem, part.error) == (expected, None)
+    assert list_sealed(store).sealed[0].state == NOT_COMPARED
+    assert (recorded(store, ended()).prediction or PredictionPart(sealed="", sha256="")).error is not None
+
+    copied = f"predictions/{OTHER[:32]}/1.json"
+    store.write_json(copied, store.read_json(path))
+    part = recorded(store, ended("copy"), OTHER).prediction
+    assert part is not None and (part.problem, part.error) == ("it was sealed for another configuration", None)
+    assert [line.state for line in list_sealed(store).sealed if line.sealed == copied] == [BROKEN]
+
+
+@pytest.mark.parametrize("damage", ["created later", "not a record"])
+def test_a_damaged_prediction_does_not_hide_an_older_one(store: Store, damage: str) -> None:
+    first, _ = write_sealed(store, predicted())
+    second, _ = write_sealed(store, predicted(created=STARTED + 1))
+    record = store.read_json(second)
+    record["prediction"]["more"] = 1
+    store.write_json(second, record if damage == "created later" else {})
+    part = recorded(store, ended()).prediction
+    assert part is not None and (part.sealed, part.problem) == (first, None)
+    assert BROKEN in [line.state for line in list_sealed(store).sealed]
+
+
+def test_only_numbered_json_files_are_predictions(store: Store) -> None:
+    path, _ = write_sealed(store, predicted())
+    recorded(store, ended())
+    store.write_bytes(path.replace("1.json", "3"), b"{}")
+    store.write_bytes(path.replace("1.json", "x.json"), b"{}")
+    assert sealed_paths(store, CONFIG) == [path]

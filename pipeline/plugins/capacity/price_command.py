@@ -100,7 +100,7 @@ def _price(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from pipeline.launch.predictions import list_sealed
     from pipeline.plugins.capacity.price_page import sealed_list_markdown, sealed_list_text
-    from pipeline.records.sealed_prediction import BROKEN, GONE
+    from pipeline.records.sealed_prediction import BROKEN, GONE, REPLACED
     from pipeline.store.artifacts import Store
 
     url = "./store"
@@ -116,17 +116,19 @@ def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise ConfigError(f"there is no store at {url}", hint="store=<URL of the store>")
     record = list_sealed(store)
     tell(options.json, record, sealed_list_markdown if options.markdown else sealed_list_text)
-    damaged = any(line.state in (BROKEN, GONE) for line in record.sealed)
+    damaged = any(line.state in (BROKEN, GONE, REPLACED) for line in record.sealed)
     return ArtifactError.exit_code if damaged else 0
 
 
 def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from pipeline.config.compose import compose, config_hash
+    from pipeline.core.machine import machine_of
     from pipeline.launch.predictions import waiting_prediction, write_sealed
     from pipeline.planning.planner import make_plan
     from pipeline.plugins.capacity.price_page import sealed_text
     from pipeline.plugins.capacity.rehearsal import rehearse
     from pipeline.plugins.capacity.sealing import missing_stages, predict_run
+    from pipeline.stages.steps import steps
     from pipeline.store.artifacts import Store
 
     config = compose(overrides, options.config_dir)
@@ -137,7 +139,8 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     store = Store(config.store)
     planned, inputs = planned_for(list(overrides), options.config_dir, timed=True)
     missing_stages(config, store)
-    note, waiting = "", waiting_prediction(store, config_hash(config))
+    dataset = steps(config, store, last="ingest")[0].path
+    note, waiting = "", waiting_prediction(store, config_hash(config), dataset, machine_of())
     if waiting is None:
         began = time.perf_counter()
         plan = make_plan(inputs)
@@ -145,11 +148,10 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         times = rehearse(planned, inputs, overrides, options.config_dir, plan.predicted_step_ms)
         # The rehearsal has made the plan.
         stages = missing_stages(config, store)
-        waiting = write_sealed(store, predict_run(config, inputs, times, stages, plan_s))
+        waiting = write_sealed(store, predict_run(config, inputs, times, stages, plan_s, dataset))
     else:
         note = "a prediction of this configuration is sealed already, and no run has followed: it stays as it is"
     path, sealed = waiting
-    sealed.open(store.url_of(path))
     tell(options.json, {"path": path, **sealed.to_json()}, lambda _: sealed_text(path, sealed, note))
     return 0
 

@@ -9,6 +9,7 @@ from pipeline.config import Config
 from pipeline.config.compose import config_hash
 from pipeline.core.cpus import available_cpus
 from pipeline.core.errors import ConfigError
+from pipeline.core.machine import machine_of
 from pipeline.planning.inputs import PlanInputs
 from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
 from pipeline.records.sealed_prediction import RunPrediction
@@ -39,7 +40,7 @@ def missing_stages(config: Config, store: Store) -> list[str]:
 
 
 def predict_run(
-    config: Config, inputs: PlanInputs, times: StageTimes, stages: Sequence[str], plan_s: float
+    config: Config, inputs: PlanInputs, times: StageTimes, stages: Sequence[str], plan_s: float, dataset: str
 ) -> RunPrediction:
     """Predict the run of ``config`` on the machine that ``times`` were taken on.
 
@@ -48,6 +49,7 @@ def predict_run(
         inputs: Of its plan.
         stages: Those that it will not skip.
         plan_s: Seconds of making the plan, for a rehearsal that found it in the store.
+        dataset: Path of the dataset.
     """
     total = steps_of(inputs)
     training_s = times.training_s(total, looks_of(inputs.train, inputs.schema, total), times.step_ms)
@@ -75,4 +77,6 @@ def predict_run(
         memory_bytes=times.memory_bytes,
         seconds={stage: round(known[stage], 3) for stage in stages if stage in known},
         source=times.source,
+        dataset=dataset,
+        machine=machine_of(),
     )
