@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,15 +75,19 @@ def read_prices(path: str) -> Prices:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        text = Path(path).read_text()
+        content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(
             f"prices {path} cannot be read: {error.strerror}", hint="name a file as docs/price.md describes"
         ) from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
-            f"prices {path} are no YAML: {str(error).splitlines()[0]}", hint="correct the file, as in docs/price.md"
+            f"{path} is not valid YAML: {str(error).splitlines()[0]}", hint="correct the file, as in docs/price.md"
         ) from None
+    # Of a key that is there twice, YAML takes the later value without a word.
+    if (twice := _repeated_key(tree)) is not None:
+        raise ConfigError(f"{path} has {twice!r} twice in one mapping", hint="give each offer a name of its own")
     if not isinstance(content, Mapping) or not isinstance(content.get("hardware"), Mapping) or not content["hardware"]:
         raise ConfigError(
             f"prices {path} have no hardware, expected currency and a mapping of offers",
@@ -145,9 +150,16 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
         value = entry.get(key)
         if value is None and key != ON_DEMAND:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise ConfigError(f"hardware.{name}.{key} in {path} is {value!r}, expected 0 or more", hint=f"{key}: 1.0")
-        numbers[key] = float(value)
+        number = math.nan
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # A whole number of some hundred digits is no float.
+            with suppress(OverflowError):
+                number = float(value)
+        if not 0 <= number < math.inf:
+            raise ConfigError(
+                f"hardware.{name}.{key} in {path} is {value!r:.40}, expected 0 or more", hint=f"{key}: 1.0"
+            )
+        numbers[key] = number
     file = entry.get("file", name)
     if not isinstance(file, str) or not file:
         raise ConfigError(
@@ -160,6 +172,23 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
             hint="hosts: [1, 2, 4]",
         )
     return HostPrice(name=name, file=file, hosts=tuple(sorted(set(hosts))), **numbers)
+
+
+def _repeated_key(tree: Any) -> str | None:
+    known = set()
+    if not isinstance(getattr(tree, "value", None), list):
+        return None
+    for entry in tree.value:
+        if isinstance(entry, tuple):
+            key, value = entry
+            if isinstance(key.value, str) and key.value in known:
+                return str(key.value)
+            known.add(str(key.value))
+            entry = value
+        found = _repeated_key(entry)
+        if found is not None:
+            return found
+    return None
 
 
 def _is_host_count(count: object) -> bool:

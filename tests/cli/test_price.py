@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.config.compose import compose, to_yaml
 from pipeline.plugins.capacity import rates, rehearsal
 from pipeline.records.result import Evaluation, IngestPart, Result, StageOutcome, TrainPart
 from pipeline.store import Store
@@ -29,8 +31,11 @@ def prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "prices.yaml"
 
 
-def recorded_night(store: Store, day: str) -> None:
-    """Write the result of a night that took 1,000 s of training for 40 steps."""
+def recorded_night(store: Store, day: str, *settings: str) -> None:
+    """Write the result of a night that took 1,000 s of training for 40 steps, and its configuration if ``settings``."""
+    if settings:
+        config = compose([*settings, f"run=clicks-{day}", f"data.day={day}"], night=True)
+        store.write_bytes(f"runs/clicks-{day}/config.yaml", to_yaml(config).encode())
     seconds = {"ingest": 9.0, "plan": 0.5, "partition": 0.1, "train": 1002.0, "evaluate": 10.0, "publish": 20.0}
     stages = {name: StageOutcome(status="done", seconds=took, artifact=f"{name}/k") for name, took in seconds.items()}
     result = Result(
@@ -52,6 +57,7 @@ def test_a_prediction_is_sealed_its_run_says_how_far_off_it_was_and_a_change_is_
     sealed = nightjar("price", "--seal", *SMALL, "run=one")
     assert sealed.returncode == 0 and "SHA-256" in sealed.stdout and "a rehearsal of 38 steps" in sealed.stdout
     assert sorted(path.name for path in Path("store/runs").iterdir()) == ["data"]
+    assert "rehearsal" not in Path("store/index.html").read_text()
     again = nightjar("price", "--seal", *SMALL, "run=one", "--json")
     record = json.loads(again.stdout)
     assert again.returncode == 0 and record["sha256"] in sealed.stdout and record["path"].endswith("/1.json")
@@ -109,6 +115,30 @@ def test_the_nights_of_a_model_are_priced_by_its_last_one(nightjar, prices, tmp_
     assert late.returncode == 4 and "No offer fits and ends in time tonight." in late.stdout
 
 
+def test_the_first_nights_are_priced_without_growth_by_the_settings_that_they_had(
+    nightjar, prices, tmp_path, monkeypatch
+) -> None:
+    fast = rates.Rates(rows_per_s=1e9, row_bytes=100.0, read_gb_per_s=1e3, checkpoint_gb_per_s=1e3)
+    monkeypatch.setattr(rates, "measured_rates", lambda *given: (fast, {}))
+    store = Store(str(tmp_path / "store"))
+    publish(store, 0, dataset(store, 0, 1_000, None))
+    recorded_night(store, "2026-01-01", *SETTINGS)
+
+    def priced(*settings: str) -> dict[str, Any]:
+        done = nightjar("price", prices, *SETTINGS, *settings, "--nights", "4", "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        record: dict[str, Any] = json.loads(done.stdout)
+        return record
+
+    same, doubled = priced(), priced("train.global_batch=512")
+    assert "fewer than 3 nights" in same["notes"][1] and same["source"] == "run clicks-2026-01-01"
+    # How far a step was off its prediction is a fact of the night, whatever is asked for now.
+    assert same["rules"][0] == doubled["rules"][0]
+    nights = same["offers"][0]["nights"]
+    assert nights[0]["seconds"]["train"] == pytest.approx(2.0 + 4 * 25, rel=0.02)
+    assert nights[0]["seconds"] == nights[-1]["seconds"]
+
+
 def test_mistakes_say_what_is_expected(nightjar, prices, tmp_path) -> None:
     (tmp_path / "wrong.yaml").write_text("currency: EUR\nhardware: {moon: {on_demand: 1}}")
     assert nightjar("ingest", *SMALL, "run=data").returncode == 0
@@ -116,11 +146,14 @@ def test_mistakes_say_what_is_expected(nightjar, prices, tmp_path) -> None:
         (("price",), 2, "no file of prices is given"),
         (("price", prices, "other.yaml"), 2, "2 files of prices are given"),
         (("price", "none.yaml", *SMALL), 2, "prices none.yaml cannot be read"),
-        (("price", prices, "--by", "25:00"), 2, "is no time of day"),
-        (("price", prices, "--nights", "0"), 2, "is no number of nights"),
+        (("price", prices, "--by", "25:00"), 2, "is not a time of day"),
+        (("price", prices, "--nights", "0"), 2, "is not a number of nights"),
         (("price", "--seal", "--sealed"), 2, "expected one of them"),
         (("price", "--markdown", prices), 2, "--markdown is for --sealed"),
         (("price", "--seal", prices), 2, "--seal takes no file of prices"),
+        (("price", "~data.checks.hold"), 2, "no file of prices is given"),
+        (("price", "--seal", "--by", "06:00"), 2, "--by is for a file of prices, but --seal is given"),
+        (("price", "--sealed", "--html", "x.html"), 2, "--html is for a file of prices, but --sealed is given"),
         (("price", "--sealed", "train.lr=1"), 2, "--sealed knows store= only"),
         (("price", "--sealed", "store=nowhere"), 2, "there is no store at nowhere"),
         (("price", "--seal", *SMALL, "stages=[ingest,plan]"), 2, "does not train"),

@@ -50,12 +50,15 @@ def test_the_example_is_read_and_its_hardware_is_there() -> None:
         ("currency: USD\nhardware: {a: {on_demand: -1}}", "hardware.a.on_demand in"),
         ("currency: USD\nhardware: {a: {on_demand: yes}}", "is True, expected 0 or more"),
         ("currency: USD\nhardware: {a: {on_demand: .inf}}", "is inf, expected 0 or more"),
+        (f"currency: USD\nhardware: {{a: {{on_demand: {'9' * 400}}}}}", "expected 0 or more"),
+        ("currency: USD\nhardware:\n  a: {on_demand: 1}\n  a: {on_demand: 2}", "has 'a' twice"),
+        ("currency: USD\nhardware: {a: {on_demand: 1, on_demand: 2}}", "has 'on_demand' twice"),
         ("currency: USD\nhardware: {a: {on_demand: 1, spots: 2}}", "has 'spots', expected some of: file, on_demand"),
         ("currency: USD\nhardware: {a: {on_demand: 1, hosts: [0]}}", "hardware.a.hosts in"),
         ("currency: USD\nhardware: {a: {on_demand: 1, hosts: 2}}", "is 2, expected numbers from 1 to 4,096"),
         ("currency: USD\nhardware: {a: {on_demand: 1, file: 3}}", "hardware.a.file in"),
         ("currency: USD\nunit: h\nhardware: {a: {on_demand: 1}}", "the file in"),
-        ("currency: [", "are no YAML"),
+        ("currency: [", "is not valid YAML"),
     ],
 )
 def test_a_mistake_names_its_entry_and_the_remedy(tmp_path: Path, text: str, expected: str) -> None:

@@ -125,13 +125,13 @@ class Nights:
         return History.of(days, rows)
 
 
-def read_nights(store: Store, dataset: str, model: str) -> Nights:
+def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHTS) -> Nights:
     """Read the night whose dataset has path ``dataset``, and the nights before it that it continues.
 
     They are MOST_NIGHTS at most.
 
     Raises:
-        ArtifactError: The store has fewer than LEAST_NIGHTS of them.
+        ArtifactError: The store has fewer than ``least`` of them.
     """
     newest_first: list[NightDataset] = []
     path: str | None = dataset
@@ -150,12 +150,12 @@ def read_nights(store: Store, dataset: str, model: str) -> Nights:
         path = artifact.config.get("data", {}).get("mapping_from")
     gone = path if path and len(newest_first) < MOST_NIGHTS else ""
     nights = Nights(nights=tuple(reversed(newest_first)), gone=gone)
-    if len(newest_first) >= LEAST_NIGHTS:
+    if len(newest_first) >= least:
         return nights
     count = f"{len(newest_first)} night{'s' * (len(newest_first) != 1)}"
     if newest_first:
         count += f" ({', '.join(night.name for night in nights.nights)})"
-    message = f"model {model!r} has {count} in store {store.url}, expected at least {LEAST_NIGHTS} for a trend"
+    message = f"model {model!r} has {count} in store {store.url}, expected at least {least} for a trend"
     hint = "nightjar nightly adds one, nightjar backfill from=<day> to=<day> several"
     if gone:
         message += f"; the dataset before them, {gone}, is gone"

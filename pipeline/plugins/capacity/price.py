@@ -6,6 +6,7 @@ times what a real step took here over what the planner predicts for here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -33,9 +34,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredNight:
-    """What was measured here: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank.
+    """What was measured: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank here.
 
-    ``step_factor``: what a step took over what is predicted for it.
+    ``checkpoint``: of the nights to come. ``step_factor``: what a step took over what is predicted for ``inputs``.
     """
 
     times: StageTimes
@@ -46,7 +47,10 @@ class MeasuredNight:
 
     @staticmethod
     def of(times: StageTimes, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> MeasuredNight:
-        """Compare ``times`` with the prediction for ``inputs``; a factor of 1 where these have no plan."""
+        """Compare ``times`` with the prediction for ``inputs``, the settings and the dataset that they were taken with.
+
+        The factor is 1 where these have no plan.
+        """
         (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
         factor = 1.0
         if here.samples_per_s:
@@ -67,9 +71,16 @@ class DataGrowth:
 
     @staticmethod
     def of(nights: Nights, tables: Mapping[str, Projection], count: int) -> DataGrowth:
-        """Return the growth of ``count`` nights; that of rows is the median of the slopes between all nights."""
+        """Return the growth of ``count`` nights; that of rows is the median of the slopes between all nights.
+
+        Slopes are rows a day, since rows grow on days without a night, too.
+        """
         rows = np.array([[float(sum(night.schema.rows.values())) for night in nights.nights]])
-        slope = float(theil_sen_slopes(np.arange(rows.shape[1], dtype=np.float64), rows)[0])
+        days = np.arange(rows.shape[1], dtype=np.float64)
+        lasts = [night.last.toordinal() for night in nights.nights if night.last is not None]
+        if len(lasts) == len(days) and lasts[0] < lasts[-1]:
+            days = np.array(lasts, dtype=np.float64)
+        slope = float(theil_sen_slopes(days, rows)[0])
         path = [max(1 + slope * night / max(rows[0, -1], 1.0), LEAST_ROWS) for night in range(count + 1)]
         return DataGrowth(tables=tables, rows=tuple(path), last=nights.newest.last)
 
@@ -127,6 +138,10 @@ class Pricing:
             return OfferNight(
                 night=night, fits=False, bound=world.bound, setting=world.setting, problem=world.problem or "no plan"
             )
+        if world.hosts != offer.hosts:
+            least = f"hardware.embedding_hosts needs {world.hosts} hosts, {offer.hosts} would be ordered"
+            setting = "hardware.embedding_hosts=0"
+            return OfferNight(night=night, fits=False, bound="hosts", setting=setting, problem=least)
         step_ms = 1e3 * world.batch / world.samples_per_s * measured.step_factor
         seconds = self._stage_seconds(inputs, step_ms)
         record = OfferNight(
@@ -147,7 +162,13 @@ class Pricing:
         if offer.price.spot is None:
             return record
         lost_s = min(steps_between(inputs, measured.checkpoint, step_ms) * step_ms / 1e3, seconds["train"])
-        work_s, interruptions = spot_seconds(offer, work, measured.times.start_s + lost_s / 2)
+        # An interruption hits a stage as often as that takes long. All but the training begin anew.
+        redo_s = seconds["train"] / work * (measured.times.start_s + lost_s / 2)
+        for stage, spent in seconds.items():
+            if stage != "train":
+                redo_s += spent / work * spent / 2
+        work_s, interruptions = spot_seconds(offer, work, redo_s)
+        record = replace(record, uninterrupted=round(math.exp(-work * interruptions_per_second(offer)), 4))
         if work_s is None:
             return record
         return replace(
@@ -249,8 +270,8 @@ class Pricing:
             return f"{night.bound}: {night.problem}"
         seconds = night.night_s if kind == ON_DEMAND else night.spot_s
         if seconds is None:
-            return "time: it is interrupted faster than it gets on"
-        return f"time: it takes {units.duration(seconds)} of the {units.duration(self.limit_s)} there are"
+            return "time: interruptions outpace progress"
+        return f"time: takes {units.duration(seconds)}, {units.duration(self.limit_s)} are allowed"
 
     def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
@@ -282,18 +303,23 @@ class Pricing:
 def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float | None, float]:
     """Return what ``work_s`` of work take on spot hosts, and how often they are expected to be interrupted.
 
-    Each interruption costs a new host's start and ``redo_s``: the stage's start and the steps since its checkpoint.
+    Each interruption costs a new host's start and ``redo_s``, the work that is done again.
 
     Returns:
         Seconds (None: interruptions come faster than they are made up for), and their number.
     """
     each_s = 60 * offer.price.start_minutes + redo_s
-    per_second = offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
+    per_second = interruptions_per_second(offer)
     if per_second * each_s >= 1:
         return None, float("inf")
     # Work that is done again may be interrupted, too.
     spent = work_s / (1 - per_second * each_s)
     return spent, per_second * spent
+
+
+def interruptions_per_second(offer: HostOffer) -> float:
+    """Return how often one of the hosts of an offer on spot is taken away."""
+    return offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
 
 
 def is_able(night: OfferNight, kind: str) -> bool:

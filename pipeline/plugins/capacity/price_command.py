@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.commands.command import Command, add_config_dir, progress, show, tell
 from pipeline.cli.commands.plans import planned_for
-from pipeline.core.errors import ArtifactError, ConfigError, PlanError
+from pipeline.core.errors import ArtifactError, ConfigError, NightjarError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.config.prices import Prices
     from pipeline.planning.inputs import PlanInputs
+    from pipeline.plugins.capacity.growth import Nights
     from pipeline.plugins.capacity.price import DataGrowth, HostOffer, MeasuredNight
     from pipeline.plugins.capacity.price_record import PriceOutlook
+    from pipeline.plugins.capacity.worlds import Rates
+    from pipeline.records.night import Base
     from pipeline.store.artifacts import Store
 
 PRICE = """\
@@ -34,7 +37,7 @@ in the store; without one, a rehearsal of some seconds takes them here. Exit cod
 
 With --seal: predicts a run on this machine, by a rehearsal of some seconds, and writes the prediction into the store
 with its SHA-256. The run's result then says how far off it was. --sealed lists all sealed predictions of a store, none
-left out; its exit code is 7 where one was changed after it was sealed.
+left out; its exit code is 7 where one was changed, removed or replaced after it was sealed.
 
   nightjar price --seal experiment=demo run=tonight && nightjar run experiment=demo run=tonight
   nightjar price --sealed --markdown
@@ -57,7 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     start = "when the night starts (default: schedule.cron)"
     parser.add_argument("--start", type=_time_of_day, metavar="HH:MM", help=start)
     nights = f"nights to come (default: {NIGHTS})"
-    parser.add_argument("--nights", type=_nights, default=NIGHTS, metavar="N", help=nights)
+    parser.add_argument("--nights", type=_nights, metavar="N", help=nights)
     parser.add_argument("--html", metavar="FILE", help="write a page with a bar for each offer to FILE")
     parser.add_argument("--seal", action="store_true", help="predict a run here and seal the prediction")
     parser.add_argument("--sealed", action="store_true", help="list all sealed predictions")
@@ -69,26 +72,33 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _time_of_day(text: str) -> str:
     if not re.fullmatch(r"([01]?\d|2[0-3]):[0-5]\d", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time of day, expected HH:MM, such as 06:00")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time of day, expected HH:MM, such as 06:00")
     return text.rjust(5, "0")
 
 
 def _nights(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_NIGHTS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of nights, expected 1 to {MOST_NIGHTS}, such as 30")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nights, expected 1 to {MOST_NIGHTS}, such as 30")
     return int(text)
 
 
 def _price(options: argparse.Namespace) -> int:
-    files = [text for text in options.overrides if "=" not in text]
-    overrides = [text for text in options.overrides if "=" in text]
+    files, overrides = list[str](), list[str]()
+    for text in options.overrides:
+        # ~key removes a setting.
+        (overrides if "=" in text or text.startswith("~") else files).append(text)
     if options.seal and options.sealed:
         raise ConfigError("--seal and --sealed are given, expected one of them", hint="--seal, then --sealed")
     if options.markdown and not options.sealed:
         raise ConfigError("--markdown is for --sealed, which is not given", hint="nightjar price --sealed --markdown")
     if options.seal or options.sealed:
+        flag = "--seal" if options.seal else "--sealed"
+        for name in ("by", "start", "nights", "html"):
+            if getattr(options, name) is not None:
+                raise ConfigError(
+                    f"--{name} is for a file of prices, but {flag} is given", hint=f"leave --{name} or {flag} out"
+                )
         if files:
-            flag = "--seal" if options.seal else "--sealed"
             raise ConfigError(f"{flag} takes no file of prices, but {files[0]} is given", hint=f"leave {files[0]} out")
         return _seal(options, overrides) if options.seal else _list(options, overrides)
     if len(files) != 1:
@@ -161,8 +171,8 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
     from pipeline.plugins.capacity.price_page import price_page, price_text
     from pipeline.plugins.capacity.price_record import PriceOutlook
 
-    prices = read_prices(path)
-    config, inputs, measured, growth, notes = _basis(options, overrides)
+    prices, count = read_prices(path), options.nights or NIGHTS
+    config, inputs, measured, growth, notes = _basis(overrides, options.config_dir, count)
     start = options.start or _start_of(config)
     limit_s = None if options.by is None else (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
     offers = _offers(prices, path, config, inputs, overrides, options.config_dir)
@@ -170,7 +180,7 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
         currency=prices.currency,
         model=str(config.model.name),
         data=config.data.name,
-        nights=options.nights,
+        nights=count,
         start=start,
         by=options.by,
         time_zone=config.schedule.time_zone,
@@ -251,9 +261,9 @@ def _offers(
 
 
 def _basis(
-    options: argparse.Namespace, overrides: Sequence[str]
+    overrides: Sequence[str], config_dir: str | None, count: int
 ) -> tuple[Config, PlanInputs, MeasuredNight, DataGrowth, list[str]]:
-    """Read what predictions start from: the model's nights in the store, or else a dataset and a rehearsal."""
+    """Read what predictions of ``count`` nights start from: the model's nights, or else a dataset and a rehearsal."""
     from pipeline.config.compose import compose
     from pipeline.planning.planner import make_plan
     from pipeline.plugins.capacity.price import DataGrowth, MeasuredNight
@@ -263,14 +273,14 @@ def _basis(
     from pipeline.stages.steps import steps
     from pipeline.store.artifacts import Store
 
-    config = compose(overrides, options.config_dir, night=True)
+    config = compose(overrides, config_dir, night=True)
     store = Store(config.store)
     base = find_base(store, config.model_name, date.max)
     if base is not None:
-        return _basis_of_nights(options, overrides, store, base.dataset)
-    config, inputs = planned_for(list(overrides), options.config_dir, timed=True)
+        return _basis_of_nights(overrides, config_dir, count, store, base)
+    config, inputs = planned_for(list(overrides), config_dir, timed=True)
     plan = make_plan(inputs)
-    times = rehearse(config, inputs, overrides, options.config_dir, plan.predicted_step_ms)
+    times = rehearse(config, inputs, overrides, config_dir, plan.predicted_step_ms)
     dataset = store.get(steps(config, store, last="ingest")[0].path, "ingest")
     rates, _ = measured_rates(config, inputs, store, dataset)
     measured = MeasuredNight.of(times, inputs, rates, config.checkpoint)
@@ -279,34 +289,60 @@ def _basis(
 
 
 def _basis_of_nights(
-    options: argparse.Namespace, overrides: Sequence[str], store: Store, dataset: str
+    overrides: Sequence[str], config_dir: str | None, count: int, store: Store, base: Base
 ) -> tuple[Config, PlanInputs, MeasuredNight, DataGrowth, list[str]]:
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.config.compose import compose
     from pipeline.planning.inputs import PlanInputs
-    from pipeline.plugins.capacity.growth import check_tables, project, read_nights
-    from pipeline.plugins.capacity.price import DataGrowth, MeasuredNight
+    from pipeline.plugins.capacity.growth import LEAST_NIGHTS, check_tables, project, read_nights
+    from pipeline.plugins.capacity.price import DataGrowth
     from pipeline.plugins.capacity.rates import measured_rates
-    from pipeline.plugins.capacity.rehearsal import times_of_run
     from pipeline.plugins.capacity.what_if import limits_of
     from pipeline.records.dataset import Profile
     from pipeline.records.record import read
-    from pipeline.schedule.night_config import ANY_DAY, run_name
+    from pipeline.schedule.night_config import ANY_DAY
     from pipeline.stages.stage_inputs import with_batch
 
-    config = compose([*overrides, f"data.day={ANY_DAY}"], options.config_dir, night=True)
-    nights, limits = read_nights(store, dataset, config.model_name), limits_of(config)
+    day = [f"data.day={ANY_DAY}"] if base.day else []
+    config = compose([*overrides, *day], config_dir, night=True)
+    nights, limits = read_nights(store, base.dataset, config.model_name, least=1), limits_of(config)
     check_tables(nights.newest, list(limits))
-    tables = {}
-    for name, limit in limits.items():
-        history = nights.history(name)
-        tables[name] = project(history, limit.rows, options.nights, fixed=not limit.grows, name=name)
-    growth = DataGrowth.of(nights, tables, options.nights)
-    schema, profile = nights.newest.schema, read(Profile, store, f"{dataset}/profile.json")
+    growth, notes = DataGrowth(last=nights.newest.last), []
+    if len(nights.nights) < LEAST_NIGHTS:
+        few = f"model {config.model_name} has fewer than {LEAST_NIGHTS} nights in the store, so no growth is known"
+        notes.append(f"{few}: every night is as tonight")
+    else:
+        tables = {}
+        for name, limit in limits.items():
+            tables[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
+        growth = DataGrowth.of(nights, tables, count)
+    schema, profile = nights.newest.schema, read(Profile, store, f"{base.dataset}/profile.json")
     config = with_figures(with_batch(config, schema.rows.get("train", 0)))
     inputs = PlanInputs.of(config, schema, profile)
-    for night in reversed(nights.nights):
-        times = times_of_run(store, run_name(config.model_name, night.last or ANY_DAY), night.schema)
+    rates, _ = measured_rates(config, inputs, store, store.get(base.dataset, "ingest"))
+    measured, note = _measured_night(store, config, inputs, nights, base, rates)
+    return config, inputs, measured, growth, [note, *notes]
+
+
+def _measured_night(
+    store: Store, config: Config, inputs: PlanInputs, nights: Nights, base: Base, rates: Rates
+) -> tuple[MeasuredNight, str]:
+    """Return the newest night that trained from its beginning to its end, with its own settings and dataset."""
+    from pipeline.calibration.hardware_cache import with_figures
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.plugins.capacity.price import MeasuredNight
+    from pipeline.plugins.capacity.rehearsal import times_of_run
+    from pipeline.records.dataset import Profile
+    from pipeline.records.record import read
+    from pipeline.schedule.night_config import run_name
+    from pipeline.stages.execution import load
+    from pipeline.stages.stage_inputs import with_batch, with_former_batch
+
+    runs = [(run_name(config.model_name, night.last), night) for night in nights.nights if night.last is not None]
+    # nightjar run names its runs otherwise.
+    runs.append((base.run, nights.newest))
+    for run, night in reversed(runs):
+        times = times_of_run(store, run, night.schema)
         if times is not None:
             break
     else:
@@ -315,9 +351,17 @@ def _basis_of_nights(
             "is not known what its stages take",
             hint="nightjar nightly runs one",
         )
-    rates, _ = measured_rates(config, inputs, store, store.get(dataset, "ingest"))
-    notes = [f"times of stages are those of {times.source}, taken to have run on hardware={config.hardware.name}"]
-    return config, inputs, MeasuredNight.of(times, inputs, rates, config.checkpoint), growth, notes
+    try:
+        then = with_former_batch(load(store, run), store)
+        then = with_figures(with_batch(then, night.schema.rows.get("train", 0)))
+        profile = read(Profile, store, f"{night.dataset}/profile.json")
+        asked = PlanInputs.of(then, night.schema, profile)
+    except NightjarError as error:
+        note = f"times of stages are those of {times.source}, taken to have had today's settings: {error.message}"
+        return MeasuredNight.of(times, inputs, rates, config.checkpoint), note
+    measured = MeasuredNight.of(times, asked, rates, then.checkpoint)
+    note = f"times of stages are those of {times.source}, on hardware={then.hardware.name}"
+    return replace(measured, checkpoint=config.checkpoint), note
 
 
 def _rules(measured: MeasuredNight) -> list[str]:
@@ -325,7 +369,8 @@ def _rules(measured: MeasuredNight) -> list[str]:
         f"seconds of stages: {measured.times.source}; a step is the planner's, times {measured.step_factor:.2f}, which "
         "is what a step took here over what is predicted for here",
         "all hosts are paid for from their start to the night's end; ingestion takes as long on every hardware",
-        "spot: interruptions as expected; each costs a start, and half of the steps between two checkpoints",
+        "spot: interruptions as expected; each costs a start, and half of the steps between two checkpoints, or of "
+        "another stage",
         "costs of nights are planned for some of them, and interpolated in between",
     ]
 

@@ -85,6 +85,9 @@ def _choice_words(choice: CheapestOffer, record: PriceOutlook) -> str:
     cost = f"{units.money(choice.cost, record.currency)}"
     if choice.of == TONIGHT:
         took = units.duration(choice.seconds)
+        if choice.kind != ON_DEMAND:
+            chosen = next(each for each in record.offers if (each.offer, each.hosts) == (choice.offer, choice.hosts))
+            took += f" as expected, uninterrupted with probability {units.percent(chosen.tonight.uninterrupted, 0)}"
         return f"Cheapest tonight, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost}, {took}."
     span = f"the next {record.nights} nights"
     return f"Cheapest for {span}, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost} in all."
@@ -96,7 +99,7 @@ def _wall_words(choice: CheapestOffer, record: PriceOutlook) -> str:
         return f"next wall: none until night {record.nights}"
     day = f" ({wall.day})" if wall.day else ""
     then = f"then {wall.then}" if wall.then else "no offer holds from then on"
-    return f"next wall: night {wall.night}{day}, {wall.reason}; {then}; or {wall.setting}"
+    return f"next wall: night {wall.night}{day}, {wall.reason}; {then}; to move it: {wall.setting}"
 
 
 def price_page(record: PriceOutlook) -> str:
@@ -216,7 +219,7 @@ def sealed_rows(record: SealedList) -> tuple[list[str], list[list[str]]]:
 def _sealed_row(line: SealedLine) -> list[str]:
     when = units.ABSENT
     if line.created is not None:
-        when = time.strftime("%m-%d %H:%M", time.gmtime(line.created))
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(line.created))
     cells = [when, line.model or units.ABSENT, line.data or units.ABSENT]
     cells += [units.count(line.batch or None), units.count(line.threads or None), units.duration(line.predicted_s)]
     if line.state != COMPARED:

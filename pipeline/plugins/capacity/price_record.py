@@ -12,8 +12,9 @@ class OfferNight(Record):
     """A night on ``hosts`` hosts of an offer. ``fits``: whether there is a plan; ``problem``: why not.
 
     ``seconds``: by stage; ``night_s``: of them all, with the start of the hosts; ``spot_s``: on spot, with what is
-    expected to be done again after ``interruptions``; absent: it never ends. ``bound``: what a training step waits for,
-    or ``memory``; ``setting``: what moves that. ``filled``: of the fullest rank's fast memory. ``cost``, ``spot_cost``:
+    expected to be done again after ``interruptions``; absent: it never ends. ``uninterrupted``: the probability of a
+    night on spot without any. ``bound``: what a training step waits for, or what rules the offer out, ``memory`` or
+    ``hosts``; ``setting``: what moves that. ``filled``: of the fullest rank's fast memory. ``cost``, ``spot_cost``:
     in the currency of the prices.
     """
 
@@ -27,6 +28,7 @@ class OfferNight(Record):
     in_time: bool = False
     spot_s: float | None = absent()
     interruptions: float | None = absent()
+    uninterrupted: float | None = absent()
     spot_cost: float | None = absent()
     spot_in_time: bool = False
     filled: float | None = absent()

@@ -1,7 +1,8 @@
 """What the stages of a run take on this machine: from a short real run, or from the last night of a model.
 
 A rehearsal is ``nightjar run`` itself with a training of a few seconds: its start, its steps, its checkpoint and the
-whole evaluation are those of the real run. Its records are removed; the plan stays in the store, for the run to use.
+whole evaluation are those of the real run. Its records are removed; plan and towers stay in the store, for the run to
+use.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pipeline.records.record import read
 from pipeline.records.result import Result, TrainPart
 from pipeline.records.runs import run_directory
 from pipeline.report.records import read_records
+from pipeline.report.store_page import STORE_PAGE
+from pipeline.schedule.store_overview import write_store_page
 from pipeline.store.artifacts import Store
 from pipeline.store.removal import remove
 from pipeline.training.lr_schedule import planned_steps
@@ -37,6 +40,8 @@ INTERVALS, WARM_UP = 12, 3
 LOOKS_PER_EPOCH = 4  # train.validate.every_steps=auto
 # Overrides that a rehearsal sets itself.
 OWN = ("run", "stages", "force", "train.max_steps", "train.log_every_steps", "train.guard.collapse")
+# Groups that it sets itself: it runs on this machine, and no tracker is told of it.
+OWN_GROUPS = ("launch", "track")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +113,8 @@ def rehearse(
     store, total = Store(config.store), steps_of(inputs)
     steps = round(1e3 * SECONDS / max(predicted_ms, 1e-3))
     steps = min(max(steps, LEAST_STEPS), MOST_STEPS, max(LEAST_STEPS, round(SHARE * total)), total)
-    run = f"rehearsal-{os.getpid()}"
-    own = [f"run={run}", "stages=[plan,partition,train,evaluate]", f"train.max_steps={steps}"]
-    own += [f"train.log_every_steps={max(1, steps // INTERVALS)}", "train.guard.collapse=false"]
-    kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in OWN]
-    command = [sys.executable, "-m", "pipeline.cli", "run", *kept, *own]
+    run, had_page = f"rehearsal-{os.getpid()}", store.exists(STORE_PAGE)
+    command = [sys.executable, "-m", "pipeline.cli", "run", *rehearsal_overrides(overrides, run, steps)]
     if config_dir is not None:
         command += ["--config-dir", config_dir]
     try:
@@ -127,9 +129,26 @@ def rehearse(
         records = read_records(store, run)
     finally:
         remove(store, run_directory(run), nested=True)
+        # The run is a line of the store's page.
+        if had_page:
+            write_store_page(store)
+        elif store.exists(STORE_PAGE):
+            store.fs.rm(store.full(STORE_PAGE))
     intervals = [record["step_ms"] for record in records[WARM_UP:] if record.get("step_ms")]
     step_ms = statistics.median(intervals) if intervals else _mean_step_ms(result.train)
     return _times(result, step_ms, inputs.schema, f"a rehearsal of {steps:,} steps on this machine")
+
+
+def rehearsal_overrides(overrides: Sequence[str], run: str, steps: int) -> list[str]:
+    """Return the overrides of a rehearsal called ``run``, of ``steps`` steps, for a run with ``overrides``."""
+    kept = []
+    for text in overrides:
+        key = text.lstrip("+~").partition("=")[0]
+        if key not in OWN and key.partition(".")[0] not in OWN_GROUPS:
+            kept.append(text)
+    own = [f"run={run}", "stages=[plan,partition,train,evaluate]", f"train.max_steps={steps}"]
+    own += [f"train.log_every_steps={max(1, steps // INTERVALS)}", "train.guard.collapse=false"]
+    return [*kept, *own, "launch=local", "track.to=[]"]
 
 
 def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | None:

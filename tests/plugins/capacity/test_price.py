@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from datetime import date, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.config import CheckpointConfig
+from pipeline.config.compose import compose
 from pipeline.config.prices import ON_DEMAND, SPOT, HostPrice
 from pipeline.core.errors import DataError
 from pipeline.planning import PlanInputs
@@ -27,7 +30,7 @@ from pipeline.plugins.capacity.price import (
 )
 from pipeline.plugins.capacity.price_page import price_page, price_text
 from pipeline.plugins.capacity.price_record import OfferNight, PriceOutlook
-from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, steps_of
+from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, rehearsal_overrides, steps_of
 from pipeline.plugins.capacity.worlds import Rates
 from pipeline.records import plain
 from tests.planning.plan_cases import configure, cpu, dataset
@@ -106,7 +109,7 @@ def test_the_cheapest_that_fits_and_ends_in_time_is_taken_with_the_reasons() -> 
     tonight = choices[ON_DEMAND, TONIGHT]
     assert (tonight.offer, tonight.hosts, tonight.wall) == ("good", 1, None)
     slow, small = tonight.reasons
-    assert slow.startswith("slow x 1: time: it takes") and small.startswith("small x 1: memory: the tables do not fit")
+    assert slow.startswith("slow x 1: time: takes") and small.startswith("small x 1: memory: the tables do not fit")
     assert choices[ON_DEMAND, NIGHTS].cost == pytest.approx(3 * tonight.cost, rel=1e-3)
     assert choices[SPOT, TONIGHT].cost == pytest.approx(tonight.cost / 2, rel=1e-3)
 
@@ -139,7 +142,7 @@ def test_spot_that_is_interrupted_too_often_loses_to_on_demand_in_time_and_cost(
     pricing = Pricing([often, seldom], measured(), DataGrowth(), None)
     choices = {(choice.kind, choice.of): choice for choice in pricing.choices(pricing.outlooks(1), 1)}
     assert choices[ON_DEMAND, TONIGHT].offer == "often" and choices[SPOT, TONIGHT].offer == "seldom"
-    assert "interrupted faster than it gets on" in choices[SPOT, TONIGHT].reasons[0]
+    assert "interruptions outpace progress" in choices[SPOT, TONIGHT].reasons[0]
 
 
 def test_checkpoints_make_interruptions_cheaper() -> None:
@@ -165,9 +168,7 @@ def test_the_wall_is_the_first_night_on_which_the_choice_is_out_and_names_what_c
     assert (tonight.offer, tonight.of) == ("small", TONIGHT) and tonight.wall is not None
     wall = tonight.wall
     assert (wall.night, wall.day) == (first, str(FIRST + timedelta(days=first)))
-    assert (
-        wall.reason.startswith("time: it takes") and (wall.then == "fast x 1") == fresh.night(offers[1], first).in_time
-    )
+    assert wall.reason.startswith("time: takes") and (wall.then == "fast x 1") == fresh.night(offers[1], first).in_time
 
 
 def test_tables_that_outgrow_the_memory_are_a_wall_of_memory() -> None:
@@ -197,6 +198,49 @@ def test_rows_grow_by_the_median_slope_of_the_nights() -> None:
     assert growth.rows[0] == 1.0 and growth.rows[10] == pytest.approx(1 + 10 * 10 / 140, rel=0.01)
     later = growth.inputs_on(inputs_on(), 10)
     assert later.schema.rows["train"] == round(1_000_000 * growth.rows[10])
+
+
+def test_rows_grow_by_the_day_where_nights_are_missing() -> None:
+    schema, _ = dataset({"user": 10})
+    made = []
+    for number, rows in ((0, 100), (2, 120), (4, 140)):
+        day = FIRST + timedelta(days=number)
+        made.append(NightDataset(dataset="d", first=day, last=day, schema=replace(schema, rows={"train": rows})))
+    growth = DataGrowth.of(Nights(nights=tuple(made)), {}, 3)
+    assert growth.rows[3] == pytest.approx(1 + 3 * 10 / 140)
+
+
+def test_an_interruption_costs_half_of_the_stage_that_it_hits() -> None:
+    spot = offer("spot", 1.0, inputs_on(), hosts=1, interrupted_per_hour=2.0)
+    long = replace(measured(), times=replace(TIMES, publish_s=900.0))
+    night = Pricing([spot], long, DataGrowth(), None).night(spot, 0)
+    assert night.seconds is not None and night.seconds["publish"] == pytest.approx(900.0)
+    work, train = sum(night.seconds.values()), night.seconds["train"]
+    # Training has no checkpoint on the way, so half of its steps are lost.
+    redo = train / work * (2.0 + train / 2)
+    redo += sum(spent / work * spent / 2 for stage, spent in night.seconds.items() if stage != "train")
+    expected, _ = spot_seconds(spot, work, redo)
+    assert expected is not None and night.spot_s == pytest.approx(60 + expected, rel=0.01)
+    assert night.uninterrupted == pytest.approx(math.exp(-2.0 * work / 3600), abs=1e-3)
+
+
+def test_an_offer_of_fewer_hosts_than_embedding_hosts_need_does_not_fit() -> None:
+    inputs = inputs_on().changed("hardware.embedding_hosts", 1)
+    one, two = offer("one", 1.0, inputs), offer("two", 1.0, inputs, hosts=2)
+    pricing = Pricing([one, two], measured(), DataGrowth(), None)
+    alone = pricing.night(one, 0)
+    assert (alone.fits, alone.bound, alone.cost) == (False, "hosts", None)
+    assert alone.problem == "hardware.embedding_hosts needs 2 hosts, 1 would be ordered"
+    assert pricing.night(two, 0).bound != "hosts"
+
+
+def test_a_rehearsal_runs_here_and_tells_no_tracker(tmp_path: Path) -> None:
+    given = ["launch=kubernetes", "launch.attempts=3", "track.to=[prometheus]", f"track.prometheus.folder={tmp_path}"]
+    given += ["run=real", "train.lr=0.5", "~data.checks.hold.psi"]
+    overrides = rehearsal_overrides(given, "rehearsal-1", 40)
+    assert "~data.checks.hold.psi" in overrides and not any("kubernetes" in text for text in overrides)
+    config = compose([text for text in overrides if not text.startswith("~")])
+    assert (config.launch.name, config.track.to, config.run, config.train.lr) == ("local", [], "rehearsal-1", 0.5)
 
 
 def test_steps_and_validations_of_a_training() -> None:
