@@ -204,8 +204,11 @@ class StageChain:
         # On other hosts than those that it was made for, a prediction says nothing.
         if self.shrunk or self.grown:
             return result
-        launcher = self.config.launch.name
-        machine = machine_of() if launcher == "local" else f"the cluster of launch={launcher}"
+
+        def machine() -> str:
+            launcher = self.config.launch.name
+            return machine_of() if launcher == "local" else f"the cluster of launch={launcher}"
+
         part = compare_with_prediction(self.store, config_hash(self.config), result, machine)
         return replace(result, prediction=part)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import statistics
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -72,14 +73,16 @@ def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPr
     return path, sealed
 
 
-def compare_with_prediction(store: Store, config: str, result: Result, machine: str) -> PredictionPart | None:
+def compare_with_prediction(
+    store: Store, config: str, result: Result, machine: Callable[[], str]
+) -> PredictionPart | None:
     """Compare the outcome of a run with the newest prediction that was sealed before it, and keep that by the seal.
 
     Whatever is wrong with predictions does not change the run's outcome.
 
     Args:
         config: The hash of the run's configuration.
-        machine: That the run was on, as ``machine_of`` says.
+        machine: Says which one the run was on, as ``machine_of`` does; asked only where there is a prediction.
 
     Returns:
         None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
@@ -105,7 +108,7 @@ def compare_with_prediction(store: Store, config: str, result: Result, machine: 
 
 
 def _compare_with(
-    store: Store, path: str, config: str, result: Result, began: float, machine: str
+    store: Store, path: str, config: str, result: Result, began: float, machine: Callable[[], str]
 ) -> PredictionPart | None:
     # None where the prediction was sealed after the run ``began``, or cannot be read: then an older one counts.
     try:
@@ -121,7 +124,7 @@ def _compare_with(
     except ArtifactError as error:
         log.warning("%s", error)
         return PredictionPart(sealed=path, sha256=sealed.sha256, problem=error.message)
-    return compare(path, sealed, prediction, result, config, machine)
+    return compare(path, sealed, prediction, result, config, machine())
 
 
 def _keep_compared(store: Store, path: str, compared: ComparedRun) -> None:

@@ -60,7 +60,7 @@ def ended(run: str = "one", started: float = STARTED, train: TrainPart | None = 
 
 def recorded(store: Store, result: Result, config: str = CONFIG, machine: str = HERE) -> Result:
     """Write the result as the chain does."""
-    result = replace(result, prediction=compare_with_prediction(store, config, result, machine))
+    result = replace(result, prediction=compare_with_prediction(store, config, result, lambda: machine))
     store.write_json(f"runs/{result.run}/result.json", result.to_json())
     return read(Result, store, f"runs/{result.run}/result.json")
 
@@ -187,7 +187,7 @@ def test_a_store_that_fails_does_not_change_the_outcome(store: Store, monkeypatc
         raise OSError("the store is away")
 
     monkeypatch.setattr(store, "read_json", fail)
-    assert compare_with_prediction(store, CONFIG, ended(), HERE) is None
+    assert compare_with_prediction(store, CONFIG, ended(), lambda: HERE) is None
 
 
 def reseal(store: Store, path: str, **changes: Any) -> None:
