@@ -372,10 +372,10 @@ class _Search:
         gate = read(GateRecord, self.store, f"{result.artifact('publish')}/{GATE}")
         config = self.held.config
         change = ne_change(self.store, self.held.name, replay.run, gate=config.gate, seed=config.seed)
-        # Where predictions are gone, by the figures of the incumbent, which is the same in both.
-        held, same = self.held.gate, change is not None
-        if not same:
-            same = (gate.rows, gate.clicks, gate.incumbent) == (held.rows, held.clicks, held.incumbent)
+        # Where predictions are gone, the incumbent tells, which is the same in both; without a feature it is worse.
+        held = self.held.gate
+        same = (gate.rows, gate.clicks) == (held.rows, held.clicks)
+        same = change is not None or (same and (replay.kind == FEATURES or gate.incumbent == held.incumbent))
         replay = replace(replay, verdict=gate.verdict, reasons=gate.reasons, same_rows=same)
         if gate.candidate is None:
             return replay

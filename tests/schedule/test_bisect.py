@@ -212,7 +212,7 @@ def test_labels_need_no_replay(runs: Runs) -> None:
 def test_without_replays_the_signs_alone_decide(runs: Runs) -> None:
     runs.run(HELD, checks=(LABELS,))
     record = runs.bisect(limit=0)
-    assert [suspect.kind for suspect in record.suspects] == ["settings", "labels", "rows"]
+    assert [suspect.kind for suspect in record.suspects] == ["settings", "labels"]
     assert record.culprit is not None and record.culprit.kind == "labels"
     assert record.stopped is not None and "the limit of 0 replays was reached before settings" in record.stopped
 
