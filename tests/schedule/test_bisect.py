@@ -264,9 +264,9 @@ def test_one_search_of_a_run_at_a_time(runs: Runs) -> None:
 
 @pytest.mark.parametrize("log", ["1\tb\n1\tc\n", None])
 def test_logs_that_have_changed_since_are_refused_before_a_replay(tmp_path: Path, runs: Runs, log: str | None) -> None:
-    path = tmp_path / "day.tsv"
+    path = tmp_path / "day_2026-01-02.tsv"
     path.write_text("1\tb\n")
-    config = compose(["data=criteo", f"data.path={path}", *DAY, START, f"run={RUN}"])
+    config = compose(["data=criteo", f"data.path='{tmp_path}/day_{{day}}.tsv'", *DAY, START, f"run={RUN}"])
     runs.store.write_bytes("runs/clicks-2026-01-01/config.yaml", to_yaml(config).encode())
     runs.run(replace(config, train=replace(config.train, lr=0.3)))
     if log is None:
