@@ -9,16 +9,17 @@ from pipeline.records.gate import Interval
 from pipeline.records.record import Record, absent
 
 BISECT = "bisect.json"
-# Kinds of suspects. Settings and features are tried by a training; labels and rows need none.
-SETTINGS, FEATURES, LABELS, ROWS = "settings", "features", "labels", "rows"
+# Kinds of suspects. Settings and features are tried by a training; limits, labels and rows need none.
+LIMITS, SETTINGS, FEATURES, LABELS, ROWS = "limits", "settings", "features", "labels", "rows"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect(Record):
     """What may have spoilt a run, and the ``sign`` that speaks for it, in words.
 
-    ``kind``: settings | features | labels | rows. ``names``: settings or features, by name; the day, and slices of its
-    rows. ``explained``: the share of the lost NE that the sign alone explains.
+    ``kind``: limits | settings | features | labels | rows. ``names``: settings (limits: those of the gate) or features,
+    by name; the day, and slices of its rows. ``explained``: the share of the lost NE that the sign alone explains;
+    absent where only a training can tell, and for rows that are suspected because nothing else is.
     """
 
     kind: str
@@ -33,7 +34,8 @@ class Replay(Record):
 
     ``verdict``, ``reasons``: of the gate, beside the incumbent of the held run. ``ne``: of the model. ``change``: of NE
     from the held model, as a share, paired on the same test rows; absent where those differ. ``explained``: the share
-    of the lost NE that came back. ``message``: why there is no verdict.
+    of the lost NE that came back. ``same_rows``: whether it was judged on the test rows of the held model; otherwise it
+    proves nothing. ``message``: why there is no verdict.
     """
 
     run: str
@@ -45,6 +47,7 @@ class Replay(Record):
     ne: float | None = absent()
     change: Interval | None = absent()
     explained: float | None = absent()
+    same_rows: bool = absent(True)
     message: str | None = absent()
 
 
@@ -65,11 +68,11 @@ class Culprit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRecord(Record):
-    """The search for what spoilt ``run``, which the gate held beside version ``incumbent`` of ``model``.
+    """The search for what spoilt ``version``, which ``run`` made and the gate held beside ``incumbent`` of ``model``.
 
     ``ne``, ``incumbent_ne``: of both on the same rows. ``suspects``: in the order in which they are tried. ``limit``:
-    how many replays were allowed. Without ``culprit``, none was found so far; ``stopped``: why the search ended before
-    all suspects were tried.
+    how many replays were allowed. Without ``culprit``, none was found so far; ``stopped``: why some suspects before the
+    culprit, or any, were not tried.
     """
 
     FILE: ClassVar[str] = BISECT
@@ -79,6 +82,7 @@ class BisectRecord(Record):
     run: str
     model: str
     incumbent: str
+    version: str | None = absent()
     ne: float | None = None
     incumbent_ne: float | None = None
     limit: int = 0

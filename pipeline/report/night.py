@@ -68,6 +68,8 @@ def bisect_text(record: BisectRecord) -> str:
     lines = [f"run {record.run} was held beside {record.incumbent} of model {record.model}"]
     if record.culprit is not None:
         lines += ["", record.culprit.words]
+        if record.stopped:
+            lines.append(f"not tried: {record.stopped}")
     else:
         lines += ["", f"no culprit was found: {record.stopped or 'all suspects were tried'}"]
     head = ("replay", "gate", "NE*", "change*", "of the loss*", "seconds*", "without, or with the former")

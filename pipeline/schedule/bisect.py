@@ -13,22 +13,36 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.ingest import DriftLimits
 from pipeline.config.nightly import TrackConfig
 from pipeline.config.renamed import config_changes
-from pipeline.core.errors import SIGNALLED, ArtifactError, ConfigError, NightjarError
+from pipeline.core.errors import SIGNALLED, ArtifactError, ConfigError, DataError, NightjarError
 from pipeline.core.units import percent
+from pipeline.evaluation.gate.gate import judge
+from pipeline.launch.locks import folder_lock
 from pipeline.launch.signals import Interrupted
 from pipeline.publishing.promotion import read_current
 from pipeline.publishing.versions import find_version, version_path
-from pipeline.records.bisection import BISECT, FEATURES, LABELS, SETTINGS, BisectRecord, Culprit, Replay, Suspect
+from pipeline.records.bisection import (
+    BISECT,
+    FEATURES,
+    LABELS,
+    LIMITS,
+    ROWS,
+    SETTINGS,
+    BisectRecord,
+    Culprit,
+    Replay,
+    Suspect,
+)
 from pipeline.records.gate import GATE, HOLD, PASS, GateRecord
 from pipeline.records.night import NIGHT, Base, NightRecord
 from pipeline.records.record import read
-from pipeline.records.result import IngestPart, Result
+from pipeline.records.result import ErrorPart, IngestPart, Result
 from pipeline.records.runs import run_directory
 from pipeline.schedule.night_config import base_of
 from pipeline.schedule.night_summary import is_expected, read_settings, write_summary
@@ -36,6 +50,7 @@ from pipeline.schedule.suspects import HALF, Signs, describe_setting, find_suspe
 from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.compare import ne_change
 from pipeline.stages.execution import load
+from pipeline.stages.steps import steps
 from pipeline.store.artifacts import Store
 from pipeline.store.removal import remove
 
@@ -44,8 +59,7 @@ QUALITY = "quality.json"
 # where the log is: at its former place there are other rows.
 _NO_SUSPECTS: tuple[str, ...] = ("checkpoint.allow", "publish.model", "publish.judge_beside", "data.name", "data.aside")
 _NO_SUSPECTS += ("data.path", "data.format", "data.options", "data.snapshot", "data.messages")
-# Groups that decide what is in a dataset.
-_OF_DATASETS = ("data", "ingest", "seed")
+OTHER_ROWS = "it was judged on other test rows, so its verdict proves nothing"
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 log = logging.getLogger(__name__)
 
@@ -63,46 +77,54 @@ class HeldRun:
     former: Mapping[str, Any]
 
 
-def bisect_run(store: Store, name: str, run: Run, limit: int) -> BisectRecord:
+def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime | None = None) -> BisectRecord:
     """Find what spoilt run ``name``, and record it.
 
-    Each suspect is tried by a training, those that speak for themselves without one. Several settings or features that
+    Each suspect is tried by a training, those that speak for themselves without one. Where no training is left, only
+    the latter are tried. Several settings or features that
     are suspected together are tried together, and then by halves. ``bisect.json`` of the run is written after each of
     them, and the page of a night names the culprit.
 
     Args:
         run: Does a whole run.
         limit: The largest number of trainings.
+        deadline: None begins that would not end before it, if it takes as long as the held run; None: no deadline.
 
     Raises:
         ConfigError: The gate did not hold that run, or it had no incumbent.
         ArtifactError: The run or what it started from is gone.
+        DataError: Its logs have changed since, so that a replay would train on other rows.
+        LaunchError: Another process searches for what spoilt it.
         Interrupted: A signal ended a replay. What was found is recorded.
+        NightjarError: A replay failed, with its exit code. What was found is recorded.
     """
     held = read_held_run(store, name)
-    changed = changed_settings(held.former, held.settings)
-    suspects = find_suspects(_read_signs(store, held, changed))
-    search = _Search(store, held, changed, run, limit)
-    search.record = replace(search.record, suspects=tuple(suspects))
-    log.info("bisect     %s: %d suspects, at most %d replays", name, len(suspects), limit)
-    culprit = None
-    for place, suspect in enumerate(suspects):
-        log.info("bisect     suspect %d of %d: %s %s: %s", place + 1, len(suspects), *_title(suspect), suspect.sign)
-        if suspect.kind in (SETTINGS, FEATURES):
-            if not search.left:
-                stopped = f"the limit of {limit} replays was reached before {suspect.kind} {', '.join(suspect.names)}"
-                search.save(stopped=stopped)
+    hint = "run the same command again once that one has ended"
+    with folder_lock(store, run_directory(name), f"run {name!r}", held.config.launch.lease_seconds, hint=hint):
+        changed = changed_settings(held.former, held.settings)
+        suspects = find_suspects(_read_signs(store, held, changed))
+        search = _Search(store, held, changed, run, limit, deadline)
+        search.save(suspects=tuple(suspects))
+        log.info("bisect     %s: %d suspects, at most %d replays", name, len(suspects), limit)
+        culprit = None
+        for place, suspect in enumerate(suspects):
+            title = ", ".join(suspect.names)
+            log.info(
+                "bisect     suspect %d of %d: %s %s: %s", place + 1, len(suspects), suspect.kind, title, suspect.sign
+            )
+            if suspect.kind in (SETTINGS, FEATURES):
+                culprit = search.try_suspect(suspect)
+            elif suspect.kind == LIMITS:
+                culprit = _judged_by_former_limits(held, changed, suspect)
+            elif suspect.kind != ROWS or suspect.explained is not None or not search.untold:
+                culprit = _named_by_signs(held, suspect)
+            if culprit is not None:
                 break
-            culprit = search.try_suspect(suspect)
-        else:
-            culprit = _named_by_signs(held, suspect)
+        search.save(culprit=culprit, stopped="; ".join(search.untold) or None)
         if culprit is not None:
-            break
-    search.save(culprit=culprit)
-    if culprit is not None:
-        log.info("bisect     %s", culprit.words)
-        _name_on_page(store, name, culprit)
-    return search.record
+            log.info("bisect     %s", culprit.words)
+            _name_on_page(store, name, culprit)
+        return search.record
 
 
 def read_held_run(store: Store, name: str) -> HeldRun:
@@ -130,7 +152,12 @@ def read_held_run(store: Store, name: str) -> HeldRun:
             hint=f"{published}/gate.html says why it was held",
         )
     base = base_of(find_version(store, config.model_name, gate.incumbent_version))
-    former, settings = read_settings(store, base, name)
+    former, settings = read_settings(store, config.model_name, base, name)
+    if not settings:
+        raise ArtifactError(
+            f"the settings of {base.version} are gone, with its run {base.run}, so nothing tells which have changed",
+            hint=f"{published}/gate.html says why {name} was held",
+        )
     return HeldRun(name=name, config=config, result=result, gate=gate, base=base, settings=settings, former=former)
 
 
@@ -191,31 +218,46 @@ def _read_signs(store: Store, held: HeldRun, changed: Mapping[str, Sequence[Any]
         features=(*data.dense, *data.sparse),
         drift=drift,
         moved=data.checks.warn,
-        continues=held.config.checkpoint.init_from is not None,
+        continues=held.config.checkpoint.init_from == held.base.checkpoint
+        and not held.config.checkpoint.init_tables_only,
         now=held.result.ingest or IngestPart(),
         then=IngestPart() if before is None else IngestPart.from_json(before.summary),
     )
 
 
 class _Search:
-    """The replays of a held run, and their record so far."""
+    """The replays of a held run, and their record so far. ``untold``: what is not known, and why."""
 
-    def __init__(self, store: Store, held: HeldRun, changed: Mapping[str, Sequence[Any]], run: Run, limit: int) -> None:
-        self.store, self.held, self.changed, self.run, self.limit = store, held, changed, run, limit
+    def __init__(
+        self,
+        store: Store,
+        held: HeldRun,
+        changed: Mapping[str, Sequence[Any]],
+        run: Run,
+        limit: int,
+        deadline: datetime | None,
+    ) -> None:
+        self.store, self.held, self.changed, self.run = store, held, changed, run
+        self.limit, self.deadline = limit, deadline
+        self.untold: list[str] = []
         gate = held.gate
         self.record = BisectRecord(
             run=held.name,
             model=held.config.model_name,
+            version=None if held.result.gate is None else held.result.gate.version,
             incumbent=held.base.version,
             ne=None if gate.candidate is None else gate.candidate.ne.point,
             incumbent_ne=None if gate.incumbent is None else gate.incumbent.ne.point,
             limit=limit,
         )
 
-    @property
-    def left(self) -> int:
-        """The number of replays that are still allowed."""
-        return self.limit - len(self.record.replays)
+    def _refusal(self) -> str:
+        # Why no further replay may begin; "" where one may.
+        if len(self.record.replays) >= self.limit:
+            return f"the limit of {self.limit} replays was reached"
+        if self.deadline is not None and time.time() + self.held.result.seconds > self.deadline.timestamp():
+            return "no replay would have ended before the deadline"
+        return ""
 
     def save(self, **changes: Any) -> None:
         """Write the record, with ``changes``."""
@@ -224,27 +266,36 @@ class _Search:
 
     def try_suspect(self, suspect: Suspect) -> Culprit | None:
         """Replay without all that is suspected, then with halves of it; None where that does not help."""
+        title = f"{suspect.kind} {', '.join(suspect.names)}"
+        refusal = self._refusal()
+        if refusal:
+            self.untold.append(f"{refusal} before {title}")
+            return None
         shown = self._replay(suspect.kind, suspect.names)
+        if shown.verdict is None or not shown.same_rows:
+            self.untold.append(f"{title} cannot be told: {shown.message or OTHER_ROWS}")
         if not self._shows(suspect, shown):
             return None
-        names = suspect.names
-        # Of features that carry nothing, each was measured by itself, and any half would do no harm.
-        while len(names) > 1 and self.left and suspect.explained is None:
+        # A half that only takes away some of the loss is not all that spoilt it, if the gate passes without the whole.
+        names, whole_passes = suspect.names, self._passes(shown)
+        # Of features that carry nothing, each was measured by itself; any half would do no harm.
+        while len(names) > 1 and not self._refusal() and suspect.explained is None:
             half, rest = names[: len(names) // 2], names[len(names) // 2 :]
             tried = self._replay(suspect.kind, half)
-            if self._shows(suspect, tried):
+            if self._passes(tried) or (not whole_passes and self._shows(suspect, tried)):
                 names, shown = half, tried
-            elif tried.verdict is not None:
+            elif tried.verdict is not None and tried.same_rows:
                 names = rest
             else:  # these settings do not go without the others, which says nothing
                 break
-        if names != shown.names and self.left:
+        if names != shown.names and not self._refusal():
             confirmed = self._replay(suspect.kind, names)
-            if self._shows(suspect, confirmed):
+            if self._passes(confirmed) or (not whole_passes and self._shows(suspect, confirmed)):
                 shown = confirmed
             else:  # they spoil it together only
                 names = shown.names
-        return self._name(suspect, names, shown)
+        # What no replay has confirmed is not named alone.
+        return self._name(suspect, shown, likely=names)
 
     def _replay(self, kind: str, names: Sequence[str]) -> Replay:
         number = len(self.record.replays) + 1
@@ -253,37 +304,42 @@ class _Search:
         log.info("bisect     replay %d of at most %d: %s %s", number, self.limit, what, ", ".join(names))
         started = time.monotonic()
         try:
-            code = self.run(self._config(replay))
+            self._require_same_logs()
+            config = self._config(replay)
+            code = self.run(config)
             if code > SIGNALLED:
                 self.save(stopped=f"a signal ended replay {number}")
                 raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
-            replay = self._judged(replay)
-        except NightjarError as error:
+            replay = self._judged(replay, code, _dataset_of(config, self.store))
+        except ConfigError as error:  # these settings do not go together
             replay = replace(replay, message=error.message)
+        except NightjarError as error:  # which says nothing of what is suspected
+            self.save(stopped=f"replay {number} failed: {error.message}")
+            raise
         replay = replace(replay, seconds=round(time.monotonic() - started, 3))
         self.save(replays=(*self.record.replays, replay))
         log.info("bisect     replay %d: %s", number, _outcome(replay))
         return replay
 
+    def _require_same_logs(self) -> None:
+        # A dataset is found by the fingerprint of its log, and of the rows that other days kept for it.
+        made, now = self.held.result.artifact("ingest"), _dataset_of(self.held.config, self.store)
+        if made != now:
+            raise DataError(
+                f"run {self.held.name} was trained on {made}, but its logs and settings now make {now}: replays would "
+                "train on other rows, or be made by another release",
+                hint="put the logs back as they were; --replays 0 names what the records of the run tell by themselves",
+            )
+
     def _config(self, replay: Replay) -> Config:
-        import yaml
-
-        from pipeline.config.compose import from_yaml
-
         config = self.held.config
         if replay.kind == SETTINGS:
-            tree = copy.deepcopy(dict(self.held.settings))
-            for name in replay.names:
-                _put_back(tree, self.held.former, name)
-            config = from_yaml(yaml.safe_dump(tree, sort_keys=False))
+            config = _with_former(self.held, replay.names)
         data = config.data
         if replay.kind == FEATURES:
             checks = dataclasses.replace(data.checks, hold=DriftLimits())  # they are missing, which would hold the day
             data = dataclasses.replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
-        # Another dataset must not take the place of the day's.
-        if replay.kind == FEATURES or any(name.split(".")[0] in _OF_DATASETS for name in replay.names):
-            data = dataclasses.replace(data, aside=True)
-        return dataclasses.replace(
+        config = dataclasses.replace(
             config,
             run=replay.run,
             store=self.store.url,
@@ -293,21 +349,36 @@ class _Search:
             publish=dataclasses.replace(config.publish, judge_beside=self.held.base.version),
             track=TrackConfig(),
         )
+        # Another dataset must not take the place of the day's; that of the day is not made again.
+        if _dataset_of(config, self.store) != self.held.result.artifact("ingest"):
+            config = dataclasses.replace(config, data=dataclasses.replace(data, aside=True))
+        return config
 
-    def _judged(self, replay: Replay) -> Replay:
+    def _judged(self, replay: Replay, code: int, dataset: str) -> Replay:
         # With what the gate says of it. Its version is of no use then, and would only stand among those of the model.
         result = read(Result, self.store, f"{run_directory(replay.run)}/{Result.FILE}")
-        if result.gate is None:
-            return replace(replay, message=result.error.message if result.error else "it ended without a verdict")
+        if code == ConfigError.exit_code and result.error is not None:
+            return replace(replay, message=result.error.message)
+        if code or result.gate is None:
+            problem = result.error or ErrorPart(message="it ended without a verdict", exit_code=code)
+            error = NightjarError(problem.message, hint=problem.hint or f"nightjar result {replay.run}")
+            error.exit_code = code or NightjarError.exit_code
+            raise error
+        if result.artifact("ingest") != dataset:
+            raise DataError(f"the logs changed during run {replay.run}", hint="put them back as they were")
         model, version = self.record.model, result.gate.version
         if version and version not in read_current(self.store, model).line:
             remove(self.store, version_path(model, version))
         gate = read(GateRecord, self.store, f"{result.artifact('publish')}/{GATE}")
-        replay = replace(replay, verdict=gate.verdict, reasons=gate.reasons)
-        if gate.candidate is None:
-            return replay
         config = self.held.config
         change = ne_change(self.store, self.held.name, replay.run, gate=config.gate, seed=config.seed)
+        # Where predictions are gone, the incumbent tells, which is the same in both; without a feature it is worse.
+        held = self.held.gate
+        same = (gate.rows, gate.clicks) == (held.rows, held.clicks)
+        same = change is not None or (same and (replay.kind == FEATURES or gate.incumbent == held.incumbent))
+        replay = replace(replay, verdict=gate.verdict, reasons=gate.reasons, same_rows=same)
+        if gate.candidate is None:
+            return replay
         lost, explained = lost_ne(self.held.gate), None
         if lost and change is not None and self.record.ne is not None:
             explained = round(-change.point * self.record.ne / lost, 3)
@@ -315,8 +386,10 @@ class _Search:
 
     def _passes(self, replay: Replay) -> bool:
         limit, former = self.held.config.gate.max_ne_increase, self.record.incumbent_ne
-        if replay.verdict != PASS or replay.kind != FEATURES or limit is None or former is None:
-            return replay.verdict == PASS
+        if replay.verdict != PASS or not replay.same_rows:
+            return False
+        if replay.kind != FEATURES or limit is None or former is None:
+            return True
         # Without the feature the incumbent is worse, too: the limit is what it reaches with it.
         return replay.ne is not None and replay.ne <= former * (1 + limit)
 
@@ -332,29 +405,61 @@ class _Search:
             return change.low <= 0
         return replay.explained is not None and replay.explained >= HALF and change.high < 0
 
-    def _name(self, suspect: Suspect, names: tuple[str, ...], replay: Replay) -> Culprit:
-        passes, explained = self._passes(replay), replay.explained
-        together = "" if names == replay.names else f" together with {len(replay.names) - len(names)} more"
+    def _name(self, suspect: Suspect, replay: Replay, likely: Sequence[str]) -> Culprit:
+        names, passes, explained = replay.names, self._passes(replay), replay.explained
         figures = f"NE is {replay.ne:.4f}" if replay.ne is not None else "it is judged"
         if replay.change is not None:
             side = "lower" if replay.change.point <= 0 else "higher"
             figures += f", {percent(abs(replay.change.point))} {side}"
         if suspect.kind == SETTINGS:
             changes = "; ".join(describe_setting(name, self.changed[name]) for name in names)
-            words = f"setting{'s' if len(names) > 1 else ''} {changes}: changed back{together}, {figures}"
+            words = f"setting{'s' if len(names) > 1 else ''} {changes}: changed back, {figures}"
         else:
             them, verb = ("them", "carry") if len(names) > 1 else ("it", "carries")
             words = f"feature{'s' if len(names) > 1 else ''} {', '.join(names)}"
             if suspect.explained is not None:
                 words += f", which {verb} nothing any more"
-            words += f": without {them}{together}, {figures}"
+            words += f": without {them}, {figures}"
             if suspect.explained is not None:
                 explained = suspect.explained
                 words += f"; {suspect.sign}: {percent(explained, 0)} of the rise of NE since then"
         words += ", and the gate passes" if passes else ""
+        if likely != names:
+            words += f"; most likely it is {', '.join(likely)}, which no replay has confirmed"
         return Culprit(
             kind=suspect.kind, names=names, words=words, replay=replay.run, passes=passes, explained=explained
         )
+
+
+def _with_former(held: HeldRun, names: Sequence[str]) -> Config:
+    # The settings of the held run, those of ``names`` changed back.
+    import yaml
+
+    from pipeline.config.compose import from_yaml
+
+    tree = copy.deepcopy(dict(held.settings))
+    for name in names:
+        _put_back(tree, held.former, name)
+    return from_yaml(yaml.safe_dump(tree, sort_keys=False))
+
+
+def _dataset_of(config: Config, store: Store) -> str:
+    return steps(config, store, last="ingest")[0].path
+
+
+def _judged_by_former_limits(held: HeldRun, changed: Mapping[str, Sequence[Any]], suspect: Suspect) -> Culprit | None:
+    # The same figures under the former limits. Checks that measure rows of their own are not in a record, so it must
+    # tell why the model was held in the first place.
+    def failed(record: GateRecord) -> set[str]:
+        return {check.name for check in record.checks if not check.passed}
+
+    limits = dataclasses.replace(_with_former(held, suspect.names).gate, force=None)
+    again = judge(held.gate, dataclasses.replace(held.config.gate, force=None))
+    if failed(again) != failed(held.gate) or judge(held.gate, limits).verdict != PASS:
+        return None
+    changes = "; ".join(describe_setting(name, changed[name]) for name in suspect.names)
+    words = f"setting{'s' if len(suspect.names) > 1 else ''} {changes}: changed back, the gate passes this model"
+    return Culprit(kind=LIMITS, names=suspect.names, words=f"{words}, so no replay was needed", passes=True)
 
 
 def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
@@ -383,10 +488,6 @@ def _name_on_page(store: Store, name: str, culprit: Culprit) -> None:
         write_summary(store, record)
 
 
-def _title(suspect: Suspect) -> tuple[str, str]:
-    return suspect.kind, ", ".join(suspect.names)
-
-
 def _outcome(replay: Replay) -> str:
     if replay.verdict is None:
         return f"no verdict: {replay.message}"
@@ -394,4 +495,6 @@ def _outcome(replay: Replay) -> str:
     if replay.change is not None:
         point, low, high = replay.change
         words += f", {point:+.2%} [{low:+.2%}, {high:+.2%}] beside the held model"
+    if not replay.same_rows:
+        words += f"; {OTHER_ROWS}"
     return f"{words}; {replay.seconds:.1f} s"

@@ -19,6 +19,7 @@ from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.core.units import decimal, plural
 from pipeline.launch.elastic import MoreRoomError
+from pipeline.publishing.versions import version_path
 from pipeline.records.gate import GATE, GateRecord
 from pipeline.records.night import HELD, Base, Cost, NightRecord
 from pipeline.records.plan import Plan
@@ -154,7 +155,7 @@ def _describe_changes(store: Store, record: NightRecord, result: Result) -> list
         *_describe_rows(store, base.dataset, result.artifact("ingest")),
         *_describe_plan(store, base.plan, result.artifact("plan")),
         *hosts,
-        *_describe_settings(store, base, record.run),
+        *_describe_settings(store, record),
     ]
 
 
@@ -209,10 +210,13 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
     return lines
 
 
-def _describe_settings(store: Store, base: Base, run: str) -> list[str]:
+def _describe_settings(store: Store, record: NightRecord) -> list[str]:
     # Settings that differ from those of the base.
-    lines = []
-    for path, values in sorted(config_changes(*read_settings(store, base, run)).items()):
+    lines: list[str] = []
+    if record.base is None:
+        return lines
+    settings = read_settings(store, record.model, record.base, record.run)
+    for path, values in sorted(config_changes(*settings).items()):
         if not is_expected(path):
             then, now = ("null" if value is None else str(value) for value in values)
             lines.append(f"{path} was {then}, is {now}")
@@ -222,13 +226,16 @@ def _describe_settings(store: Store, base: Base, run: str) -> list[str]:
     return [*lines[:MAX_SETTINGS], f"and {plural(more, 'other setting')}"]
 
 
-def read_settings(store: Store, base: Base, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the settings of the run that made ``base`` and those of ``run``; none of either where one is missing."""
+def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the settings of the run that made ``base`` of ``model`` and those of ``run``.
+
+    A version keeps its settings when its run is gone. None of either where one is missing.
+    """
     from omegaconf import OmegaConf
 
     configs: list[Any] = []
-    for name in (base.run, run):
-        path = f"{run_directory(name)}/config.yaml"
+    before, version = f"{run_directory(base.run)}/config.yaml", f"{version_path(model, base.version)}/config.yaml"
+    for path in (before if store.exists(before) else version, f"{run_directory(run)}/config.yaml"):
         if not store.exists(path):
             return {}, {}
         with store.open(path) as source:

@@ -33,6 +33,7 @@ from pipeline.core.retrying import explained
 from pipeline.core.units import for_chat
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.launch.signals import Interrupted
+from pipeline.records.bisection import BISECT
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, NightRecord
 from pipeline.records.record import read
 from pipeline.records.runs import run_directory
@@ -173,22 +174,25 @@ def run_night(
         log.info("summary    %s", store.url_of(record.summary))
     _post(config, store, record)
     write_store_page(store)
-    if record.outcome == HELD and config.nightly.bisect:
-        record = _bisect(store, record, run, config.nightly.bisect)
     return record
 
 
-def _bisect(store: Store, record: NightRecord, run: Run, limit: int) -> NightRecord:
-    # Find what spoilt a held night. Its verdict is recorded and posted, so nothing that happens here changes it.
+def _is_searched(store: Store, record: NightRecord) -> bool:
+    path = f"{run_directory(record.run)}/{BISECT}"
+    return store.exists(path) and store.read_json(path).get("version") == record.version
+
+
+def _bisect(store: Store, record: NightRecord, run: Run, limit: int, deadline: datetime | None) -> int:
+    # Find what spoilt a held night, once all nights have their verdicts. Returns a signal's exit code, else 0.
     try:
-        bisect_run(store, record.run, run, limit)
+        bisect_run(store, record.run, run, limit, deadline)
     except Exception as problem:
         log.warning("bisect     nothing was found: %s", _as_known_error(problem))
     except Interrupted as stop:
         _complain(f"{stop}; nightjar bisect {record.run} goes on")
-        return replace(record, exit_code=stop.exit_code)
+        return stop.exit_code
     write_store_page(store)
-    return read(NightRecord, store, f"{run_directory(record.run)}/{NIGHT}")
+    return 0
 
 
 def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:
@@ -358,7 +362,8 @@ def run_nights(
     """Run the nights of ``days`` in order.
 
     A failed night stops the later ones unless ``keep_going``. A held night does not stop them: they start from the
-    version that keeps serving. A signal always stops.
+    version that keeps serving. A signal always stops. After the last night, what spoilt held ones is searched for
+    (``nightly.bisect``), where no search is recorded yet.
 
     Args:
         wait_last: Minutes that the last night waits for its logs; the others do not wait.
@@ -367,18 +372,20 @@ def run_nights(
         deadline: When the cluster ends this process; no night begins after it.
 
     Returns:
-        The exit code of the first that failed, else 6 if one was held.
+        The exit code of the first that failed, else 6 if one was held; above 128 if a signal ended a night, or the
+        search after the last one.
     """
     failed = held = 0
+    searched: list[tuple[NightRecord, int]] = []
     skipped: list[str] = []
     for place, day in enumerate(days, 1):
         if len(days) > 1:
             log.info("\nnight %d of %d: %s", place, len(days), day)
-        last = place == len(days)
+        last, config = place == len(days), config_of(day)
         if last:
-            record = run_night(config_of(day), store, day, run, wait_last, skipped, deadline)
+            record = run_night(config, store, day, run, wait_last, skipped, deadline)
         else:
-            record = run_night(config_of(day), store, day, run, 0.0, [], deadline)
+            record = run_night(config, store, day, run, 0.0, [], deadline)
         code = record.exit_code or 0
         if code > INTERRUPTED:
             return code
@@ -391,12 +398,18 @@ def run_nights(
             return code
         if record.outcome == HELD:
             held = held or code
+            if config.nightly.bisect and not _is_searched(store, record):
+                searched.append((record, config.nightly.bisect))
         if record.outcome == FAILED:
             failed = failed or code
             if not last and not keep_going:
                 rest = f"the {len(days) - place} later nights, {days[place]} to {days[-1]}, are skipped"
                 log.warning("%s; nightly.keep_going=true runs them anyway", rest)
                 break
+    for record, limit in searched:
+        signalled = _bisect(store, record, run, limit, deadline)
+        if signalled:
+            return signalled
     return failed or held
 
 

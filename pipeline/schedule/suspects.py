@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.gate import GateConfig
 from pipeline.config.ingest import DriftLimits
 from pipeline.core.units import plural, printable
-from pipeline.records.bisection import FEATURES, LABELS, ROWS, SETTINGS, Suspect
+from pipeline.records.bisection import FEATURES, LABELS, LIMITS, ROWS, SETTINGS, Suspect
 from pipeline.records.gate import Former, GateRecord, Interval, Slice
 from pipeline.records.result import IngestPart
 
@@ -26,6 +26,9 @@ FEW_OF_ALL = 0.01
 MOST_CHANGED = 2
 # The checks that judge the incumbent on these rows. It was right when it was published, so they tell of the labels.
 LABEL_CHECKS = ("click rate", "labels")
+# Groups of settings that decide the test rows or their labels: with the former ones a replay is asked another question.
+_OF_TEST_ROWS: tuple[str, ...] = ("seed", "data.split", "data.label")
+_OF_GATE = "gate."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +94,29 @@ def lost_ne(gate: GateRecord) -> float | None:
     return None
 
 
+def _changed_limits(signs: Signs) -> Iterator[Suspect]:
+    names = [path for path in signs.settings if path.startswith(_OF_GATE)]
+    if names:
+        yield Suspect(
+            kind=LIMITS, names=tuple(names), sign=f"changed since the incumbent was trained: {_describe(signs, names)}"
+        )
+
+
 def _changed_settings(signs: Signs) -> Iterator[Suspect]:
-    if signs.settings:
+    names = [path for path in signs.settings if not path.startswith(_OF_GATE) and not _decides_test_rows(path)]
+    if names:
         # Those of model and training first: a half of the list is tried before the other.
-        names = sorted(signs.settings, key=lambda path: not path.startswith(("model", "train")))
-        changes = "; ".join(describe_setting(path, signs.settings[path]) for path in names)
-        yield Suspect(kind=SETTINGS, names=tuple(names), sign=f"changed since the incumbent was trained: {changes}")
+        names.sort(key=lambda path: not path.startswith(("model", "train")))
+        sign = f"changed since the incumbent was trained: {_describe(signs, names)}"
+        yield Suspect(kind=SETTINGS, names=tuple(names), sign=sign)
+
+
+def _decides_test_rows(path: str) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in _OF_TEST_ROWS)
+
+
+def _describe(signs: Signs, names: Sequence[str]) -> str:
+    return "; ".join(describe_setting(path, signs.settings[path]) for path in names)
 
 
 def describe_setting(path: str, values: Sequence[Any]) -> str:
@@ -115,9 +135,9 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
     if former is None or signs.gate.candidate is None or not fell:
         return
     risen = signs.gate.candidate.ne.point - former.ne
-    explained = 1.0
-    if risen > 0:
-        explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
+    if risen <= 0:  # nothing was lost that their loss could explain
+        return
+    explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
     if explained >= HALF:
         yield Suspect(kind=FEATURES, names=tuple(fell), sign=_join(fell), explained=round(explained, 3))
 
@@ -186,19 +206,23 @@ def _odd_rows(signs: Signs) -> Iterator[Suspect]:
     if limit is not None and rate > limit:
         words.append(f"the click rate changed by {rate:.0%}")
     if words:
-        yield from _rows_of_day(signs, "; ".join(words))
+        yield from _rows_of_day(signs, "; ".join(words), 1.0)
 
 
 def _all_rows(signs: Signs) -> Iterator[Suspect]:
-    yield from _rows_of_day(signs, "all else that was tried is as before")
+    sign = "all else that was tried is as before"
+    untried = [path for path in signs.settings if _decides_test_rows(path)]
+    if untried:
+        sign += f"; {_describe(signs, untried)}, which decides the test rows, so that no replay can tell"
+    yield from _rows_of_day(signs, sign, None)
 
 
-def _rows_of_day(signs: Signs, sign: str) -> Iterator[Suspect]:
+def _rows_of_day(signs: Signs, sign: str, explained: float | None) -> Iterator[Suspect]:
     # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
     places = spoilt_places(signs.gate, signs.limits)
     if places and signs.continues:
         slices = [place for place in places if place and "" not in places]
-        yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=1.0)
+        yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=explained)
 
 
 def spoilt_places(gate: GateRecord, limits: GateConfig) -> list[str]:
@@ -248,6 +272,7 @@ def _join(changes: Mapping[str, tuple[float, str]]) -> str:
 
 # What is tried first. Everything is paired with its reason.
 ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
+    _changed_limits,  # the record of the gate tells without a training whether its former limits pass
     _changed_settings,  # the log changes every night, settings only when somebody changes them
     _dead_features,  # the gate measured that they carry nothing, and that this is the size of the loss
     _leaking_features,  # nothing becomes the best feature overnight by honest means

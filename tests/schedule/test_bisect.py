@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -12,23 +12,27 @@ import pytest
 from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose, to_yaml
-from pipeline.core.errors import ArtifactError, ConfigError, GateHeldError
+from pipeline.core.errors import ArtifactError, ConfigError, DataError, GateHeldError, LaunchError, NightjarError
+from pipeline.evaluation.gate.gate import judge
+from pipeline.launch.locks import run_lock
 from pipeline.launch.signals import Interrupted
 from pipeline.publishing.promotion import read_current
 from pipeline.publishing.versions import version_path
 from pipeline.records import (
     BisectRecord,
     Check,
+    ErrorPart,
     GatePart,
+    Interval,
     ModelFigures,
-    NightRecord,
     Result,
     StageOutcome,
     read,
 )
 from pipeline.schedule.bisect import bisect_run
-from pipeline.schedule.nightly import read_record, run_night
+from pipeline.schedule.nightly import read_record, run_nights
 from pipeline.specs import STAGES
+from pipeline.stages.steps import steps
 from pipeline.store import Store
 from tests.records.made import figures, gate_record
 from tests.schedule.test_base import publish
@@ -76,7 +80,10 @@ class Runs:
         result = Result(
             run=name,
             status="done",
-            stages={"publish": StageOutcome(status="done", artifact=path)},
+            stages={
+                "ingest": StageOutcome(status="done", artifact=steps(config, self.store, last="ingest")[0].path),
+                "publish": StageOutcome(status="done", artifact=path),
+            },
             gate=GatePart(verdict=verdict, version=version),
         )
         self.store.write_bytes(f"runs/{name}/config.yaml", to_yaml(config).encode())
@@ -86,6 +93,16 @@ class Runs:
 
     def bisect(self, limit: int = 4) -> BisectRecord:
         return bisect_run(self.store, RUN, self.run, limit)
+
+    def nights(self, *overrides: str, last: int = 2, deadline: datetime | None = None) -> int:
+        """Run the nights of January 2 to ``last``."""
+        config = compose([*DAY, *overrides], night=True)
+
+        def config_of(day: date) -> Config:
+            return replace(config, data=replace(config.data, day=str(day)))
+
+        days = [date(2026, 1, day) for day in range(2, last + 1)]
+        return run_nights(days, config_of, self.store, self.run, keep_going=False, deadline=deadline)
 
 
 @pytest.fixture
@@ -133,6 +150,37 @@ def test_settings_that_spoil_it_together_are_named_together(runs: Runs) -> None:
     )
     record = runs.bisect(limit=20)
     assert record.culprit is not None and {"train.lr", "train.precision"} <= set(record.culprit.names)
+    assert record.culprit.passes and "most likely" not in record.culprit.words
+
+
+def test_a_half_that_takes_away_some_of_the_loss_is_not_all_where_the_gate_passes_without_the_whole(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two settings costs half of the loss: the figures of replays that have predictions say so."""
+
+    def ne(config: Config) -> float:
+        return 0.80 + 0.02 * sum(value_of(config, path) == SETTINGS[path] for path in ("train.lr", "train.precision"))
+
+    def change(store: Store, run: str, other: str, **settings) -> Interval:
+        config = next(config for config in runs.replayed if config.run == other)
+        point = ne(config) / 0.84 - 1
+        return Interval(point, point - 1e-4, point + 1e-4)
+
+    monkeypatch.setattr("pipeline.schedule.bisect.ne_change", change)
+    runs.spoilt = lambda config: ne(config) > 0.801
+    record = runs.bisect(limit=20)
+    assert record.culprit is not None and record.culprit.passes
+    assert {"train.lr", "train.precision"} <= set(record.culprit.names)
+
+
+def test_at_the_limit_what_no_replay_has_confirmed_is_only_likely(runs: Runs) -> None:
+    runs.spoilt = lambda config: any(
+        value_of(config, path) == SETTINGS[path] for path in ("train.lr", "train.precision")
+    )
+    record = runs.bisect(limit=3)
+    assert record.culprit is not None and set(record.culprit.names) == set(SETTINGS)
+    assert "; most likely it is train." in record.culprit.words
+    assert record.culprit.names == record.replays[0].names and record.culprit.replay == record.replays[0].run
 
 
 def test_the_limit_leaves_what_is_known_by_then(runs: Runs) -> None:
@@ -161,6 +209,14 @@ def test_labels_need_no_replay(runs: Runs) -> None:
     assert record.culprit.kind == "labels" and LABELS.words in record.culprit.words
 
 
+def test_without_replays_the_signs_alone_decide(runs: Runs) -> None:
+    runs.run(HELD, checks=(LABELS,))
+    record = runs.bisect(limit=0)
+    assert [suspect.kind for suspect in record.suspects] == ["settings", "labels"]
+    assert record.culprit is not None and record.culprit.kind == "labels"
+    assert record.stopped is not None and "the limit of 0 replays was reached before settings" in record.stopped
+
+
 def test_a_signal_keeps_what_was_found_and_the_same_command_goes_on(runs: Runs) -> None:
     runs.spoilt, runs.stop_at = spoilt_by("train.precision"), 2
     with pytest.raises(Interrupted) as stop:
@@ -179,7 +235,92 @@ def test_a_replay_whose_settings_do_not_go_together_has_no_verdict_and_says_why(
 
     record = bisect_run(runs.store, RUN, fail, 4)
     assert [(replay.verdict, replay.message) for replay in record.replays] == [(None, "these do not go together")]
-    assert record.culprit is not None and record.culprit.kind == "rows"
+    assert record.stopped is not None and record.stopped.endswith("cannot be told: these do not go together")
+    assert record.culprit is None, "the rows are only what is left once all else was tried"
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_replay_that_fails_ends_the_search_and_acquits_nobody(runs: Runs, raised: bool) -> None:
+    def fail(config: Config) -> int:
+        error = LaunchError("the store did not answer")
+        if raised:
+            raise error
+        result = Result(run=str(config.run), status="failed", error=ErrorPart(message=error.message, exit_code=8))
+        runs.store.write_json(f"runs/{config.run}/result.json", result.to_json())
+        return 8
+
+    with pytest.raises(NightjarError, match="the store did not answer") as problem:
+        bisect_run(runs.store, RUN, fail, 4)
+    assert problem.value.exit_code == 8
+    kept = read(BisectRecord, runs.store, f"runs/{RUN}/bisect.json")
+    assert (kept.culprit, kept.stopped) == (None, "replay 1 failed: the store did not answer")
+
+
+def test_one_search_of_a_run_at_a_time(runs: Runs) -> None:
+    with run_lock(runs.store, RUN, 30.0), pytest.raises(LaunchError, match=f"run '{RUN}' is running already"):
+        runs.bisect()
+    assert runs.replayed == []
+
+
+@pytest.mark.parametrize("log", ["1\tb\n1\tc\n", None])
+def test_logs_that_have_changed_since_are_refused_before_a_replay(tmp_path: Path, runs: Runs, log: str | None) -> None:
+    path = tmp_path / "day_2026-01-02.tsv"
+    path.write_text("1\tb\n")
+    config = compose(["data=criteo", f"data.path='{tmp_path}/day_{{day}}.tsv'", *DAY, START, f"run={RUN}"])
+    runs.store.write_bytes("runs/clicks-2026-01-01/config.yaml", to_yaml(config).encode())
+    runs.run(replace(config, train=replace(config.train, lr=0.3)))
+    if log is None:
+        path.unlink()
+    else:
+        path.write_text(log)
+    with pytest.raises(DataError):
+        runs.bisect()
+    assert runs.replayed == []
+    assert "replay 1 failed: " in str(read(BisectRecord, runs.store, f"runs/{RUN}/bisect.json").stopped)
+    assert runs.bisect(limit=0).replays == ()
+
+
+def test_only_another_dataset_is_put_aside(runs: Runs) -> None:
+    runs.run(replace(HELD, data=replace(HELD.data, max_quarantine_share=0.2)))
+    runs.spoilt = spoilt_by("train.lr")
+    runs.bisect()
+    names = [replay.names for replay in read(BisectRecord, runs.store, f"runs/{RUN}/bisect.json").replays]
+    asides = [config.data.aside for config in runs.replayed]
+    assert asides == ["data.max_quarantine_share" in each for each in names] and set(asides) == {True, False}
+
+
+def test_limits_of_the_gate_are_judged_by_the_record_alone(runs: Runs) -> None:
+    strict = compose([*DAY, START, f"run={RUN}", "gate.max_ne_increase=0.0001", "train.lr=0.3"])
+    measured = {"candidate": figures(0.8004, **WHOLE), "change": figures(0.0005, 0.0, 0.0)}
+    record = gate_record(incumbent=figures(0.80, **WHOLE), incumbent_version="v00001-00000001", **measured)
+    runs.run(strict, checks=judge(record, strict.gate).checks, change=measured["change"])
+    path = f"runs/{RUN}/publish/k/gate.json"
+    runs.store.write_json(path, judge(record, strict.gate).to_json())
+    found = runs.bisect()
+    assert found.culprit is not None and (found.culprit.kind, found.replays) == ("limits", ())
+    assert found.culprit.names == ("gate.max_ne_increase",) and "is 0.0001: changed back" in found.culprit.words
+    worse = replace(record, candidate=figures(0.84, **WHOLE), change=figures(0.05, 0.0, 0.0))
+    runs.store.write_json(path, judge(worse, strict.gate).to_json())
+    runs.spoilt = spoilt_by("train.lr")
+    other = runs.bisect()
+    assert [replay.names for replay in other.replays] == [("train.lr",)], "the replay keeps the limits of the held run"
+    assert [config.gate.max_ne_increase for config in runs.replayed] == [0.0001]
+
+
+def test_settings_that_decide_the_test_rows_are_not_replayed_and_a_pass_on_other_rows_is_no_proof(runs: Runs) -> None:
+    runs.run(compose([*DAY, START, f"run={RUN}", "data.split.test_share=0.3", "seed=9"]))
+    record = runs.bisect()
+    assert [suspect.kind for suspect in record.suspects] == ["rows"]
+    assert "data.split.test_share was 0.1, is 0.3" in record.suspects[0].sign
+
+    def other_rows(config: Config) -> int:
+        return runs.run(config, rows=4000)
+
+    runs.run(HELD)
+    runs.spoilt = lambda config: False
+    record = bisect_run(runs.store, RUN, other_rows, 4)
+    assert [(replay.verdict, replay.same_rows) for replay in record.replays] == [("PASS", False)]
+    assert record.culprit is None and "judged on other test rows" in str(record.stopped)
 
 
 def test_what_the_gate_did_not_hold_is_refused(runs: Runs) -> None:
@@ -205,6 +346,18 @@ def test_a_model_that_was_trained_from_nothing_is_not_the_incumbent_without_its_
     runs.run(replace(HELD, checkpoint=replace(HELD.checkpoint, init_from=None)))
     record = runs.bisect()
     assert [suspect.kind for suspect in record.suspects] == ["settings"] and record.culprit is None
+    other = "runs/other/checkpoints/c/step-00000001"
+    runs.run(replace(HELD, checkpoint=replace(HELD.checkpoint, init_from=other)))
+    record = runs.bisect()
+    assert [suspect.kind for suspect in record.suspects] == ["settings"] and record.culprit is None
+
+
+def test_settings_of_the_incumbent_are_read_from_its_version_where_its_run_is_gone(runs: Runs) -> None:
+    runs.store.fs.rm(runs.store.full("runs/clicks-2026-01-01/config.yaml"))
+    with pytest.raises(ArtifactError, match="the settings of v00001-00000001 are gone"):
+        runs.bisect()
+    runs.store.write_bytes(f"{version_path('clicks', 'v00001-00000001')}/config.yaml", to_yaml(FORMER).encode())
+    assert [suspect.kind for suspect in runs.bisect(limit=0).suspects] == ["settings", "rows"]
 
 
 def test_a_run_without_an_incumbent_has_nothing_to_be_compared_with(runs: Runs) -> None:
@@ -244,25 +397,41 @@ def test_a_dataset_that_is_put_aside_is_not_that_of_its_day() -> None:
 
 def test_a_held_night_spends_replays_on_itself_and_its_page_names_the_culprit(tmp_path: Path, runs: Runs) -> None:
     runs.spoilt = spoilt_by("train.lr")
-    config = compose([*DAY, *CHANGED, "checkpoint.allow=[train.lr]", "nightly.bisect=3"], night=True)
-    record = run_night(config, runs.store, date(2026, 1, 2), runs.run, 0.0)
-    assert (record.outcome, record.exit_code) == ("held", 6)
-    assert record.culprit is not None and "train.lr was" in record.culprit
+    settings = [*CHANGED, "checkpoint.allow=[train.lr]", "nightly.bisect=3"]
+    assert runs.nights(*settings) == 6
     assert len(runs.replayed) == 3
     for page in ("nightly.html", "nightly.md"):
         assert "setting train.lr was" in (tmp_path / "runs" / RUN / page).read_text()
     assert "setting train.lr was" in (tmp_path / "index.html").read_text()
     kept = read_record(runs.store, "clicks", date(2026, 1, 2))
-    assert kept == record and isinstance(kept, NightRecord)
+    assert kept is not None and (kept.outcome, kept.exit_code) == ("held", 6)
+    assert kept.culprit is not None and "train.lr was" in kept.culprit
+    assert runs.nights(*settings) == 6 and len(runs.replayed) == 3, "once for each held version"
 
 
-def test_a_signal_while_a_night_bisects_leaves_its_verdict(runs: Runs) -> None:
+def test_a_signal_while_a_night_bisects_leaves_its_verdict_and_ends_no_later_night(runs: Runs) -> None:
     runs.spoilt, runs.stop_at = spoilt_by("train.lr"), 1
-    config = compose([*DAY, *CHANGED, "nightly.bisect=3"], night=True)
-    record = run_night(config, runs.store, date(2026, 1, 2), runs.run, 0.0)
-    assert record.exit_code == 130
-    kept = read_record(runs.store, "clicks", date(2026, 1, 2))
-    assert kept is not None and (kept.outcome, kept.exit_code, kept.culprit) == ("held", 6, None)
+    assert runs.nights(*CHANGED, "nightly.bisect=3", last=3) == 130
+    for day in (2, 3):
+        kept = read_record(runs.store, "clicks", date(2026, 1, day))
+        assert kept is not None and (kept.outcome, kept.exit_code, kept.culprit) == ("held", 6, None)
+
+
+def test_no_replay_begins_that_would_not_end_before_the_deadline(runs: Runs) -> None:
+    deadline = datetime(2026, 1, 2, tzinfo=UTC)
+    record = bisect_run(runs.store, RUN, runs.run, 4, deadline)
+    assert record.replays == () and record.culprit is None
+    assert "no replay would have ended before the deadline before settings" in str(record.stopped)
+
+
+def test_what_spoilt_a_version_is_not_shown_for_a_later_one(tmp_path: Path, runs: Runs, capsys) -> None:
+    runs.spoilt = spoilt_by("train.lr")
+    runs.bisect(limit=1)
+    assert cli.main(["result", RUN, "--store", str(tmp_path)]) == 0
+    assert "was held beside" in capsys.readouterr().out
+    runs.run(FORMER)
+    assert cli.main(["result", RUN, "--store", str(tmp_path)]) == 0
+    assert "was held beside" not in capsys.readouterr().out
 
 
 def test_the_command_prints_what_was_found_and_ends_with_6_where_nothing_was(

@@ -76,6 +76,27 @@ def test_what_a_dead_feature_explains_is_its_share_of_the_rise_of_ne() -> None:
     assert "C1 carries +0.0000 of NE, +0.0600 when the incumbent was published" in suspect.sign
 
 
+def test_a_dead_feature_is_not_suspected_where_ne_did_not_rise() -> None:
+    (first, *_) = kinds(held(ne=0.79, incumbent=0.85, rises={"C1": 0.0}, checks=(WRONG,)))
+    assert first == ("labels", "this log")
+
+
+def test_limits_of_the_gate_are_suspects_of_their_own_and_what_decides_the_test_rows_is_none() -> None:
+    settings = {
+        "train.lr": [0.01, 0.3],
+        "gate.max_psi": [0.25, 0.1],
+        "data.split.test_share": [0.1, 0.3],
+        "seed": [1, 2],
+    }
+    found = find_suspects(Signs(gate=held(), limits=LIMITS, settings=settings))
+    assert [(each.kind, *each.names) for each in found] == [
+        ("limits", "gate.max_psi"),
+        ("settings", "train.lr"),
+        ("rows", "this log"),
+    ]
+    assert "seed was 1, is 2, which decides the test rows" in found[-1].sign
+
+
 def test_a_feature_that_became_the_best_overnight_is_suspected_of_knowing_the_label() -> None:
     assert kinds(held(rises={"C3": 0.3}, checks=(WRONG,)))[0] == ("features", "C3")
     assert kinds(held(rises={"C1": 0.3}))[0] == ("features", "C1"), "it was the best before"

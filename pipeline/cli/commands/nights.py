@@ -44,7 +44,9 @@ replay is judged on the same test rows beside the same version, and never publis
   nightjar bisect clicks-2026-01-31
   nightjar bisect clicks-2026-01-31 --replays 0     what the night's own records tell, without a training
 
-exit codes: 0 the culprit is named, 6 none was found, 2 the gate did not hold this run
+exit codes: 0 the culprit is named, 6 none was found, 2 the gate did not hold this run, 3 its logs have changed since,
+7 the run or the incumbent's settings are gone, 8 another process searches or the store did not answer; that of a replay
+that fails
 """
 CODES = """
 exit codes: 0 published, 6 held by the gate, 3 the day's logs are missing, incomplete or wrong, 5 a training guard

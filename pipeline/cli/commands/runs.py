@@ -40,10 +40,14 @@ def _result(options: argparse.Namespace) -> int:
     if options.json:
         show(json.dumps(store.read_json(path), indent=1))
     else:
-        Reporter(store, options.run, columns=columns()).summary(read(Result, store, path))
+        result = read(Result, store, path)
+        Reporter(store, options.run, columns=columns()).summary(result)
         found = f"{run_directory(options.run)}/{BisectRecord.FILE}"
-        if store.exists(found):
-            show(f"\n{bisect_text(read(BisectRecord, store, found))}")
+        if result.gate is not None and store.exists(found):
+            bisection = read(BisectRecord, store, found)
+            # What spoilt a version is of no interest once the run has made another one.
+            if bisection.version == result.gate.version:
+                show(f"\n{bisect_text(bisection)}")
     return 0
 
 
