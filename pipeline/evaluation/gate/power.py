@@ -23,8 +23,8 @@ class Level:
     """How sure the questions of NE must be.
 
     ``power``: probability that a model is held which is worse by the limit. ``budget``: ``gate.budget``, of which the
-    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``covering_power``: with which the
-    rows of a slice must tell its limit for the budget to cover it.
+    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``covering_power``: that with
+    which the rows of a slice must tell its limit for the budget to cover it.
     """
 
     power: float
