@@ -8,7 +8,7 @@ without any fault.
 
 A promotion is *wrong* where the candidate's true NE is above the incumbent's by more than the limit, on all rows or in
 a slice. A hold is *needless* where nothing went wrong that night and the true change is within the limits. ``ratio``:
-the wrong promotions that the budget allows over those made (at least one counts as made).
+the wrong promotions that the budget allows in so many nights over those made (at least one counts as made).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pipeline.evaluation.gate.budget import LedgerFile, judge_within_budget
 from pipeline.evaluation.gate.measure import former_figures
 from pipeline.evaluation.gate.power import error_of
 from pipeline.evaluation.metrics import sigmoid
+from pipeline.records.error_budget import YEAR
 from pipeline.records.gate import PASS, Former, GateRecord
 from pipeline.store.files import Files
 
@@ -244,6 +245,8 @@ class Night:
 def plan_year(nights: int, each: int, rng: np.random.Generator) -> list[str]:
     """What each night brings: a harm, "better", or "" for nothing out of the ordinary."""
     special = ["better"] * round(BETTER_SHARE * nights) + [*HARMS] * each
+    if len(special) > nights:
+        raise SystemExit(f"{len(special)} nights are out of the ordinary, more than --nights {nights}; --each-harm 0")
     year = special + [""] * (nights - len(special))
     return [year[number] for number in rng.permutation(len(year))]
 
@@ -352,16 +355,16 @@ def main() -> None:
     errors = [error_of(night.record.change.ne, settings.confidence) for night in fine if night.record.change]
     finish(
         "year",
-        asked.budget / max(len(wrong), 1),
+        asked.budget * asked.nights / YEAR / max(len(wrong), 1),
         nights=len(nights),
         rows=TEST_ROWS,
         wrong=len(wrong),
         wrong_kinds=sorted(night.what for night in wrong),
         spent=sum(night.record.budget.alpha for night in nights if night.record.budget),
-        needless_share=len(needless) / len(fine),
+        needless_share=len(needless) / max(len(fine), 1),
         better_passed=sum(night.passed for night in better) / max(len(better), 1),
         better_change=float(np.mean([night.truth.all_rows for night in better])) if better else None,
-        standard_error=float(np.median(errors)),
+        standard_error=float(np.median(errors)) if errors else None,
         seconds=time.perf_counter() - began,
     )
 

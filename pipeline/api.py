@@ -8,6 +8,7 @@ A run is the very command ``nightjar run`` in a process of its own, so a noteboo
 from __future__ import annotations
 
 import html
+import os
 import re
 import signal
 import subprocess
@@ -221,8 +222,8 @@ def judge(
     time: str | None = None,
     user: str | None = None,
     max_gauc_drop: float = 0.002,
-    ledger: str | None = None,
-    day: date | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    day: date | str | None = None,
 ) -> GateRecord:
     """Judge the scores of any framework as the gate judges, as ``nightjar judge`` does.
 
@@ -246,7 +247,7 @@ def judge(
         max_gauc_drop: Largest drop of GAUC.
         ledger: File of the looks at candidates of this model, at any fsspec URL, which ``gate.budget`` needs; created
             if it is missing.
-        day: Of the rows, for the ledger; None: today in UTC.
+        day: Of the rows, for the ledger: a date, a time of it, or YYYY-MM-DD; None: today in UTC.
 
     Returns:
         The record of the gate: figures with intervals, checks, ``verdict`` and ``reasons``.
@@ -255,6 +256,7 @@ def judge(
         ArtifactError: The ledger cannot be read.
         ConfigError: A column, a file's format or an override is wrong, or ``gate.budget`` has no ledger.
         DataError: The rows do not match, or allow no figures.
+        LaunchError: Other processes write the ledger all the time, so that no look could be taken.
     """
     from pipeline.evaluation.judge_scores import gate_settings_of, judge_scores
     from pipeline.evaluation.score_files import Columns

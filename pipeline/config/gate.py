@@ -61,7 +61,7 @@ class GateConfig:
     )
     max_ne_fall: float | None = setting(
         None,
-        low=0.0,
+        low=0.0001,
         high=1.0,
         quiet=True,
         doc="Largest fall of NE below the incumbent's on the same rows, as a share. A clearly larger one is too good "

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime
-from pathlib import PurePosixPath
+from datetime import date, datetime
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.gate import GateConfig
-from pipeline.core.clock import CLOCK
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.evaluation.gate.budget import LedgerFile, judge_within_budget
+from pipeline.core.retrying import explained
+from pipeline.evaluation.gate.budget import LedgerFile, check_day, judge_within_budget, utc_day
 from pipeline.evaluation.gate.measure import measure
 from pipeline.evaluation.score_files import CANDIDATE, INCUMBENT, SCORES, Columns, read_rows
 from pipeline.records.gate import GateRecord
@@ -85,8 +86,8 @@ def judge_scores(
     *,
     seed: int,
     max_gauc_drop: float,
-    ledger: str | None = None,
-    day: date | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    day: date | str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GateRecord:
     """Judge a candidate by its scores, beside an incumbent's on the same rows where there is one.
@@ -100,7 +101,7 @@ def judge_scores(
         seed: Of the bootstrap.
         max_gauc_drop: Largest drop of GAUC, where rows have users.
         ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created where it is missing.
-        day: Of the rows, which the look counts for; None: today's.
+        day: Of the rows, which the look counts for, a date, a time of it, or YYYY-MM-DD; None: today's.
         progress: Gets steps done, and of how many.
 
     Returns:
@@ -110,9 +111,11 @@ def judge_scores(
         ArtifactError: The ledger cannot be read.
         ConfigError: A column or a format is wrong, or there is a budget without a ledger, or a ledger without a budget.
         DataError: The rows do not match, or allow no figures.
+        LaunchError: Other processes write the ledger all the time.
     """
     steps = 3
-    looks = _open_ledger(settings, ledger, day)
+    of_rows = to_day(day)
+    looks = _open_ledger(settings, ledger, of_rows)
     progress(0, steps)
     rows = read_rows(candidate, incumbent, columns)
     progress(1, steps)
@@ -124,35 +127,80 @@ def judge_scores(
         record = replace(record, gauc=replace(record.gauc, limit=max_gauc_drop))
     model, other = _model_names(candidate, incumbent, columns)
     record = replace(record, model=model, incumbent_version=other if scored.incumbent is not None else None)
-    day = day or datetime.fromtimestamp(CLOCK.time(), UTC).date()
-    judged = judge_within_budget(record, settings, scored, looks, day, model)
+    judged = judge_within_budget(record, settings, scored, looks, of_rows or utc_day(), model)
     progress(steps, steps)
     return judged
 
 
-def _open_ledger(settings: GateConfig, url: str | None, day: date | None) -> LedgerFile | None:
+def to_day(given: date | str | None) -> date | None:
+    """Return the day of a date, of a time (that of Pandas is one), or of text as in 2026-02-02; None of None.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    try:
+        if given is None or type(given) is date:
+            return given
+        if isinstance(given, datetime):
+            return given.date()
+        day = date.fromisoformat(given)
+    except (TypeError, ValueError):
+        day = None
+    # Python reads 20260202, too, which may be a number of something else.
+    if day is None or str(day) != given:
+        raise ConfigError(f"{given!r} is not a day; expected YYYY-MM-DD", hint=f"--day {utc_day()}")
+    return day
+
+
+def _open_ledger(settings: GateConfig, ledger: str | os.PathLike[str] | None, day: date | None) -> LedgerFile | None:
     # Read at once, so that a ledger that cannot be read is an error before the rows are.
     if settings.budget is None:
-        for option, value in (("--ledger", url), ("--day", day)):
+        for name, value in (("ledger", ledger), ("day", day)):
             if value is not None:
                 raise ConfigError(
-                    f"{option} {value} is given, but gate.budget is null: nothing is spent",
-                    hint=f"gate.budget=1, or leave out {option}",
+                    f"{name} {value} is given, but gate.budget is null: nothing is spent",
+                    hint=f"gate.budget=1, or leave out --{name} (from Python, {name}=)",
                 )
         return None
-    if url is None:
+    hint = "--ledger ledger.json (from Python, ledger='ledger.json'), which every look of this model shares"
+    if ledger is None:
         raise ConfigError(
             f"gate.budget is {settings.budget:g}, but no ledger is given: earlier looks at candidates are not known",
-            hint="--ledger ledger.json (from Python, ledger='ledger.json'), which every look of this model shares",
+            hint=hint,
         )
+    try:
+        url = os.fspath(ledger)
+    except TypeError:
+        raise ConfigError(f"ledger {ledger!r} is not the name of a file", hint=hint) from None
+    if not url.strip():
+        raise ConfigError("ledger '' is empty, expected the name of a file", hint=hint)
+    if day is not None:
+        check_day(day, "day ")
+    return _find_ledger(url)
+
+
+def _find_ledger(url: str) -> LedgerFile:
+    protocol, mark, path = url.rpartition("://")
+    bucket = path.rpartition("/")[0]
+    # Else s3: would be a folder here, of which nobody knows.
+    if mark and not bucket and (protocol != "file" or "/" not in path):
+        expected = f"{protocol}://bucket/ledger.json"
+        raise ConfigError(f"ledger {url} has no bucket or folder, expected {expected}", hint=f"--ledger {expected}")
     folder, slash, name = url.rpartition("/")
     if not name:
-        raise ConfigError(f"--ledger {url} is a folder, expected a file", hint=f"--ledger {url}ledger.json")
+        raise ConfigError(f"ledger {url} is a folder, expected a file", hint=f"--ledger {url}ledger.json")
     file = LedgerFile(Files(folder or slash or ".", "--ledger "), name)
+    local = Path(file.files.full(name))
     try:
+        if file.files.is_local and local.exists() and not local.is_file():
+            what, instead = ("a folder", f"{url}/ledger.json") if local.is_dir() else ("a device", "ledger.json")
+            raise ConfigError(f"ledger {url} is {what}, expected a file", hint=f"--ledger {instead}")
         file.read()
-    except IsADirectoryError:
-        raise ConfigError(f"--ledger {url} is a folder, expected a file", hint=f"--ledger {url}/ledger.json") from None
+    except OSError as error:
+        if explained(error) is not None:
+            raise
+        reason = error.strerror or str(error)
+        raise ConfigError(f"ledger {url} cannot be a file: {reason}", hint="--ledger ledger.json") from None
     return file
 
 

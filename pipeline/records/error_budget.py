@@ -54,7 +54,8 @@ class ErrorBudget(SpentBudget):
     """What a look took of the budget, and what was spent with it. ``look``: its number on its ``day``.
 
     ``first_alpha``: of the first look at that day. ``covered``: the slices whose rows can rule out a rise beyond their
-    limit with it. Of the slices ``not_covered`` the budget says nothing.
+    limit with it. Of the slices ``not_covered`` the budget says nothing. ``unspent``: the candidate was only judged, as
+    a first look would judge it, and ``spent`` is what the looks before it spent; absent for a look.
     """
 
     alpha: float
@@ -62,6 +63,14 @@ class ErrorBudget(SpentBudget):
     look: int
     covered: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    unspent: bool | None = absent()
+
+    @property
+    def words(self) -> str:
+        """In a sentence."""
+        if self.unspent:
+            return "the model is judged as a first look would judge it, and nothing is spent"
+        return super().words
 
 
 @dataclass(frozen=True, kw_only=True)

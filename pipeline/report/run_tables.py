@@ -20,7 +20,7 @@ from pipeline.records.result import (
     TrainPart,
 )
 from pipeline.report.page import COLOURS, PageTable, pill, with_meter, with_swatch, words
-from pipeline.report.summary import off_by
+from pipeline.report.summary import prediction_rows
 from pipeline.report.svg import tag
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
@@ -270,17 +270,8 @@ def prediction_table(part: PredictionPart | None) -> PageTable:
     """Tabulate a sealed prediction: seconds by stage and in all, a step, memory; no rows where nothing was compared."""
     rows: list[tuple[str, ...]] = []
     if part is not None and part.seconds:
-        spans = [(name, each.predicted_s, each.measured_s) for name, each in part.seconds.items()]
-        spans.append(("all of these", sum(span[1] for span in spans), sum(span[2] for span in spans)))
-        for name, predicted, measured in spans:
-            error = predicted / measured - 1 if measured else None
-            rows.append((name, units.duration(predicted), units.duration(measured), off_by(error)))
-        if (step := part.step) is not None and step.predicted_ms is not None:
-            cells = (f"{units.decimal(ms, 3)} ms" for ms in (step.predicted_ms, step.measured_ms))
-            rows.append(("a training step", *cells, off_by(step.predicted_ms / step.measured_ms - 1)))
-        if (memory := part.memory) is not None and memory.predicted_bytes is not None:
-            sizes = (units.size(memory.predicted_bytes), units.size(memory.measured_bytes))
-            rows.append(("peak memory", *sizes, off_by(memory.predicted_bytes / memory.measured_bytes - 1)))
+        stages, total, others = prediction_rows(part)
+        rows = [*stages, total, *others]
     return PageTable(("", "Predicted*", "Measured*", "Off by*"), rows)
 
 

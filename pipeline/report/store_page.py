@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -150,17 +151,19 @@ def _cards(
         cards.append(("NE of the newest", units.decimal(_point(newest.ne)), under))
         calibration = units.decimal(_point(newest.calibration), 3)
         cards.append(("Calibration", calibration, "predicted / observed clicks"))
-    times = sorted(sum(night.seconds.values()) for night in nights if night.seconds)
+    times = [sum(night.seconds.values()) for night in nights if night.seconds]
     if times:
-        median = times[len(times) // 2]
+        median = statistics.median(times)
         # Seconds beside minutes would not fit.
         took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
         cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
-    costs = [night.cost for night in nights if night.cost is not None]
-    if costs and len({cost.currency for cost in costs}) == 1:
-        amounts = sorted(cost.amount for cost in costs)
-        under = f"{costs[0].currency}, median; {units.money(sum(amounts))} in all"
-        cards.append(("Cost of a night", units.money(amounts[len(amounts) // 2]), under))
+    amounts = dict[str, list[float]]()
+    for night in nights:
+        if night.cost is not None:
+            amounts.setdefault(night.cost.currency, []).append(night.cost.amount)
+    for currency, of_nights in amounts.items():
+        under = f"{currency}, median; {units.money(sum(of_nights))} in all"
+        cards.append(("Cost of a night", units.money(statistics.median(of_nights)), under))
     return cards
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.core import units
 from pipeline.records.gate import HOLD
@@ -132,26 +132,38 @@ def prediction_lines(part: PredictionPart) -> list[str]:
     seal = f"{part.sealed}, SHA-256 {part.sha256[:16]}"
     if part.problem:
         return [f"not compared with {seal}: {part.problem}"]
-    predicted = sum(each.predicted_s for each in part.seconds.values())
-    measured = sum(each.measured_s for each in part.seconds.values())
-    lines = [
-        f"{units.duration(predicted)} predicted, {units.duration(measured)} measured: off by {off_by(part.error)} "
-        f"({seal})"
-    ]
-    stages = []
-    for name, each in part.seconds.items():
-        error = each.predicted_s / each.measured_s - 1 if each.measured_s else None
-        stages.append(
-            f"{name} {units.duration(each.predicted_s)} for {units.duration(each.measured_s)}, {off_by(error)}"
-        )
-    lines.append("; ".join(stages))
-    if part.step is not None and part.memory is not None:
-        step, memory = part.step, part.memory
-        lines.append(
-            f"a step {units.decimal(step.predicted_ms, 2)} ms for {units.decimal(step.measured_ms, 2)} ms; peak memory "
-            f"{units.size(memory.predicted_bytes)} for {units.size(memory.measured_bytes)}"
-        )
+    stages, total, others = prediction_rows(part)
+    _, predicted, measured, _ = total
+    lines = [f"{predicted} predicted, {measured} measured: off by {off_by(part.error)} ({seal})"]
+    for rows in (stages, others):
+        if rows:
+            lines.append("; ".join(f"{name} {guess} for {found}, {error}" for name, guess, found, error in rows))
     return lines
+
+
+Row = tuple[str, str, str, str]
+
+
+def prediction_rows(part: PredictionPart) -> tuple[list[Row], Row, list[Row]]:
+    """Return the rows of the stages, of all of them together, and of a training step and the memory, where known.
+
+    A row is what was predicted, how much, what was measured, and how far off that was.
+    """
+
+    def row(name: str, predicted: float, measured: float, text: Callable[[float], str]) -> Row:
+        return name, text(predicted), text(measured), off_by(predicted / measured - 1 if measured else None)
+
+    spans = part.seconds
+    stages = [row(name, each.predicted_s, each.measured_s, units.duration) for name, each in spans.items()]
+    predicted, measured = (
+        sum(getattr(each, name) for each in spans.values()) for name in ("predicted_s", "measured_s")
+    )
+    others = []
+    if (step := part.step) is not None and step.predicted_ms is not None:
+        others.append(row("a step", step.predicted_ms, step.measured_ms, lambda ms: f"{units.decimal(ms, 3)} ms"))
+    if (memory := part.memory) is not None and memory.predicted_bytes is not None:
+        others.append(row("peak memory", memory.predicted_bytes, memory.measured_bytes, units.size))
+    return stages, row("all of these", predicted, measured, units.duration), others
 
 
 def off_by(error: float | None) -> str:

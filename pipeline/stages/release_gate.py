@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config
-from pipeline.core.clock import CLOCK
 from pipeline.core.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
 from pipeline.core.units import MIB
 from pipeline.publishing import versions
@@ -134,10 +133,11 @@ def _open_ledger(config: Config, store: Store) -> LedgerFile | None:
     # The ledger of gate.budget; None without a budget. Collective: one that cannot be read ends all ranks before they
     # score.
     from pipeline.checkpoint.collectives import run_on_rank0
-    from pipeline.evaluation.gate.budget import LedgerFile
+    from pipeline.evaluation.gate.budget import LedgerFile, check_day
 
     if config.gate.budget is None:
         return None
+    check_day(_day_of(config), "data.day=")
     ledger = LedgerFile(store, f"{versions.model_path(config.model_name)}/{BudgetLedger.FILE}")
     run_on_rank0("reading the error budget", lambda: ledger.read().to_json())
     return ledger
@@ -153,9 +153,9 @@ def _read_former(config: Config, store: Store, incumbent: str | None) -> Former 
 
 def _day_of(config: Config) -> date:
     # The day of the rows, of a range of days the last one; where they have none, the clock's.
-    if config.data.day is not None:
-        return date.fromisoformat(config.data.day.rpartition("..")[2])
-    return datetime.fromtimestamp(CLOCK.time(), UTC).date()
+    from pipeline.evaluation.gate.budget import utc_day
+
+    return utc_day() if config.data.day is None else date.fromisoformat(config.data.day.rpartition("..")[2])
 
 
 def _main_task(logits: Any) -> Any:

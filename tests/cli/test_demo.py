@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
+from pipeline.cli.commands.demo import _summary
+from pipeline.schedule.store_overview import read_overview
 from pipeline.store import Store
 from tests.commands import nightjar_in_turn
 
@@ -87,7 +90,11 @@ def test_a_store_with_content_is_refused_with_what_to_do(runs: list[CompletedPro
         (["--nights", "2"], "--nights 2, expected 3 to 28"),
         (["--rows", "100"], "--rows 100, expected 20,000 or more"),
         (["--seed", "-1"], "--seed -1, expected 0 or more"),
+        (["--seed", "9223372036854775808"], "no night can run with --store ./demo-store --seed 9223372036854775808"),
         (["--store", "s3://clicks/store"], "expected a folder of this machine"),
+        (["--store", 'a"b'], "no night can run with --store 'a\"b'"),
+        (["--store", "a${x}b"], "no night can run with --store 'a${x}b'"),
+        (["--store", f"{__file__}/x"], "cannot be made: Not a directory"),
     ],
 )
 def test_what_it_cannot_do_is_an_error_before_anything_is_written(
@@ -101,3 +108,11 @@ def test_what_it_cannot_do_is_an_error_before_anything_is_written(
     done = nightjar("demo", *arguments)
     assert done.returncode == 2 and message in done.stderr and "hint: " in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verdict_that_the_demo_did_not_expect_is_said(record: dict[str, Any], folder: Path) -> None:
+    overview = read_overview(Store(str(folder / "week")))
+    assert "did not expect" not in _summary(folder, overview, date(2026, 1, 2))
+    text = _summary(folder, overview, date(2026, 1, 3))
+    assert "2026-01-03: the bad day passed, which the demo did not expect" in text
+    assert "2026-01-02: a day without a fault was held, which the demo did not expect" in text

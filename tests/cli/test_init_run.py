@@ -43,22 +43,25 @@ def test_a_log_becomes_a_published_version_and_no_browser_opens(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not opened.exists()
-    result = json.loads((tmp_path / "store/runs/first/result.json").read_text())
+    result = json.loads((tmp_path / "store/runs/clicks/result.json").read_text())
     assert result["gate"]["verdict"] == "PASS"
-    assert (tmp_path / "my/data/clicks.yaml").exists() and (tmp_path / "store/runs/first/report.html").exists()
+    assert (tmp_path / "my/data/clicks.yaml").exists() and (tmp_path / "store/runs/clicks/report.html").exists()
     stages = "[ingest,plan,partition,train,evaluate,publish]"
-    assert f"running nightjar run data=clicks run=first stages={stages} data.day=2026-01-01" in done.stdout
+    assert f"running nightjar run data=clicks run=clicks stages={stages} data.day=2026-01-01" in done.stdout
     assert f"verdict     PASS: {result['model']['version']} of model clicks serves" in done.stdout
     assert done.stdout.endswith("report.html\nnext        nightjar nightly data=clicks date=2026-01-02\n")
 
 
 def test_a_log_that_is_too_small_ends_as_its_run_does_with_the_verdict(tmp_path: Path) -> None:
     write_clicks(tmp_path / "log/clicks.csv", 1500)
-    done = nightjar("init", "log/clicks.csv", "--run", "-cd", "conf", cwd=tmp_path)
+    done = nightjar("init", "log/clicks.csv", "--run", "-cd", "my conf", cwd=tmp_path)
     assert done.returncode == 6, done.stdout + done.stderr
+    warned, _, ended = done.stdout.partition("verdict     HOLD")
+    assert "the run ends with exit code 6 and publishes nothing: 150 rows of so small a log are held out" in warned
+    assert "next        take a log of at least 10,000 rows" in ended
     assert "verdict     HOLD: no version of model clicks serves" in done.stdout
-    assert "look at     store/runs/first/report.html" in done.stdout.replace(f"{tmp_path}/", "")
-    assert "nightjar run -cd conf data=clicks run=first stages=" in done.stdout.splitlines()[-1]
+    assert "look at     store/runs/clicks/report.html" in done.stdout.replace(f"{tmp_path}/", "")
+    assert "nightjar run -cd 'my conf' data=clicks run=clicks stages=" in done.stdout.splitlines()[-1]
 
 
 def test_a_long_run_is_announced_and_one_that_cannot_begin_names_its_command(tmp_path: Path) -> None:
@@ -69,4 +72,4 @@ def test_a_long_run_is_announced_and_one_that_cannot_begin_names_its_command(tmp
     done = nightjar("init", "clicks.parquet", "--run", cwd=tmp_path)
     assert done.returncode not in (0, 6)
     assert "about 16,000,000 rows: expect " in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("next        nightjar run data=clicks run=first")
+    assert done.stdout.splitlines()[-1].startswith("next        nightjar run data=clicks run=clicks")

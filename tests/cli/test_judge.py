@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 
 import fsspec
@@ -244,6 +244,17 @@ def test_the_python_call_spends_from_the_same_ledger(work: Path) -> None:
     assert alphas_of("ledger.json") == pytest.approx([1.6, 0.32])
 
 
+def test_days_and_ledgers_of_python_are_those_of_the_command(work: Path) -> None:
+    days = [datetime(2026, 2, 2, 13, 30), "2026-02-02", date(2026, 2, 2)]
+    for number, day in enumerate(days, 1):
+        record = api.judge("new.parquet", "old.parquet", "gate.budget=1", ledger=Path("l.json"), day=day)
+        assert (record.budget.look, record.budget.day) == (number, "2026-02-02")
+    for given, words in (({"day": 20260202}, "20260202 is not a day"), ({"ledger": 3}, "3 is not the name of a file")):
+        with pytest.raises(ConfigError, match=words):
+            api.judge("new.parquet", "old.parquet", "gate.budget=1", **{"ledger": "l.json", **given})
+    assert len(alphas_of("l.json")) == 3
+
+
 def test_whoever_is_killed_before_the_verdict_has_looked(work: Path, nightjar) -> None:
     command = [*BUDGET, "--day", "2026-02-02"]
     kill_nightjar(command, cwd=work, where="pipeline.evaluation.gate.budget:judge", count=1)
@@ -256,19 +267,19 @@ def test_whoever_is_killed_before_the_verdict_has_looked(work: Path, nightjar) -
 # Words of a command beside the two files; exit code, and what is said.
 WRONG_BUDGETS = {
     "no ledger": (("gate.budget=1",), 2, "gate.budget is 1, but no ledger is given", "--ledger ledger.json"),
-    "no budget": (("--ledger", "x.json"), 2, "--ledger x.json is given, but gate.budget is null", "gate.budget=1"),
+    "no budget": (("--ledger", "x.json"), 2, "ledger x.json is given, but gate.budget is null", "gate.budget=1"),
     "a day alone": (
         ("--day", "2026-02-02"),
         2,
-        "--day 2026-02-02 is given, but gate.budget is null",
+        "day 2026-02-02 is given, but gate.budget is null",
         "leave out --day",
     ),
     "no day": (("--day", "20260202"), 2, "'20260202' is not a day; expected YYYY-MM-DD", ""),
-    "a folder": (("gate.budget=1", "--ledger", "folder/"), 2, "--ledger folder/ is a folder", "folder/ledger.json"),
+    "a folder": (("gate.budget=1", "--ledger", "folder/"), 2, "ledger folder/ is a folder", "folder/ledger.json"),
     "a folder's name": (
         ("gate.budget=1", "--ledger", "folder"),
         2,
-        "--ledger folder is a folder",
+        "ledger folder is a folder",
         "folder/ledger.json",
     ),
     "no file of looks": (
@@ -278,6 +289,28 @@ WRONG_BUDGETS = {
         "restore it",
     ),
     "a damaged ledger": (("gate.budget=1", "--ledger", "bad.json"), 7, "looks is missing", "restore it from a copy"),
+    "no bucket": (
+        ("gate.budget=1", "--ledger", "s3://ledger.json"),
+        2,
+        "ledger s3://ledger.json has no bucket or folder",
+        "--ledger s3://bucket/ledger.json",
+    ),
+    "no folder in memory": (("gate.budget=1", "--ledger", "memory://l.json"), 2, "no bucket or folder", "--ledger"),
+    "below a file": (("gate.budget=1", "--ledger", "bad.json/l.json"), 2, "cannot be a file: Not a directory", "--led"),
+    "a device": (("gate.budget=1", "--ledger", "/dev/null"), 2, "ledger /dev/null is a device", "--ledger ledger.json"),
+    "no name": (("gate.budget=1", "--ledger", ""), 2, "ledger '' is empty", "--ledger ledger.json"),
+    "a day to come": (
+        ("gate.budget=1", "--ledger", "x.json", "--day", "2206-02-07"),
+        2,
+        "day 2206-02-07 is in the future",
+        "or an earlier day",
+    ),
+    "before all logs": (
+        ("gate.budget=1", "--ledger", "x.json", "--day", "0001-01-01"),
+        2,
+        "day 0001-01-01 is before 1970",
+        "or an earlier day",
+    ),
     "too much": (("gate.budget=1000", "--ledger", "x.json"), 2, "gate.budget is 1000", "gate.budget=100"),
 }
 
@@ -291,7 +324,26 @@ def test_a_budget_that_cannot_be_spent_is_an_error(work: Path, nightjar, case: s
     assert done.returncode == code, done.stdout + done.stderr
     for text in said:
         assert text in done.stderr
-    assert "Traceback" not in done.stderr and Path("bad.json").read_text() == "{}" and not Path("x.json").exists()
+    assert "Traceback" not in done.stderr and Path("bad.json").read_text() == "{}"
+    assert not Path("x.json").exists() and not Path("s3:").exists() and not Path("memory:").exists()
+
+
+def test_a_page_that_cannot_be_written_does_not_cost_the_verdict(work: Path, nightjar) -> None:
+    Path("folder").mkdir()
+    done = nightjar(*BUDGET, "--day", "2026-02-02", "--json", "--page", "folder")
+    assert done.returncode == 2 and "--page folder is a folder" in done.stderr
+    assert record_of(done).verdict == "PASS" and len(alphas_of()) == 1
+
+
+def test_a_new_ledger_and_a_further_look_are_said(work: Path, nightjar) -> None:
+    said = []
+    for day in ("2026-02-02", "2026-02-01"):
+        done = nightjar(*BUDGET, "--day", day)
+        said.append(" ".join((done.stdout + done.stderr).split()))
+    assert "deep/ledger.json begins with this look: no earlier ones are known" in said[0]
+    assert "counts as look" not in said[0]
+    assert "judged on rows of 2026-02-01, counts as look 2 at 2026-02-02, with alpha 0.00044" in said[1]
+    assert "begins with this look" not in said[1]
 
 
 def test_a_clear_drop_of_gauc_is_held(work: Path, nightjar) -> None:

@@ -13,16 +13,26 @@ import pytest
 
 from pipeline.config import GateConfig
 from pipeline.config.fields import check_values
-from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.evaluation import ScoredRows, SliceColumn, judge, measure
-from pipeline.evaluation.gate.budget import KEPT_DAYS, LONGEST_GAP, MOST_ALPHA, LedgerFile, allot, judge_within_budget
+from pipeline.evaluation.gate.budget import (
+    KEPT_DAYS,
+    LONGEST_GAP,
+    MOST_ALPHA,
+    TRIES,
+    LedgerFile,
+    allot,
+    check_day,
+    judge_within_budget,
+)
 from pipeline.evaluation.gate.checks.reference_models import INCUMBENT
-from pipeline.evaluation.gate.power import normal_quantile, quantile_of
-from pipeline.records import ErrorBudget, GateRecord, Interval, Look
+from pipeline.evaluation.gate.power import Level, normal_quantile, quantile_of
+from pipeline.records import BudgetLedger, ErrorBudget, GateRecord, Interval, Look
 from pipeline.specs import GateInputs
 from pipeline.store.files import Files
 from tests.evaluation.test_gate import SETTINGS, noisy, world
 from tests.records.made import figures, gate_record
+from tests.waits import TurnedClock
 
 DAY = date(2026, 2, 2)
 NIGHT = 0.8 / 365  # alpha of a nightly look where one wrong promotion a year is accepted
@@ -222,6 +232,8 @@ def test_a_candidate_that_is_judged_only_has_a_first_look_and_spends_nothing(led
     )
     assert found.checks == held.checks, "though the day and a later one were looked at"
     assert (found.budget.alpha, found.budget.look, found.budget.looks) == (pytest.approx(NIGHT), 1, 0)
+    assert found.budget.unspent and "nothing is spent" in found.budget.words
+    assert held.budget.unspent is None and "unspent" not in json.dumps(held.to_json())
     assert ledger.read() == before
 
 
@@ -233,12 +245,98 @@ def test_without_a_budget_the_record_says_nothing_of_one(ledger: LedgerFile) -> 
 
 
 def test_looks_of_the_last_year_count_as_spent_and_old_ones_are_dropped(ledger: LedgerFile) -> None:
+    ledger.clock = TurnedClock()
+    ledger.clock.turn(500 * 86_400)
     days = [DAY, DAY + timedelta(days=10), DAY + timedelta(days=370), DAY + timedelta(days=KEPT_DAYS + 1)]
     found = [ledger.spend(day, 1.0, "v")[1] for day in days]
     assert [each.looks for each in found] == [1, 2, 2, 2]
     assert found[-1].spent == pytest.approx((30 + 30) * NIGHT) and found[1].spent == pytest.approx(11 * NIGHT)
     assert [look.day for look in ledger.read().looks] == [str(day) for day in days[1:]]
     assert ledger.read().spent().spent == found[-1].spent
+
+
+def test_a_day_to_come_makes_no_look_old_and_is_refused_before_one_is_taken(ledger: LedgerFile) -> None:
+    ledger.clock = TurnedClock()  # 2026-01-05
+    ledger.spend(date(2026, 1, 4), 1.0, "v1")
+    ledger.spend(date(2206, 2, 7), 1.0, "v2")
+    assert [look.candidate for look in ledger.read().looks] == ["v1", "v2"]
+    for day in (date(1970, 1, 1), date(2026, 1, 6)):
+        check_day(day, "--day ", ledger.clock)
+    for day, words in ((date(2026, 1, 7), "2026-01-07 is in the future"), (date(1969, 12, 31), "is before 1970")):
+        with pytest.raises(ConfigError, match=words) as caught:
+            check_day(day, "--day ", ledger.clock)
+        assert "--day 2026-01-05" in caught.value.hint
+
+
+def test_a_look_that_could_not_be_read_again_is_not_written(ledger: LedgerFile) -> None:
+    ledger.spend(DAY, 1.0, "v1")
+    before = ledger.read()
+    with pytest.raises(ArtifactError, match="looks.1.alpha is nan"):
+        ledger.spend(DAY, float("nan"), "v2")
+    assert ledger.read() == before
+
+
+class Busy(LedgerFile):
+    """A ledger that another process writes each time before this one does, for so many times from now."""
+
+    others = 0
+
+    def _parse(self, data: bytes | None) -> BudgetLedger:
+        if self.others > 0:
+            self.others -= 1
+            self.files.write_bytes(self.path, (data or b'{"format": 1, "looks": []}') + b" ")
+        return super()._parse(data)
+
+
+def test_a_look_waits_for_other_writers_and_a_verdict_that_cannot_be_written_is_given_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Busy(Files(str(tmp_path)), "budget.json", TurnedClock())
+    ledger.others = 20
+    ledger.spend(DAY, 1.0, "v1")
+    assert ledger.clock.monotonic() > 0
+    ledger.others = TRIES
+    with pytest.raises(LaunchError, match=f"{TRIES} times"):
+        ledger.spend(DAY, 1.0, "v2")
+    assert [look.candidate for look in ledger.read().looks] == ["v1"]
+
+    class BusyLater(Busy):
+        def record_verdict(self, look: Look, judged: GateRecord) -> None:
+            self.others = TRIES
+            super().record_verdict(look, judged)
+
+    ledger, scored = BusyLater(ledger.files, ledger.path, TurnedClock()), rows_of_countries(4000)
+    found = judge_within_budget(measure(scored, WITH_BUDGET), WITH_BUDGET, scored, ledger, DAY, "v3")
+    assert found.verdict in ("PASS", "HOLD") and found.budget.look == 2
+    assert f"the ledger does not have the verdict of v3, {found.verdict}" in caplog.text
+    assert [look.verdict for look in ledger.read().looks] == [None, None]
+
+
+def test_a_verdict_whose_look_is_lost_is_not_given(tmp_path: Path) -> None:
+    class Replaced(LedgerFile):
+        def record_verdict(self, look: Look, judged: GateRecord) -> None:
+            self.files.write_bytes(self.path, b'{"format": 1, "looks": []}')
+            super().record_verdict(look, judged)
+
+    scored = rows_of_countries(4000)
+    ledger = Replaced(Files(str(tmp_path)), "budget.json")
+    with pytest.raises(ArtifactError, match="has lost the look at v1"):
+        judge_within_budget(measure(scored, WITH_BUDGET), WITH_BUDGET, scored, ledger, DAY, "v1")
+
+
+def test_a_large_budget_excuses_no_good_model_of_its_small_slices(ledger: LedgerFile) -> None:
+    """Eleven slices whose errors are 3 %: by an alpha near one half they would all count as large enough."""
+    ledger.spend(DAY - timedelta(days=30), 12.0, "v1")
+    settings = dataclasses.replace(SETTINGS, budget=12.0, slices=["site"], slice_min_clicks=20, max_ne_increase=0.05)
+    rng, truth, labels, _ = world(rows=6000)
+    ours, theirs = (noisy(rng, truth, 0.7) for _ in range(2))
+    sites = SliceColumn(codes=rng.integers(0, 11, 6000))
+    scored = ScoredRows(labels=labels, candidate=ours, incumbent=theirs, slices={"site": sites})
+    found = judge_within_budget(measure(scored, settings), settings, scored, ledger, DAY, "v2")
+    assert (found.budget.alpha, found.budget.covered) == (MOST_ALPHA, ())
+    assert found.verdict == "PASS", found.reasons
+    surer = dataclasses.replace(settings, power=0.999)
+    assert Level.of(found, surer).covering_power == 0.999
 
 
 def test_writers_at_once_lose_no_look_and_share_the_days_share(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.config import GateConfig
+from pipeline.config.fields import check_values
+from pipeline.core.errors import ConfigError
 from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
 from pipeline.evaluation.gate.answers import not_worse
@@ -339,6 +341,20 @@ def test_a_fall_of_ne_that_is_too_good_to_be_true_is_held(limit: float | None, h
     assert len(asked) == (limit is not None) and (found.verdict == "HOLD") == held
     if held:
         assert "clearly below -10.0% (gate.max_ne_fall): too good to be true" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(0.1, "-10.0%"), (0.0005, "-0.05%"), (0.00125, "-0.125%")])
+def test_a_fall_is_compared_with_the_limit_as_it_was_set(limit: float, shown: str) -> None:
+    rng, truth, labels, _ = world(rows=2000)
+    scored = ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.4), incumbent=noisy(rng, truth, 0.4))
+    found = judged(dataclasses.replace(SETTINGS, max_ne_fall=limit), scored)
+    (check,) = [check for check in found.checks if check.setting == "gate.max_ne_fall"]
+    assert f"clearly below {shown} (gate.max_ne_fall)" in check.words
+
+
+def test_a_limit_of_0_which_would_hold_every_better_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gate.max_ne_fall is 0"):
+        check_values(dataclasses.replace(SETTINGS, max_ne_fall=0.0), "gate")
 
 
 def test_rises_that_pass_one_by_one_do_not_add_up() -> None:

@@ -33,7 +33,8 @@ from pipeline.records.sealed_prediction import (
     hash_of,
 )
 from pipeline.report.html import ReportData, render
-from pipeline.report.summary import summary
+from pipeline.report.run_tables import prediction_table
+from pipeline.report.summary import prediction_lines, summary
 from pipeline.store import Store
 
 CONFIG, OTHER = "ab" * 32, "cd" * 32
@@ -81,8 +82,22 @@ def test_the_result_says_how_far_off_the_sealed_prediction_was(store: Store) -> 
     assert part.memory is not None and part.memory.measured_bytes == 2**31
     text, page = summary(result), render(ReportData(result=result))
     assert "11.0 s predicted, 12.5 s measured: off by -12.0%" in text and "train 9.0 s for 10.0 s, -10.0%" in text
+    assert "a step 90.000 ms for 100.000 ms, -10.0%" in " ".join(text.split())
     assert "The sealed prediction" in page and sealed.sha256 in page and "-10.0%" in page
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_page_and_text_have_the_same_figures_and_one_that_is_0_has_no_error(store: Store) -> None:
+    write_sealed(store, predicted())
+    part = recorded(store, ended()).prediction
+    assert part is not None and part.step is not None and part.memory is not None
+    part = replace(part, step=replace(part.step, measured_ms=0.0), memory=replace(part.memory, measured_bytes=0))
+    text = "; ".join(prediction_lines(part))
+    rows = prediction_table(part).rows
+    assert [row[3] for row in rows[-2:]] == ["-", "-"]
+    for name, *cells in rows:
+        if name != "all of these":
+            assert "{} {} for {}, {}".format(name, *cells) in text
 
 
 def test_a_result_without_a_sealed_prediction_is_as_before(store: Store) -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.core.errors import UnreachableError
+from pipeline.core.errors import ConfigError, UnreachableError
 from pipeline.evaluation import evaluate
 from pipeline.ingest.stage import ingest
 from pipeline.publishing.versions import version_path
 from pipeline.records import Best
 from pipeline.serving.incumbent_features import NotComparableError
-from pipeline.stages.release_gate import _open_best, _score_baseline
+from pipeline.stages.release_gate import _open_best, _open_ledger, _score_baseline
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 from tests.publishing.made import config
@@ -35,6 +35,14 @@ def best(store: Store, opened=lambda version: version, **gate) -> tuple[Best, di
     settings = dataclasses.replace(settings, gate=dataclasses.replace(settings.gate, **gate))
     models: dict = {}
     return _open_best(settings, store, V[4], opened, models), models
+
+
+def test_a_budget_spends_nothing_on_a_day_to_come(store: Store) -> None:
+    settings = config(model="m")
+    settings.gate, settings.data = dataclasses.replace(settings.gate, budget=1.0), dataclasses.replace(settings.data)
+    settings.data.day = "2026-01-01..2206-02-07"
+    with pytest.raises(ConfigError, match="data.day=2206-02-07 is in the future"):
+        _open_ledger(settings, store)
 
 
 def test_the_best_of_the_last_versions_is_scored_too(store: Store) -> None:

@@ -121,6 +121,15 @@ def test_what_was_overridden_is_not_shown_as_held() -> None:
     assert "Overridden checks" in page and "forced: launch day" in page and "Reasons for the hold" not in page
 
 
+def test_the_page_of_a_version_that_was_only_judged_says_that_nothing_is_spent() -> None:
+    spent = ErrorBudget(
+        budget=1.0, spent=0.2, looks=90, day="2026-02-02", alpha=0.002, first_alpha=0.002, look=1, unspent=True
+    )
+    for text in (gate_page(record(budget=spent)), gate_markdown(record(budget=spent))):
+        assert "judged as a first look would judge it, and nothing is spent" in text
+        assert "90 looks" not in text
+
+
 def test_an_id_of_the_log_does_nothing_in_markdown() -> None:
     value = "<img src=x>\x1b[31m@everyone|a\nb](http://evil/)"
     part = Slice(slice="city", value=value, rows=400, clicks=100, candidate=figures())

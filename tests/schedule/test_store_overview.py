@@ -16,9 +16,10 @@ from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.records import NightRecord
+from pipeline.records.night import Cost, NightLine
 from pipeline.records.result import ErrorPart, Grown, Shrunk, StageAttempt, StageOutcome
 from pipeline.report.night import night_markdown, night_page
-from pipeline.report.store_page import STORE_PAGE, store_page
+from pipeline.report.store_page import STORE_PAGE, _cards, store_page
 from pipeline.schedule.night_summary import finished_record, host_seconds
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.schedule.store_gc import collect
@@ -342,6 +343,20 @@ def test_a_night_writes_the_page_and_stands_where_it_cannot(tmp_path: Path, capl
     record = read_record(store, "clicks", days[1])
     assert record is not None and (record.outcome, record.exit_code) == ("failed", 5)
     assert "index.html, is not up to date" in caplog.text
+
+
+def test_each_currency_has_its_median_on_the_page(tmp_path: Path) -> None:
+    nights = []
+    for number, (amount, currency) in enumerate([(1.0, "EUR"), (2.0, "EUR"), (9.0, "USD")], 1):
+        cost = Cost(amount=amount, currency=currency, offer="big", hosts=1)
+        night = NightLine(run=f"m-{number}", model="m", date=f"2026-01-0{number}", outcome="published", cost=cost)
+        nights.append(replace(night, seconds={"train": 10.0 * amount}))
+    cards = _cards(nights, [], None)
+    assert [card[1:] for card in cards if card[0] == "Cost of a night"] == [
+        ("1.50", "EUR, median; 3.00 in all"),
+        ("9.00", "USD, median; 9.00 in all"),
+    ]
+    assert [card[1] for card in cards if card[0] == "Time of a night"] == ["20.0 s"]
 
 
 def test_with_prices_a_night_has_its_cost_in_record_page_and_list(tmp_path: Path, capsys) -> None:

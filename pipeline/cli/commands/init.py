@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import shlex
 from datetime import date, timedelta
@@ -37,7 +38,6 @@ EPILOG = """\
 ROWS_PER_SECOND = 25_000
 # A run that takes longer is announced with its time.
 LONG_SECONDS = 300
-RUN = "first"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def _init(options: argparse.Namespace) -> int:
         both = f"{schema.time_format!r} or {schema.other_format!r}"
         show(f"time: is {schema.time.column} {both}? All dates of the sample read both ways. The file says the former:")
         show("  correct time_format there if it is the latter")
-    config_dir = "" if options.config_dir == "my" else f" -cd {options.config_dir}"
+    config_dir = "" if options.config_dir == "my" else f" -cd {shlex.quote(options.config_dir)}"
     if options.run:
         return _run_once(name, options, config_dir, sample, schema)
     _show_next(name, config_dir, sample, schema)
@@ -105,9 +105,6 @@ def _init(options: argparse.Namespace) -> int:
 
 def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
     """Print the two commands that come next; ``config_dir``: the option that both need."""
-    from pipeline.config.gate import GateConfig
-    from pipeline.config.ingest import SplitConfig
-
     show("read the file, then:")
     day = sample.day or (schema.days[1] if schema.days else None)
     only = f" data.day={sample.day}" if sample.day else ""
@@ -123,11 +120,19 @@ def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) ->
         # ValueError: a time that is not what it looks like, which ingestion will say.
         with contextlib.suppress(ValueError):
             days = max((date.fromisoformat(last) - date.fromisoformat(first)).days + 1, 1)
-    held_out, least = int(sample.total / days * SplitConfig().test_share), GateConfig().min_rows
+    of = "a day of so small a log" if days > 1 else "of so small a log"
+    _warn_of_small_log("the second of them", sample.total / days, of)
+
+
+def _warn_of_small_log(what: str, rows: float, of: str) -> None:
+    """Print that ``what`` will be held, where of ``rows`` rows fewer are held out than the gate wants."""
+    from pipeline.config.gate import GateConfig
+    from pipeline.config.ingest import SplitConfig
+
+    held_out, least = int(rows * SplitConfig().test_share), GateConfig().min_rows
     if held_out < least:
-        of = "a day of so small a log" if days > 1 else "of so small a log"
         show(
-            f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
+            f"{what} ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
             f"held out, and the gate wants {least:,} (gate.min_rows)"
         )
 
@@ -147,12 +152,14 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
     from pipeline.records.runs import run_directory
     from pipeline.store.artifacts import Store
 
-    overrides = [f"data={name}", f"run={RUN}", f"stages=[{','.join(STAGES.names())}]"]
+    overrides = [f"data={name}", f"run={name}", f"stages=[{','.join(STAGES.names())}]"]
     if sample.day:
         overrides.append(f"data.day={sample.day}")
     command = f"nightjar run{config_dir} {' '.join(overrides)}"
     show(f"running {command}")
-    _announce_long_run(_rows_of_run(options.path, sample), schema, sample)
+    rows = _rows_of_run(options.path, sample)
+    _announce_long_run(rows, schema, sample)
+    _warn_of_small_log("the run", rows, "of so small a log")
     # As for nightjar run: what it logs goes to standard output.
     logs.start()
     config = compose(overrides, options.config_dir)
@@ -161,12 +168,16 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         show(f"next        {command}")
         return code
     store = Store(config.store)
-    result = read(Result, store, f"{run_directory(RUN)}/{Result.FILE}")
+    result = read(Result, store, f"{run_directory(name)}/{Result.FILE}")
     if result.gate is not None:
         show(f"\nverdict     {result.gate.verdict}: {_what_serves(result.gate, config.model_name)}")
-    show(f"look at     {store.url_of(run_directory(RUN))}/report.html")
+    show(f"look at     {store.url_of(run_directory(name))}/report.html")
     if code:
-        show(f"next        read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:")
+        advice = f"read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:"
+        if result.gate is not None and all("(gate.min_rows)" in reason for reason in result.gate.reasons):
+            needed = math.ceil(config.gate.min_rows / config.data.split.test_share)
+            advice = f"take a log of at least {needed:,} rows, of which enough are held out, and run it again:"
+        show(f"next        {advice}")
         show(f"            {command}")
         return code
     if day := sample.day or (schema.days[1] if schema.days else None):
@@ -195,10 +206,11 @@ def _announce_long_run(rows: int, schema: Schema, sample: LogSample) -> None:
     if seconds <= LONG_SECONDS:
         return
     show(
-        f"  about {rows:,} rows: expect {units.duration(seconds)} on two cores. Ctrl-C stops it, the command continues"
+        f"  about {rows:,} rows: expect {units.duration(seconds)} on two cores. Ctrl-C stops it; the command above "
+        "resumes it"
     )
     if schema.days and not sample.day and schema.days[0] != schema.days[1]:
-        show(f"  with data.day={schema.days[1]}, the command takes one day of the log")
+        show(f"  with data.day={schema.days[1]}, the command reads only that day")
 
 
 def _what_serves(gate: GatePart, model: str) -> str:

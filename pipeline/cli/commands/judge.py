@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from datetime import date
 
 from pipeline.cli.commands.command import Command, add_config_dir, amount, progress, show, tell
 from pipeline.core.errors import ConfigError, GateHeldError
@@ -20,7 +19,7 @@ rows in the same order, unless --key names them. Overrides are those of group ga
   nightjar judge candidate.parquet --page verdict.html     a first model: limits alone
 
 exit code 0: PASS; 6: HOLD; 2: a wrong column, file name or setting; 3: rows that do not match or allow no figures;
-7: a ledger that cannot be read
+7: a ledger that cannot be read; 8: a ledger that others write all the time, or a store that does not answer
 """
 # A file may have a = in its path, as in date=2026-01-31/scores.parquet.
 _OVERRIDE = re.compile(r"[+~]*(gate=|seed=|[a-z_]+\.[\w.]+=)")
@@ -45,22 +44,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-gauc-drop", metavar="DROP", type=amount, default=0.002, help=drop)
     ledger = "looks at candidates of this model, which spend gate.budget; created if it is missing"
     add("--ledger", metavar="FILE", help=ledger)
-    add("--day", metavar="YYYY-MM-DD", type=_day, help="of the rows, for the ledger (default: today in UTC)")
+    add("--day", metavar="YYYY-MM-DD", help="of the rows, for the ledger (default: today in UTC)")
     add("--json", action="store_true", help="print gate.json")
     add("--page", metavar="FILE", help="write the verdict as an HTML page")
     add("--markdown", metavar="FILE", help="write it as Markdown, for a ticket or a chat")
     add_config_dir(parser)
     parser.set_defaults(function=_judge)
-
-
-def _day(text: str) -> date:
-    try:
-        day = date.fromisoformat(text)
-    except ValueError:
-        day = None
-    if day is None or str(day) != text:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a day; expected YYYY-MM-DD")
-    return day
 
 
 def _judge(options: argparse.Namespace) -> int:
@@ -102,11 +91,12 @@ def _judge(options: argparse.Namespace) -> int:
         day=options.day,
         progress=progress(options.json, "judging"),
     )
+    # The verdict first: a page that cannot be written must not cost what was spent for it.
+    tell(options.json, record, gate_text)
     for option, url, render in (("--page", options.page, gate_page), ("--markdown", options.markdown, gate_markdown)):
         if url is not None:
             with whole_file(url, option) as sink:
                 sink.write(render(record).encode())
-    tell(options.json, record, gate_text)
     if options.page and not options.json:
         show(f"\nlook at {options.page}")
     return GateHeldError.exit_code if record.verdict == HOLD else 0

@@ -11,14 +11,17 @@ questions must pass for a promotion, so that each may use the whole alpha (inter
 from __future__ import annotations
 
 import json
+import logging
+import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from pipeline.config.gate import GateConfig
-from pipeline.core.clock import CLOCK
-from pipeline.core.errors import ArtifactError, LaunchError
+from pipeline.core.clock import CLOCK, Clock
+from pipeline.core.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, PassingError
+from pipeline.core.retrying import passes
 from pipeline.evaluation.gate.gate import judge
 from pipeline.records.error_budget import YEAR, BudgetLedger, ErrorBudget, Look
 from pipeline.records.gate import GateRecord
@@ -33,13 +36,47 @@ FURTHER_LOOK = 0.2
 # A look has the shares of the days since the one before it, so that a weekly retrain has its seven. A model that nobody
 # looked at for longer spends no more at once, so that n days never spend more than those of n + 30.
 LONGEST_GAP = 30
-# Below it 1 - alpha would round to 1, of which there is no quantile. Above one half a model that looks worse than the
-# limit would pass.
-LEAST_ALPHA, MOST_ALPHA = 2.0**-53, 0.5
+# Below it 1 - alpha would round to 1, of which there is no quantile. However much there is to spend, a night asks what
+# it asks without a budget (the default of gate.power).
+LEAST_ALPHA, MOST_ALPHA = 2.0**-53, 0.1
 # Looks that are older tell nothing of the last year, and nothing of the gap to the newest one.
 KEPT_DAYS = 400
-# To write beside other writers, one of which succeeds at each try.
-TRIES = 10
+# The rows of no click log are older, and a day's arithmetic needs some days before it.
+FIRST_DAY = date(1970, 1, 1)
+# To write beside other writers, one of which succeeds at each try. The waits between tries are random, up to a length
+# that doubles from the first to the longest.
+TRIES = 30
+FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0  # seconds
+
+log = logging.getLogger(__name__)
+
+
+def utc_day(clock: Clock = CLOCK) -> date:
+    """Return today's date in UTC."""
+    return datetime.fromtimestamp(clock.time(), UTC).date()
+
+
+def check_day(day: date, option: str, clock: Clock = CLOCK) -> None:
+    """Refuse a day that no look can be at.
+
+    A look at a day to come would take the shares of all days until then, and every later look would be a further one at
+    that day. Tomorrow is fine: it has begun in other time zones.
+
+    Args:
+        day: Of the rows.
+        option: How the user sets it, for the message, as in ``data.day=``.
+        clock: Tells today's date.
+
+    Raises:
+        ConfigError: The day is before 1970, or after tomorrow.
+    """
+    today = utc_day(clock)
+    if not FIRST_DAY <= day <= today + timedelta(days=1):
+        raise ConfigError(
+            f"{option}{day} is {'before 1970' if day < FIRST_DAY else 'in the future'}, expected the day of the rows "
+            "that gate.budget judges",
+            hint=f"{option}{today}, or an earlier day",
+        )
 
 
 def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, float]:
@@ -65,8 +102,8 @@ def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, float]
 class LedgerFile:
     """The ledger of a model's looks, a small file that several processes may write at once without losing a look."""
 
-    def __init__(self, files: Files, path: str) -> None:
-        self.files, self.path = files, path
+    def __init__(self, files: Files, path: str, clock: Clock = CLOCK) -> None:
+        self.files, self.path, self.clock = files, path, clock
 
     def read(self) -> BudgetLedger:
         """Return the ledger, an empty one where there is no file; ArtifactError for one that cannot be read."""
@@ -84,32 +121,23 @@ class LedgerFile:
             ArtifactError: The ledger cannot be read.
             LaunchError: Others write it all the time.
         """
-        mine, at = uuid.uuid4().hex, CLOCK.time()
+        look_id, at, today = uuid.uuid4().hex, self.clock.time(), utc_day(self.clock)
 
         def add(looks: tuple[Look, ...]) -> tuple[Look, ...]:
-            if any(look.id == mine for look in looks):
+            if any(look.id == look_id for look in looks):
                 # It was written, but the answer was lost and another process wrote since.
                 return looks
             counted, alpha = allot(looks, day, budget)
-            look = Look(id=mine, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
-            oldest = str(counted - timedelta(days=KEPT_DAYS))
+            look = Look(id=look_id, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
+            # A day to come makes no look old.
+            oldest = str(min(counted, today) - timedelta(days=KEPT_DAYS))
             return (*(each for each in looks if each.day >= oldest), look)
 
-        ledger = self._change(add)
-        place = next(place for place, each in enumerate(ledger.looks) if each.id == mine)
-        look, ledger = ledger.looks[place], BudgetLedger(looks=ledger.looks[: place + 1])
-        spent = ledger.spent_until(look.day)
-        assert spent is not None, "this look is one of them"
-        of_day = [each.alpha for each in ledger.looks if each.day == look.day]
-        return look, ErrorBudget(
-            budget=budget,
-            spent=spent.spent,
-            looks=spent.looks,
-            day=look.day,
-            alpha=look.alpha,
-            first_alpha=max(of_day),
-            look=len(of_day),
-        )
+        looks = self._change(add).looks
+        if len(looks) == 1:
+            log.warning("the ledger %s begins with this look: no earlier ones are known", self.files.url_of(self.path))
+        number = [look.id for look in looks].index(look_id)
+        return looks[number], _account(looks[: number + 1])
 
     def show_first_look(self, day: date, budget: float) -> ErrorBudget:
         """Return what a first look at ``day`` has, which is not taken; arguments and errors as of ``spend``."""
@@ -124,6 +152,7 @@ class LedgerFile:
             alpha=alpha,
             first_alpha=alpha,
             look=1,
+            unspent=True,
         )
 
     def record_verdict(self, look: Look, judged: GateRecord) -> None:
@@ -146,17 +175,24 @@ class LedgerFile:
         self._change(decide)
 
     def _change(self, change: Callable[[tuple[Look, ...]], tuple[Look, ...]]) -> BudgetLedger:
-        for _ in range(TRIES):
+        chance = random.Random()  # not that of training, which is seeded
+        for attempt in range(TRIES):
+            if attempt:
+                # Another look was taken meanwhile: what is left for this one may be less.
+                self.clock.sleep(chance.uniform(0, min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)))
             seen = read_marked(self.files, self.path)
             ledger = BudgetLedger(looks=change(self._parse(seen.data).looks))
-            data = (json.dumps(ledger.to_json(), indent=1) + "\n").encode()
-            try:
-                if data != seen.data:
-                    swap(self.files, self.path, seen, data)
+            content = ledger.to_json()
+            # What is written must be readable: an error here costs a verdict, one in the file all verdicts to come.
+            BudgetLedger.from_json(content, self.files.url_of(self.path))
+            data = (json.dumps(content, indent=1) + "\n").encode()
+            if data == seen.data:
                 return ledger
+            try:
+                swap(self.files, self.path, seen, data)
             except SwappedError:
-                # Another look was taken meanwhile: what is left for this one may be less.
                 continue
+            return ledger
         raise LaunchError(
             f"other processes wrote {self.files.url_of(self.path)} {TRIES} times while this one tried to",
             hint="run the same command again",
@@ -173,6 +209,23 @@ class LedgerFile:
                 f"{where} is not a {BudgetLedger.KIND}: it is not valid JSON: {error}", hint=BudgetLedger.REMEDY
             ) from None
         return BudgetLedger.from_json(content, where)
+
+
+def _account(looks: Sequence[Look]) -> ErrorBudget:
+    """Return what the last of ``looks`` took of the budget, and what was spent with it."""
+    look = looks[-1]
+    spent = BudgetLedger(looks=tuple(looks)).spent_until(look.day)
+    assert spent is not None, "this look is one of them"
+    of_day = [each.alpha for each in looks if each.day == look.day]
+    return ErrorBudget(
+        budget=look.budget,
+        spent=spent.spent,
+        looks=spent.looks,
+        day=look.day,
+        alpha=look.alpha,
+        first_alpha=max(of_day),
+        look=len(of_day),
+    )
 
 
 def judge_within_budget(
@@ -204,14 +257,31 @@ def judge_within_budget(
         As ``judge``.
 
     Raises:
-        ArtifactError: The ledger cannot be read.
-        LaunchError: Others write it all the time.
+        ArtifactError: The ledger cannot be read, or has lost the look meanwhile.
+        LaunchError: Others write it all the time, so that the look could not be taken.
     """
     if ledger is None or settings.budget is None or record.change is None:
         return judge(record, settings, rows)
     if not may_publish:
         return judge(replace(record, budget=ledger.show_first_look(day, settings.budget)), settings, rows)
     look, budget = ledger.spend(day, settings.budget, candidate)
+    if budget.look > 1:
+        log.warning(
+            "%s, judged on rows of %s, counts as look %d at %s, with alpha %.2g (gate.budget=%g)",
+            candidate,
+            day,
+            budget.look,
+            budget.day,
+            budget.alpha,
+            budget.budget,
+        )
     judged = judge(replace(record, budget=budget), settings, rows)
-    ledger.record_verdict(look, judged)
+    try:
+        ledger.record_verdict(look, judged)
+    except Exception as error:
+        # The look is in the ledger, which is what counts: the verdict there is for people. A ledger that has lost the
+        # look is another matter.
+        if not isinstance(error, LaunchError | PassingError | FullDiskError) and not passes(error):
+            raise
+        log.warning("the ledger does not have the verdict of %s, %s: %s", candidate, judged.verdict, error)
     return judged

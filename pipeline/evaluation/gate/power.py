@@ -23,34 +23,35 @@ class Level:
     """How sure the questions of NE must be.
 
     ``power``: probability that a model is held which is worse by the limit. ``budget``: ``gate.budget``, of which the
-    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``first_power``: that of the
-    first look at the day, which says what slices the budget covers.
+    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``covering_power``: that with
+    which the rows of a slice must tell its limit for the budget to cover it.
     """
 
     power: float
     budget: float | None = None
-    first_power: float = 0.0
+    covering_power: float = 0.0
 
     @staticmethod
     def of(record: GateRecord, settings: GateConfig) -> Level:
         """Return the level of the look that ``record`` is of."""
         if record.budget is None:
             return Level(settings.power)
-        return Level(1 - record.budget.alpha, record.budget.budget, 1 - record.budget.first_alpha)
+        # Not by this look's own power: to run a day again until a slice has too few rows would excuse the slice.
+        covering_power = max(1 - record.budget.first_alpha, settings.power)
+        return Level(1 - record.budget.alpha, record.budget.budget, covering_power)
 
     @property
     def words(self) -> str:
         """In a sentence: ``90% confidence``."""
         if self.budget is None:
             return f"{self.power:.0%} confidence"
-        # Two digits of what lacks to 100 %.
+        # Two significant digits of the distance to 100 %.
         digits = max(1 - math.floor(math.log10(100 * (1 - self.power))), 0)
         return f"{self.power:.{digits}%} confidence (gate.budget={self.budget:g})"
 
     def covers(self, power: Power, limit: float) -> bool:
         """Whether the budget covers a slice with ``power``: its rows are enough to rule out a rise beyond ``limit``."""
-        # Not by this look's own power: to run a day again until a slice has too few rows would excuse the slice.
-        return self.budget is not None and replace(power, power=self.first_power).resolved <= limit
+        return self.budget is not None and replace(power, power=self.covering_power).resolved <= limit
 
 
 @dataclass(frozen=True)

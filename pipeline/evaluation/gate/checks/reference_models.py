@@ -59,9 +59,11 @@ class Incumbent(GateCheck):
 
     def _check_fall(self, change: Interval, limit: float) -> Check:
         passed = change.high >= -limit  # not true of NaN
+        # As many digits as the setting has, one at least.
+        digits = max(len(f"{100 * limit:.10f}".rstrip("0").partition(".")[2]), 1)
         words = (
             f"NE changed by {percent(change)} from the incumbent's, {'not ' if passed else ''}clearly below "
-            f"{-limit:+.1%} (gate.max_ne_fall)"
+            f"{-limit:+.{digits}%} (gate.max_ne_fall)"
         )
         if not passed:
             words += ": too good to be true, as of a feature that knows the label, until a person has looked"
