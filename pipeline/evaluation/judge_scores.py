@@ -138,11 +138,11 @@ def to_day(given: date | str | None) -> date | None:
     Raises:
         ConfigError: It is something else.
     """
+    if isinstance(given, datetime):
+        return given.date()
+    if given is None or isinstance(given, date):
+        return given
     try:
-        if given is None or type(given) is date:
-            return given
-        if isinstance(given, datetime):
-            return given.date()
         day = date.fromisoformat(given)
     except (TypeError, ValueError):
         day = None

@@ -104,8 +104,9 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
         hosts: With which the night began; ``record.shrunk`` and ``record.grown`` say how their number changed.
     """
     total = 0.0
+    every: list[Shrunk | Grown] = [*(record.shrunk or ()), *(record.grown or ())]
     for name, seconds in (record.seconds or {}).items():
-        changes = [each for each in (*(record.shrunk or ()), *(record.grown or ())) if each.stage == name]
+        changes = [each for each in every if each.stage == name]
         outcome = (record.stages or {}).get(name)
         attempts = (outcome.attempts if outcome is not None else None) or ()
         # A change ends an attempt. Those that ended otherwise keep their hosts.
