@@ -34,7 +34,7 @@ from pipeline.schedule.nightly import read_record, run_nights
 from pipeline.specs import STAGES
 from pipeline.stages.steps import steps
 from pipeline.store import Store
-from tests.records.made import figures, gate_record
+from tests.records.made import figures, gate_record, interval
 from tests.schedule.test_base import publish
 
 RUN = "clicks-2026-01-02"
@@ -280,18 +280,12 @@ def test_logs_that_have_changed_since_are_refused_before_a_replay(tmp_path: Path
     assert runs.bisect(limit=0).replays == ()
 
 
-def test_only_another_dataset_is_put_aside(runs: Runs) -> None:
-    runs.run(replace(HELD, data=replace(HELD.data, max_quarantine_share=0.2)))
-    runs.spoilt = spoilt_by("train.lr")
-    runs.bisect()
-    names = [replay.names for replay in read(BisectRecord, runs.store, f"runs/{RUN}/bisect.json").replays]
-    asides = [config.data.aside for config in runs.replayed]
-    assert asides == ["data.max_quarantine_share" in each for each in names] and set(asides) == {True, False}
-
-
 def test_limits_of_the_gate_are_judged_by_the_record_alone(runs: Runs) -> None:
     strict = compose([*DAY, START, f"run={RUN}", "gate.max_ne_increase=0.0001", "train.lr=0.3"])
-    measured = {"candidate": figures(0.8004, **WHOLE), "change": figures(0.0005, 0.0, 0.0)}
+    measured = {
+        "candidate": figures(0.8004, **WHOLE),
+        "change": replace(figures(0.0005, 0.0, 0.0), ne=interval(0.0005, 0.0002)),
+    }
     record = gate_record(incumbent=figures(0.80, **WHOLE), incumbent_version="v00001-00000001", **measured)
     runs.run(strict, checks=judge(record, strict.gate).checks, change=measured["change"])
     path = f"runs/{RUN}/publish/k/gate.json"

@@ -176,7 +176,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         advice = f"read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:"
         if result.gate is not None and all("(gate.min_rows)" in reason for reason in result.gate.reasons):
             needed = math.ceil(config.gate.min_rows / config.data.split.test_share)
-            advice = f"take a log of at least {needed:,} rows, of which enough are held out, and run it again:"
+            advice = f"take a log of well over {needed:,} rows, of which enough are held out, and run it again:"
         show(f"next        {advice}")
         show(f"            {command}")
         return code
