@@ -305,7 +305,7 @@ def test_settings_that_decide_the_test_rows_are_not_replayed_and_a_pass_on_other
     runs.run(compose([*DAY, START, f"run={RUN}", "data.split.test_share=0.3", "seed=9"]))
     record = runs.bisect()
     assert [suspect.kind for suspect in record.suspects] == ["rows"]
-    assert "data.split.test_share was 0.1, is 0.3" in record.suspects[0].sign
+    assert "data.split.test_share was 0.2, is 0.3" in record.suspects[0].sign
 
     def other_rows(config: Config) -> int:
         return runs.run(config, rows=4000)
