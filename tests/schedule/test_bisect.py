@@ -280,6 +280,23 @@ def test_logs_that_have_changed_since_are_refused_before_a_replay(tmp_path: Path
     assert runs.bisect(limit=0).replays == ()
 
 
+@pytest.mark.parametrize("setting", ["data.sparse_defaults.min_count=5", "train.global_batch=2048"])
+def test_another_dataset_is_put_aside_and_that_of_the_day_is_not(runs: Runs, setting: str) -> None:
+    held = compose([*DAY, START, f"run={RUN}", *CHANGED, setting])
+    path = setting.partition("=")[0]
+    runs.run(held)
+    runs.spoilt = lambda config: config.train.lr == SETTINGS["train.lr"]
+    record = runs.bisect(limit=20)
+    assert record.culprit is not None and record.culprit.names == ("train.lr",)
+    of_day = read(Result, runs.store, f"runs/{RUN}/result.json").artifact("ingest")
+    for config, replay in zip(runs.replayed, record.replays, strict=True):
+        made = steps(replace(config, data=replace(config.data, aside=False)), runs.store, last="ingest")[0].path
+        assert config.data.aside == (made != of_day), replay.names
+        assert not config.data.aside or path in replay.names
+    asides = {config.data.aside for config in runs.replayed}
+    assert asides == ({True, False} if path.startswith("data.") else {False})
+
+
 def test_limits_of_the_gate_are_judged_by_the_record_alone(runs: Runs) -> None:
     strict = compose([*DAY, START, f"run={RUN}", "gate.max_ne_increase=0.0001", "train.lr=0.3"])
     measured = {
