@@ -27,6 +27,11 @@ class Suspect(Record):
     sign: str
     explained: float | None = absent()
 
+    @property
+    def title(self) -> str:
+        """Its kind and names, in a sentence."""
+        return f"{self.kind} {', '.join(self.names)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Record):

@@ -108,10 +108,7 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
         log.info("bisect     %s: %d suspects, at most %d replays", name, len(suspects), limit)
         culprit = None
         for place, suspect in enumerate(suspects):
-            title = ", ".join(suspect.names)
-            log.info(
-                "bisect     suspect %d of %d: %s %s: %s", place + 1, len(suspects), suspect.kind, title, suspect.sign
-            )
+            log.info("bisect     suspect %d of %d: %s: %s", place + 1, len(suspects), suspect.title, suspect.sign)
             if suspect.kind in (SETTINGS, FEATURES):
                 culprit = search.try_suspect(suspect)
             elif suspect.kind == LIMITS:
@@ -266,14 +263,13 @@ class _Search:
 
     def try_suspect(self, suspect: Suspect) -> Culprit | None:
         """Replay without all that is suspected, then with halves of it; None where that does not help."""
-        title = f"{suspect.kind} {', '.join(suspect.names)}"
         refusal = self._refusal()
         if refusal:
-            self.untold.append(f"{refusal} before {title}")
+            self.untold.append(f"{refusal} before {suspect.title}")
             return None
         shown = self._replay(suspect.kind, suspect.names)
         if shown.verdict is None or not shown.same_rows:
-            self.untold.append(f"{title} cannot be told: {shown.message or OTHER_ROWS}")
+            self.untold.append(f"{suspect.title} cannot be told: {shown.message or OTHER_ROWS}")
         if not self._shows(suspect, shown):
             return None
         # A half that only takes away some of the loss is not all that spoilt it, if the gate passes without the whole.
@@ -305,12 +301,12 @@ class _Search:
         started = time.monotonic()
         try:
             self._require_same_logs()
-            config = self._config(replay)
+            config, dataset = self._config(replay)
             code = self.run(config)
             if code > SIGNALLED:
                 self.save(stopped=f"a signal ended replay {number}")
                 raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
-            replay = self._judged(replay, code, _dataset_of(config, self.store))
+            replay = self._judged(replay, code, dataset)
         except ConfigError as error:  # these settings do not go together
             replay = replace(replay, message=error.message)
         except NightjarError as error:  # which says nothing of what is suspected
@@ -331,7 +327,8 @@ class _Search:
                 hint="put the logs back as they were; --replays 0 names what the records of the run tell by themselves",
             )
 
-    def _config(self, replay: Replay) -> Config:
+    def _config(self, replay: Replay) -> tuple[Config, str]:
+        # What the replay runs, and the dataset that it makes if the logs stay as they are.
         config = self.held.config
         if replay.kind == SETTINGS:
             config = _with_former(self.held, replay.names)
@@ -350,9 +347,11 @@ class _Search:
             track=TrackConfig(),
         )
         # Another dataset must not take the place of the day's; that of the day is not made again.
-        if _dataset_of(config, self.store) != self.held.result.artifact("ingest"):
+        dataset = _dataset_of(config, self.store)
+        if dataset != self.held.result.artifact("ingest"):
             config = dataclasses.replace(config, data=dataclasses.replace(data, aside=True))
-        return config
+            dataset = _dataset_of(config, self.store)
+        return config, dataset
 
     def _judged(self, replay: Replay, code: int, dataset: str) -> Replay:
         # With what the gate says of it. Its version is of no use then, and would only stand among those of the model.
