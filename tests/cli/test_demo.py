@@ -38,6 +38,7 @@ def record(runs: list[CompletedProcess[str]]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_bad_day_is_held_for_its_labels_and_the_other_nights_publish(record: dict[str, Any]) -> None:
     assert {night["date"]: night["outcome"] for night in record["nights"]} == {
         "2026-01-01": "published",
@@ -49,6 +50,7 @@ def test_the_bad_day_is_held_for_its_labels_and_the_other_nights_publish(record:
     assert any("the labels are wrong" in reason and "gate.max_label_shift" in reason for reason in held["reasons"])
 
 
+@pytest.mark.slow
 def test_the_former_version_keeps_serving_and_the_next_night_starts_from_it(
     record: dict[str, Any], folder: Path
 ) -> None:
@@ -59,12 +61,14 @@ def test_the_former_version_keeps_serving_and_the_next_night_starts_from_it(
     assert night["base"]["version"] == first["version"]
 
 
+@pytest.mark.slow
 def test_the_pages_that_it_names_are_there(record: dict[str, Any], folder: Path) -> None:
     assert record["page"] == "week/index.html" and (folder / record["page"]).exists()
     assert (folder / "week" / record["nights"][1]["pages"]["night"]).exists()
     assert "night 3" not in record and "step" in (folder / "week" / "demo.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_bad_day_lost_clicks_and_values_as_the_demo_says(folder: Path, record: dict[str, Any]) -> None:
     rates, missing = {}, {}
     for day in ("01", "02"):
@@ -77,6 +81,7 @@ def test_the_bad_day_lost_clicks_and_values_as_the_demo_says(folder: Path, recor
     assert missing["02"] - missing["01"] == pytest.approx(0.4 * (1 - missing["01"]), abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_store_with_content_is_refused_with_what_to_do(runs: list[CompletedProcess[str]]) -> None:
     again, listed = runs[1:]
     assert again.returncode == 2
@@ -110,6 +115,7 @@ def test_what_it_cannot_do_is_an_error_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_verdict_that_the_demo_did_not_expect_is_said(record: dict[str, Any], folder: Path) -> None:
     overview = read_overview(Store(str(folder / "week")))
     assert "did not expect" not in _summary(folder, overview, date(2026, 1, 2))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.commands import nightjar
 from tests.waits import PATIENCE
@@ -27,6 +28,7 @@ def write_clicks(path: Path, rows: int) -> None:
     path.write_text("".join(lines))
 
 
+@pytest.mark.slow
 def test_a_log_becomes_a_published_version_and_no_browser_opens(tmp_path: Path) -> None:
     write_clicks(tmp_path / "logs/2026-01-01/clicks.csv", 20_000)
     browser, opened = tmp_path / "browser", tmp_path / "opened"
