@@ -22,7 +22,6 @@ from pipeline.config.nightly import TrackConfig
 from pipeline.config.renamed import config_changes
 from pipeline.core.errors import SIGNALLED, ArtifactError, ConfigError, DataError, NightjarError
 from pipeline.core.units import percent
-from pipeline.evaluation.gate.gate import judge
 from pipeline.launch.locks import folder_lock
 from pipeline.launch.signals import Interrupted
 from pipeline.publishing.promotion import read_current
@@ -50,6 +49,7 @@ from pipeline.schedule.suspects import HALF, Signs, describe_setting, find_suspe
 from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.compare import ne_change
 from pipeline.stages.execution import load
+from pipeline.stages.release_gate import would_pass
 from pipeline.stages.steps import steps
 from pipeline.store.artifacts import Store
 from pipeline.store.removal import remove
@@ -447,14 +447,8 @@ def _dataset_of(config: Config, store: Store) -> str:
 
 
 def _judged_by_former_limits(held: HeldRun, changed: Mapping[str, Sequence[Any]], suspect: Suspect) -> Culprit | None:
-    # The same figures under the former limits. Checks that measure rows of their own are not in a record, so it must
-    # tell why the model was held in the first place.
-    def failed(record: GateRecord) -> set[str]:
-        return {check.name for check in record.checks if not check.passed}
-
-    limits = dataclasses.replace(_with_former(held, suspect.names).gate, force=None)
-    again = judge(held.gate, dataclasses.replace(held.config.gate, force=None))
-    if failed(again) != failed(held.gate) or judge(held.gate, limits).verdict != PASS:
+    # The same figures under the former limits.
+    if not would_pass(held.gate, held.config.gate, _with_former(held, suspect.names).gate):
         return None
     changes = "; ".join(describe_setting(name, changed[name]) for name in suspect.names)
     words = f"setting{'s' if len(suspect.names) > 1 else ''} {changes}: changed back, the gate passes this model"

@@ -156,7 +156,7 @@ def _describe_changes(store: Store, record: NightRecord, result: Result) -> list
         *_describe_rows(store, base.dataset, result.artifact("ingest")),
         *_describe_plan(store, base.plan, result.artifact("plan")),
         *hosts,
-        *_describe_settings(store, record),
+        *_describe_settings(store, record.model, base, record.run),
     ]
 
 
@@ -211,13 +211,10 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
     return lines
 
 
-def _describe_settings(store: Store, record: NightRecord) -> list[str]:
+def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[str]:
     # Settings that differ from those of the base.
-    lines: list[str] = []
-    if record.base is None:
-        return lines
-    settings = read_settings(store, record.model, record.base, record.run)
-    for path, values in sorted(config_changes(*settings).items()):
+    lines = []
+    for path, values in sorted(config_changes(*read_settings(store, model, base, run)).items()):
         if not is_expected(path):
             then, now = ("null" if value is None else str(value) for value in values)
             lines.append(f"{path} was {then}, is {now}")

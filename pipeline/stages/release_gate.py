@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config
+from pipeline.config.gate import GateConfig
 from pipeline.core.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
 from pipeline.core.units import MIB
 from pipeline.publishing import versions
 from pipeline.publishing.promotion import better_by_record
 from pipeline.records.dataset import LABEL, MISSING_ROW, SPLIT_HOUR, UNSEEN_ROW, DatasetSchema
 from pipeline.records.error_budget import BudgetLedger
-from pipeline.records.gate import GATE, Best, Calibrated, Former, GateRecord
+from pipeline.records.gate import GATE, PASS, Best, Calibrated, Former, GateRecord
 from pipeline.records.model_version import CALIBRATOR, CalibrationCurve, CalibratorRecord
 from pipeline.records.record import read
 from pipeline.records.result import IngestPart
@@ -127,6 +128,23 @@ def judge_version(
     )
     name, may_publish = draft.path.rpartition("/")[2], config.publish.judge_beside is None
     return judge_within_budget(record, config.gate, scored, ledger, _day_of(config), name, may_publish=may_publish)
+
+
+def would_pass(held: GateRecord, settings: GateConfig, limits: GateConfig) -> bool:
+    """Return whether a model that the gate held passes under other limits, by its record alone.
+
+    Args:
+        held: The record, under ``settings``.
+        limits: The others; a reason that overrides the gate does not count.
+
+    Returns:
+        False, too, where the record does not tell why the model was held: a check that measures rows of its own did it.
+    """
+    from pipeline.evaluation.gate.gate import judge
+
+    again, other = (judge(held, replace(each, force=None)) for each in (settings, limits))
+    failed, failed_again = ({check.name for check in each.checks if not check.passed} for each in (held, again))
+    return failed == failed_again and other.verdict == PASS
 
 
 def _open_ledger(config: Config, store: Store) -> LedgerFile | None:

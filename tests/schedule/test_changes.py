@@ -27,4 +27,4 @@ def test_a_batch_size_that_was_auto_and_is_carried_on_is_no_change(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"train:\n  global_batch: {value}\n")
     base = Base(version="v00001-00000000", day="", run="mon", checkpoint=CHECKPOINT, dataset="", plan="")
-    assert _describe_settings(store, base, "tue") == changed
+    assert _describe_settings(store, "m", base, "tue") == changed
