@@ -1,6 +1,9 @@
 """``nightjar demo``: nights on a log of its own; the bad day is held, for the reason that the demo plants."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -25,8 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> list[CompletedProcess[str]]:
-    """Three nights, then the same command again, and the list of the nights."""
-    commands = [["demo", *SMALL, "--json"], ["demo", *SMALL], ["nights", "ls", "--store", "week"]]
+    """Three nights, a demo of other rows and the same one again in their folder, and the list of the nights."""
+    commands = [["demo", *SMALL, "--json"], ["demo", *SMALL, "--rows", "20001"]]
+    commands += [["demo", *SMALL, "--json"], ["nights", "ls", "--store", "week"]]
     return nightjar_in_turn(commands, cwd=folder)
 
 
@@ -82,11 +86,47 @@ def test_the_bad_day_lost_clicks_and_values_as_the_demo_says(folder: Path, recor
 
 
 @pytest.mark.slow
-def test_a_store_with_content_is_refused_with_what_to_do(runs: list[CompletedProcess[str]]) -> None:
-    again, listed = runs[1:]
-    assert again.returncode == 2
-    assert "week has content already" in again.stderr and "--store <a new folder>" in again.stderr
-    assert listed.stdout.count("demo") == 4, "three nights and the version that serves"
+def test_a_demo_of_other_rows_is_refused_in_the_same_folder(runs: list[CompletedProcess[str]]) -> None:
+    assert runs[1].returncode == 2
+    assert "--rows 20000" in runs[1].stderr and "--rows 20001" in runs[1].stderr
+    assert "--store <a new folder>" in runs[1].stderr
+
+
+@pytest.mark.slow
+def test_the_same_demo_again_does_no_night_twice(runs: list[CompletedProcess[str]], record: dict[str, Any]) -> None:
+    assert runs[2].returncode == 0, runs[2].stderr
+    # Seconds, versions and figures: of the nights that ran before.
+    assert json.loads(runs[2].stdout)["nights"] == record["nights"]
+    assert runs[3].stdout.count("demo") == 4, "three nights and the version that serves"
+
+
+def test_a_folder_with_other_content_is_refused(
+    nightjar: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "week").mkdir()
+    (tmp_path / "week" / "notes.txt").write_text("mine")
+    done = nightjar("demo", *SMALL)
+    assert done.returncode == 2 and "week has content already" in done.stderr
+    assert [path.name for path in (tmp_path / "week").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.slow
+def test_a_demo_that_a_signal_ended_continues_where_it_stopped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "demo", *SMALL]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("night 1 of 3"):  # it has ended, and the second one has begun
+            process.send_signal(signal.SIGINT)
+            break
+    out, error = process.communicate(timeout=600)
+    assert process.returncode == 128 + signal.SIGINT, out + error
+    assert "the same command continues where it stopped" in error
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    nights = json.loads(done.stdout)["nights"]
+    assert [night["outcome"] for night in nights] == ["published", "held", "published"]
 
 
 @pytest.mark.parametrize(

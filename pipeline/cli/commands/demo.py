@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import shlex
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from pipeline.cli.commands.command import Command, columns, complain, show, tell
 from pipeline.cli.commands.init import ROWS_PER_SECOND
 from pipeline.cli.commands.run import run_code
 from pipeline.core import logs
-from pipeline.core.errors import UNEXPECTED, ConfigError
+from pipeline.core.errors import SIGNALLED, UNEXPECTED, ConfigError
 from pipeline.core.logs import CLEAR_LINE
 from pipeline.core.units import duration, plural
 from pipeline.specs import STAGES
@@ -29,8 +30,8 @@ EPILOG = """\
   nightjar demo                         seven nights in ./demo-store, the fourth with a bad day; about two minutes
   nightjar demo --nights 3 --store d3   three nights, the second with a bad day
 
-Each night is a nightjar nightly of a day's log: the command that the demo prints first runs one by hand. The folder is
-the demo's own: remove it afterwards.
+Each night is a nightjar nightly of a day's log: the command that the demo prints first runs one by hand. The same
+command continues a demo that was stopped. The folder is the demo's own: remove it afterwards.
 """
 MODEL = "demo"
 FIRST_DAY = date(2026, 1, 1)
@@ -39,7 +40,7 @@ FEWEST_NIGHTS, MOST_NIGHTS = 3, 28
 FEWEST_ROWS = 20_000
 # What the bad day loses. Ingestion would refuse a column that is empty in more than half of the rows.
 LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
-LOG = "demo.log"
+LOG, ASKED = "demo.log", "demo.json"
 # On two cores, beside the seconds that its rows take.
 SECONDS_PER_NIGHT = 10
 
@@ -75,7 +76,7 @@ def _demo(options: argparse.Namespace) -> int:
             _write_logs(folder, days, bad_day, options.rows, options.seed)
             code = _run_nights(folder, night, days, live=not options.json)
     except Interrupted as stop:
-        return complain(f"{stop}; remove {folder} before the next demo", stop.exit_code)
+        return complain(f"{stop}; the same command continues where it stopped", stop.exit_code)
     if code:
         return code
     overview = read_overview(Store(str(folder)))
@@ -100,11 +101,10 @@ def _make_folder(options: argparse.Namespace) -> Path:
     if "://" in options.store:
         raise ConfigError(f"--store {options.store}, expected a folder of this machine", hint="--store demo-store")
     folder = Path(options.store)
+    asked = {"nights": options.nights, "rows": options.rows, "seed": options.seed}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} has content already, and the demo needs a store of its own",
-            hint=f"--store <a new folder>; if {folder} is of an earlier demo, you can also remove it",
-        )
+        _check_asked(folder, asked)
+        return folder
     # What the settings cannot hold, such as a folder's name with a quote or too large a seed.
     try:
         compose([*_night_arguments(folder, options.seed), f"data.day={FIRST_DAY}"], night=True)
@@ -114,11 +114,25 @@ def _make_folder(options: argparse.Namespace) -> Path:
         raise ConfigError(f"no night can run with {given}: {error.message}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / ASKED).write_text(json.dumps(asked))
     except OSError as error:
         reason = error.strerror or str(error)
         hint = "--store <a folder that you may make>"
         raise ConfigError(f"--store {folder} cannot be made: {reason}", hint=hint) from None
     return folder
+
+
+def _check_asked(folder: Path, asked: dict[str, int]) -> None:
+    # A demo continues in its own folder alone: other settings draw other logs.
+    hint = f"--store <a new folder>; if {folder} is of an earlier demo, you can also remove it"
+    try:
+        former = json.loads((folder / ASKED).read_text())
+    except (OSError, ValueError):
+        text = f"{folder} has content already, and the demo needs a store of its own"
+        raise ConfigError(text, hint=hint) from None
+    if former != asked:
+        words = [" ".join(f"--{name} {value}" for name, value in each.items()) for each in (former, asked)]
+        raise ConfigError(f"{folder} is of a demo with {words[0]}, not {words[1]}", hint=hint)
 
 
 def _night_arguments(folder: Path, seed: int) -> list[str]:
@@ -138,18 +152,27 @@ def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, se
     world = SyntheticConfig(rows=rows, first_day=str(FIRST_DAY), drift=0.06, new_ids=0.02, popularity_drift=0.02)
     fault = LogFault(lost_clicks=LOST_CLICKS, column=BROKEN_COLUMN, empty=EMPTY)
     for day in days:
-        write_tsv(world, seed, f"{folder}/logs/{day}.tsv", day, fault if day == bad_day else None)
+        log = folder / "logs" / f"{day}.tsv"
+        if log.exists():  # of an earlier start, and whole
+            continue
+        draft = log.with_suffix(".draft")
+        write_tsv(world, seed, str(draft), day, fault if day == bad_day else None)
+        draft.replace(log)
 
 
 def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *, live: bool) -> int:
     """Run the nights in order, with a line for each where ``live``; all that they print goes to ``demo.log``.
 
     Returns:
-        0, or the exit code of a night that failed or was interrupted, which is then the last.
+        0, or the exit code of a night that failed, which is then the last.
+
+    Raises:
+        Interrupted: A signal ended a night.
     """
     from pipeline.config.compose import compose
     from pipeline.config.nightly import NightlyConfig
     from pipeline.launch.locks import night_lock
+    from pipeline.launch.signals import Interrupted
     from pipeline.records.night import HELD, PUBLISHED
     from pipeline.schedule.nightly import run_night
     from pipeline.store.artifacts import Store
@@ -157,13 +180,17 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
     store, width = Store(str(folder)), columns() if live else 0
     stdout = sys.stdout if live else io.StringIO()
     lock = night_lock(store, MODEL, NightlyConfig().lease_seconds, "demo")
-    with (folder / LOG).open("w") as log, redirect_stdout(log), redirect_stderr(log), lock:
+    with (folder / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log), lock:
         logs.start()
         for number, day in enumerate(days, 1):
             title = f"night {number} of {len(days)}  {day}"
             if width:
                 print(f"{title}  runs ...", end="", file=stdout, flush=True)
             record = run_night(compose([*arguments, f"data.day={day}"], night=True), store, day, run_code, 0.0)
+            code = record.exit_code or 0
+            if code > SIGNALLED:
+                print(f"{CLEAR_LINE if width else ''}{title}  stopped", file=stdout, flush=True)
+                raise Interrupted(code - SIGNALLED)
             seconds = duration(sum((record.seconds or {}).values()))
             print(f"{CLEAR_LINE if width else ''}{title}  {record.outcome:<9}  {seconds}", file=stdout, flush=True)
             if record.outcome not in (PUBLISHED, HELD):
@@ -195,6 +222,7 @@ def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
             later = [other.date for other in overview.nights if other.date > night.date]
             started = f", and the night of {later[0]} started from it" if later else ""
             lines.append(f"  {night.incumbent} kept serving{started}")
+        lines.append(f"  nightjar bisect {night.run} --store {folder} looks for what spoilt it")
         if night.pages and "night" in night.pages:
             pages.append(night.pages["night"])
     lines.append("")
