@@ -130,6 +130,7 @@ def judge_scores(
     del rows  # measuring takes as much memory again
     progress(2, steps)
     record = measure(scored, settings, seed)
+    _require_sound_scores(scored, record)
     _warn_of_rare_values(scored, record, settings)
     _warn_of_calibration(record, settings)
     if record.gauc is not None:
@@ -235,8 +236,6 @@ def to_scored_rows(rows: pl.DataFrame, columns: Columns) -> ScoredRows:
     for name, whose in ((CANDIDATE, "candidate's"), (INCUMBENT, "incumbent's")):
         if name in rows.columns:
             logits[name] = _logits(rows[name], whose, labels, columns.logits)
-    if INCUMBENT in logits:
-        _require_same_rows(rows[CANDIDATE], rows[INCUMBENT])
     slices = {}
     for name in columns.slices:
         codes, values = _encode(rows[name])
@@ -323,11 +322,6 @@ def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logi
     if missing:
         log.warning("%s of the %s %s scores are missing or NaN", f"{missing:,}", whose, f"{len(scores):,}")
     known = f"all {len(scores):,} of the {whose} scores"
-    if len(scores) > 1 and scores.min() == scores.max():
-        raise DataError(
-            f"{known} are {scores[0]:g}, expected those of a model, which tell rows apart",
-            hint=f"{option} <column of scores>; a model without an incumbent is compared with a constant anyway",
-        )
     if np.array_equal(scores, labels):
         raise DataError(f"{known} are the labels, expected what a model predicts", hint=f"{option} <column of scores>")
     if are_logits:
@@ -361,27 +355,37 @@ def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logi
     return logits
 
 
-def _require_same_rows(candidate: pl.Series, incumbent: pl.Series) -> None:
-    """Raise where the scores of both models are not alike at all: of other rows, or those of the other class.
+def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
+    """Raise where scores are one number, or those of two models are not alike at all: of other rows, or another class.
 
-    An incumbent with such scores looks far worse than it is, and any candidate would pass beside it.
+    An incumbent with such scores looks far worse than it is, and any candidate would pass beside it. A candidate with
+    such scores is clearly worse, and held for that.
     """
-    import polars as pl
-
-    frame = pl.DataFrame([candidate, incumbent]).select(pl.all().cast(pl.Float64).fill_nan(None)).drop_nulls()
-    frame = frame.select(pl.all().clip(-MOST_LOGIT, MOST_LOGIT))
-    if frame.height < 2:
+    if record.candidate is None or (record.change is not None and record.change.ne.low > 0):
         return
-    ours, theirs = candidate.name, incumbent.name
-    if frame[ours].equals(frame[theirs]):
-        log.warning("the scores of candidate and incumbent are equal in all %s rows", f"{frame.height:,}")
+    rows = len(scored.labels)
+    for whose, option, logits in (
+        ("candidate's", "--score", scored.candidate),
+        ("incumbent's", "--incumbent-score", scored.incumbent),
+    ):
+        if logits is not None and logits.min() == logits.max():
+            raise DataError(
+                f"all {rows:,} of the {whose} scores are one number, or as near to it as counts, expected those of a "
+                "model, which tell rows apart",
+                hint=f"{option} <column of scores>; a model without an incumbent is compared with a constant anyway",
+            )
+    if scored.incumbent is None:
         return
-    correlation = frame.select(pl.corr(ours, theirs)).item()
+    if np.array_equal(scored.candidate, scored.incumbent):
+        log.warning("the scores of candidate and incumbent are equal in all %s rows", f"{rows:,}")
+        return
+    both = [np.clip(logits, -MOST_LOGIT, MOST_LOGIT) for logits in (scored.candidate, scored.incumbent)]
+    correlation = float(np.corrcoef(*both)[0, 1])
     # ``not`` lets no NaN through.
-    if not correlation > min(LEAST_ERRORS / np.sqrt(frame.height), LEAST_OF_FEW):
+    if not correlation > min(LEAST_ERRORS / np.sqrt(rows), LEAST_OF_FEW):
         raise DataError(
-            f"the scores of candidate and incumbent have a correlation of {correlation:.3f} over {frame.height:,} "
-            "rows: they are of other rows, of rows in another order, or of the other class",
+            f"the scores of candidate and incumbent have a correlation of {correlation:.3f} over {rows:,} rows: they "
+            "are of other rows, of rows in another order, or of the other class",
             hint="score the same rows in the order of the labels, or name them by --key; of scikit-learn take "
             "predict_proba(rows)[:, 1]",
         )

@@ -484,13 +484,13 @@ WRONG = {
         lambda frame: beside(frame, pl.lit(0.25)),
         BESIDE,
         3,
-        ("all 12,000 of the incumbent's scores are 0.25", "--incumbent-score"),
+        ("all 12,000 of the incumbent's scores are one number", "--incumbent-score"),
     ),
     "scores that are one": (
         lambda frame: frame.with_columns(score=pl.lit(frame["label"].mean())),
         (),
         3,
-        ("all 12,000 of the candidate's scores are 0.", "--score"),
+        ("all 12,000 of the candidate's scores are one number", "--score"),
     ),
     "scores that are the labels": (
         lambda frame: frame.with_columns(score=pl.col("label").cast(pl.Float32)),
@@ -602,6 +602,13 @@ def test_too_few_rows_are_held(work: Path, nightjar) -> None:
         pl.read_parquet(f"{name}.parquet").head(500).write_parquet(f"{name}.parquet")
     done = nightjar("judge", "new.parquet", "old.parquet")
     assert done.returncode == 6 and "500 rows scored, too few for 1,000 (gate.min_rows)" in done.stdout
+
+
+def test_a_candidate_that_knows_nothing_is_held(work: Path, nightjar) -> None:
+    """As the gate holds it: the rows may be right, and the model may have failed."""
+    pl.read_parquet("new.parquet").with_columns(score=1 - pl.col("score")).write_parquet("wrong.parquet")
+    done = nightjar("judge", "wrong.parquet", "old.parquet")
+    assert done.returncode == 6 and "AUC is 0.2" in done.stdout and done.stderr == ""
 
 
 def test_rows_of_no_weight_are_not_enough_rows(work: Path, nightjar) -> None:
