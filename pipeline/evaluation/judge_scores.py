@@ -379,8 +379,9 @@ def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
     if np.array_equal(scored.candidate, scored.incumbent):
         log.warning("the scores of candidate and incumbent are equal in all %s rows", f"{rows:,}")
         return
-    both = [np.clip(logits, -MOST_LOGIT, MOST_LOGIT) for logits in (scored.candidate, scored.incumbent)]
-    correlation = float(np.corrcoef(*both)[0, 1])
+    ours = np.clip(scored.candidate.astype(np.float64), -MOST_LOGIT, MOST_LOGIT)
+    theirs = np.clip(scored.incumbent.astype(np.float64), -MOST_LOGIT, MOST_LOGIT)
+    correlation = float(np.corrcoef(ours, theirs)[0, 1])
     # ``not`` lets no NaN through.
     if not correlation > min(LEAST_ERRORS / np.sqrt(rows), LEAST_OF_FEW):
         raise DataError(
