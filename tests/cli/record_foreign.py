@@ -28,7 +28,8 @@ NUMBERS = ["x0", "x1", "x2", "x3"]
 def main() -> None:
     log = made_up_log()
     test = np.arange(ROWS) >= ROWS - HELD_OUT
-    hashed, without_items = (hash_features(log, names) for names in (CODES, [c for c in CODES if c != "item"]))
+    hashed = hash_features(log, CODES)
+    without_items = hash_features(log, [name for name in CODES if name != "item"])
     numbers = np.column_stack([log[name].to_numpy() for name in NUMBERS])
     codes = np.column_stack([log[name].cast(pl.String).rank("dense").to_numpy() % 250 for name in CODES])
     elsewhere = (log["country"] != "jp").to_numpy()
@@ -78,7 +79,9 @@ def made_up_log() -> pl.DataFrame:
 
 def hash_features(log: pl.DataFrame, names: list[str]):
     """The rows as sparse indicators of ``name=value``, 2**14 of them, by the hashing trick."""
-    words = [[f"{name}={value}" for name, value in zip(names, row, strict=True)] for row in log.select(names).rows()]
+    words = []
+    for row in log.select(names).rows():
+        words.append([f"{name}={value}" for name, value in zip(names, row, strict=True)])
     return FeatureHasher(2**14, input_type="string", alternate_sign=False).transform(words)
 
 
