@@ -239,7 +239,7 @@ def judge(
         score: Column of scores; None: ``score``, else ``probability``.
         incumbent_score: Column of the incumbent's scores; None: as ``score``.
         logits: Scores are logits, not probabilities.
-        key: Columns that name a row; none: both files have the same rows in the same order.
+        key: Columns that name a row; none: both files have the same rows and labels in the same order.
         slices: Columns by whose values the rows are judged, too.
         weight: Column that says how many rows a row counts as.
         time: Column to sort the rows by; None: they are in the order of time.

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from pipeline.config.gate import GateConfig
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.retrying import explained
+from pipeline.evaluation.bootstrap import FEWEST
+from pipeline.evaluation.gate.answers import may_be_calibrated, with_ends
 from pipeline.evaluation.gate.budget import LedgerFile, check_day, judge_within_budget, utc_day
 from pipeline.evaluation.gate.measure import measure
 from pipeline.evaluation.score_files import CANDIDATE, INCUMBENT, SCORES, Columns, read_rows
@@ -35,6 +37,11 @@ LEAST = 2.0**-53
 MOST = {np.dtype(np.float32): 1 - 2.0**-25, np.dtype(np.float64): 1 - 2.0**-53}
 # Rows whose logits are computed at a time, so that temporaries stay small.
 BLOCK_ROWS = 1 << 20
+# Scores of two models for the same rows are alike, if not by much: both know something of the label. Those of other
+# rows correlate by chance alone, with a standard error of 1 / sqrt(rows). Of few rows less is asked, which the gate
+# holds anyway.
+LEAST_ERRORS, LEAST_OF_FEW = 4.0, 0.2
+MOST_LOGIT = 30.0  # so that no single row decides on it
 # Settings of the gate that limit what scores do not tell, or that name a model's features.
 NOT_OF_SCORES = (
     "slices",
@@ -123,6 +130,9 @@ def judge_scores(
     del rows  # measuring takes as much memory again
     progress(2, steps)
     record = measure(scored, settings, seed)
+    _require_sound_scores(scored, record)
+    _warn_of_rare_values(scored, record, settings)
+    _warn_of_calibration(record, settings)
     if record.gauc is not None:
         record = replace(record, gauc=replace(record.gauc, limit=max_gauc_drop))
     model, other = _model_names(candidate, incumbent, columns)
@@ -225,7 +235,7 @@ def to_scored_rows(rows: pl.DataFrame, columns: Columns) -> ScoredRows:
     logits = {}
     for name, whose in ((CANDIDATE, "candidate's"), (INCUMBENT, "incumbent's")):
         if name in rows.columns:
-            logits[name] = _logits(rows[name], whose, columns.logits)
+            logits[name] = _logits(rows[name], whose, labels, columns.logits)
     slices = {}
     for name in columns.slices:
         codes, values = _encode(rows[name])
@@ -292,17 +302,34 @@ def _weights(column: pl.Series) -> NDArray[np.floating]:
         )
     if not weights.any():
         raise DataError(f"all {len(weights):,} weights (column {column.name}) are 0", hint=hint)
+    # Kish 1965: as many rows of equal weight have means as sure as these. Divided first, so that no square overflows.
+    shares = weights.astype(np.float64) / weights.max()
+    effective = float(shares.sum() ** 2 / (shares**2).sum())
+    if effective < min(FEWEST, len(weights)):
+        raise DataError(
+            f"the {len(weights):,} weights (column {column.name}) count as {effective:.1f} rows: few rows have nearly "
+            f"all of the weight, expected {FEWEST} at least",
+            hint=hint,
+        )
     return weights
 
 
-def _logits(column: pl.Series, whose: str, are_logits: bool) -> NDArray[np.floating]:
+def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logits: bool) -> NDArray[np.floating]:
     """Return logits [n]; NaN where a score is missing, for which the gate holds."""
     option = "--incumbent-score" if column.name == INCUMBENT else "--score"
     scores = _numbers(column, f"the {whose} scores", f"{option} <column of numbers>")
     missing = int(np.isnan(scores).sum())
     if missing:
         log.warning("%s of the %s %s scores are missing or NaN", f"{missing:,}", whose, f"{len(scores):,}")
+    known = f"all {len(scores):,} of the {whose} scores"
+    if np.array_equal(scores, labels):
+        raise DataError(f"{known} are the labels, expected what a model predicts", hint=f"{option} <column of scores>")
     if are_logits:
+        if scores.min() >= 0 and scores.max() <= 1:
+            raise DataError(
+                f"{known} lie in [0, 1], as those of probabilities do; expected logits",
+                hint="leave out --logits, if the scores are probabilities; else turn the logits into such",
+            )
         return scores
     outside = (scores < 0) | (scores > 1)
     if outside.any():
@@ -326,6 +353,73 @@ def _logits(column: pl.Series, whose: str, are_logits: bool) -> NDArray[np.float
         block = np.clip(scores[start : start + BLOCK_ROWS].astype(np.float64), LEAST, most)
         logits[start : start + BLOCK_ROWS] = np.log(block) - np.log1p(-block)
     return logits
+
+
+def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
+    """Raise where scores are one number, or those of two models are not alike at all: of other rows, or another class.
+
+    An incumbent with such scores looks far worse than it is, and any candidate would pass beside it. A candidate with
+    such scores is clearly worse, and held for that.
+    """
+    if record.candidate is None or (record.change is not None and record.change.ne.low > 0):
+        return
+    rows = len(scored.labels)
+    for whose, option, logits in (
+        ("candidate's", "--score", scored.candidate),
+        ("incumbent's", "--incumbent-score", scored.incumbent),
+    ):
+        if logits is not None and logits.min() == logits.max():
+            raise DataError(
+                f"all {rows:,} of the {whose} scores are one number, or as near to it as counts, expected those of a "
+                "model, which tell rows apart",
+                hint=f"{option} <column of scores>; a model without an incumbent is compared with a constant anyway",
+            )
+    if scored.incumbent is None:
+        return
+    if np.array_equal(scored.candidate, scored.incumbent):
+        log.warning("the scores of candidate and incumbent are equal in all %s rows", f"{rows:,}")
+        return
+    ours = np.clip(scored.candidate.astype(np.float64), -MOST_LOGIT, MOST_LOGIT)
+    theirs = np.clip(scored.incumbent.astype(np.float64), -MOST_LOGIT, MOST_LOGIT)
+    correlation = float(np.corrcoef(ours, theirs)[0, 1])
+    # ``not`` lets no NaN through.
+    if not correlation > min(LEAST_ERRORS / np.sqrt(rows), LEAST_OF_FEW):
+        raise DataError(
+            f"the scores of candidate and incumbent have a correlation of {correlation:.3f} over {rows:,} rows: they "
+            "are of other rows, of rows in another order, or of the other class",
+            hint="score the same rows in the order of the labels, or name them by --key; of scikit-learn take "
+            "predict_proba(rows)[:, 1]",
+        )
+
+
+def _warn_of_rare_values(scored: ScoredRows, record: GateRecord, settings: GateConfig) -> None:
+    # Who asks for a slice must hear which of its rows no check is about.
+    judged = dict.fromkeys(scored.slices, 0)
+    for part in record.slices or ():
+        judged[part.slice] += part.rows
+    for name, rows in judged.items():
+        if record.candidate is not None and rows < len(scored.labels):
+            log.warning(
+                "slices of %s: %s of %s rows have values that are too rare to be judged; a value needs %s rows of each "
+                "class (gate.slice_min_clicks), not all next to each other",
+                name,
+                f"{len(scored.labels) - rows:,}",
+                f"{len(scored.labels):,}",
+                f"{settings.slice_min_clicks:,}",
+            )
+
+
+def _warn_of_calibration(record: GateRecord, settings: GateConfig) -> None:
+    # What the incumbent serves is calibrated, or it would not have passed. Percentages that are all below 1 are not.
+    limit, incumbent = settings.max_calibration_error, record.incumbent
+    if limit is None or incumbent is None or may_be_calibrated(incumbent.calibration, limit):
+        return
+    log.warning(
+        "calibration of the incumbent is %s, beyond %s: its NE is that of these scores, which may not be the "
+        "probabilities that it serves",
+        with_ends(incumbent.calibration),
+        f"{limit:.1%}",
+    )
 
 
 def _encode(column: pl.Series) -> tuple[NDArray[np.int32], list[Any]]:

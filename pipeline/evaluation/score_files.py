@@ -1,8 +1,8 @@
 """Files of scores of any framework: the scores of candidate and incumbent beside each other, on the same rows.
 
 A file is Parquet, CSV or Arrow, with a row for each prediction. Two files are matched by key; without one, row by row,
-where nothing says that their rows differ. What does not fit is an error with counts, for a comparison of different
-rows would look like one.
+where both have the same labels in the same order. What does not fit is an error with counts, for a comparison of
+different rows would look like one.
 """
 
 from __future__ import annotations
@@ -74,11 +74,16 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
     named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
     for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):
         named[option] = [] if name is None else [name]
+    for option, score in (("--score", columns.score), ("--incumbent-score", columns.incumbent_score)):
+        if score == columns.label:
+            raise ConfigError(f"{option} {score} is the column of the labels", hint=f"{option} <column of scores>")
     opened = _open(candidate, "the candidate's file")
     scores = {CANDIDATE: opened.find_score(columns.score, "--score")}
     if incumbent is None and columns.incumbent_score is not None:
         scores[INCUMBENT] = opened.find_score(columns.incumbent_score, "--incumbent-score")
     rows = opened.read(scores, named)
+    if columns.key:
+        _require_key(rows, list(columns.key), "candidate's")
     if incumbent is not None:
         opened = _open(incumbent, "the incumbent's file")
         scores = {INCUMBENT: opened.find_score(columns.incumbent_score or columns.score, "--incumbent-score")}
@@ -111,6 +116,9 @@ class _Opened:
                 f"{self.where} has no column {name}, expected one of {', '.join(self.columns)}",
                 hint=f"{option} <column>",
             )
+        # Polars gives the second of two columns of CSV such a name. Which one is meant nobody can tell.
+        if self.kind == "CSV" and f"{name}_duplicated_0" in self.columns:
+            raise DataError(f"{self.where} has more than one column {name}", hint="another name for each column")
 
     def read(self, renamed: Mapping[str, str], named: Mapping[str, Sequence[str]]) -> pl.DataFrame:
         """Read columns under new names, and others, by the options that name them, under their own."""
@@ -134,8 +142,14 @@ class _Opened:
 def _open(table: Table, whose: str) -> _Opened:
     import polars as pl
 
-    if not isinstance(table, str):
+    if isinstance(table, pl.DataFrame):
         return _Opened(whose.replace("file", "frame"), "a frame", table.columns, table.select)
+    if not isinstance(table, str):
+        raise ConfigError(
+            f"{whose} is a {type(table).__module__.partition('.')[0]} {type(table).__name__}, expected its name, or a "
+            "Polars frame",
+            hint="polars.from_pandas(frame) of a pandas frame, frame.collect() of a lazy one, str(path) of a path",
+        )
     where = f"{whose} {table}"
     fs, paths = _find_files(table, where)
     kinds = set()
@@ -155,8 +169,11 @@ def _open(table: Table, whose: str) -> _Opened:
             readers.append(_reader(kind, source))
 
     def load(names: list[str]) -> pl.DataFrame:
+        frames = [read(names) for _, read in readers]
+        # A CSV file without rows takes all columns for text.
+        with_rows = [frame for frame in frames if frame.height] or frames[:1]
         # CSV may have whole numbers in one file and fractions in another.
-        return pl.concat([read(names) for _, read in readers], how="vertical_relaxed")
+        return pl.concat(with_rows, how="vertical_relaxed")
 
     return _Opened(where, kind, readers[0][0], load)
 
@@ -232,6 +249,12 @@ def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.Dat
             "equal numbers to match them row by row",
             hint=by_key,
         )
+    elif _LABEL not in others.columns:
+        raise DataError(
+            f"the incumbent's file has no labels (column {columns.label}), and no key names a row: nothing tells that "
+            "its rows are the candidate's, in the same order",
+            hint=f"{by_key}, or the labels in both files, or both scores in one file (--incumbent-score)",
+        )
     else:
         rows, hint = pl.concat([rows, others], how="horizontal"), by_key
     if _LABEL in rows.columns:
@@ -260,17 +283,7 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
                 f"key {name} is {kinds[0]} in the candidate's file, {kinds[1]} in the incumbent's, expected one type",
                 hint="write both files with the same types",
             )
-    for whose, table in (("candidate's", rows), ("incumbent's", others)):
-        keys = table.select(key)
-        missing = int(keys.select(pl.any_horizontal(pl.all().is_null())).to_series().sum())
-        twice = int(keys.is_duplicated().sum())
-        if missing or twice:
-            what = f"no value of key {names}" if missing else f"a key {names} that another row has, too"
-            raise DataError(
-                f"{missing or twice:,} of {plural(table.height, 'row')} of the {whose} file have {what}, expected keys "
-                "that name one row each",
-                hint="--key <column> for each column of the key",
-            )
+    _require_key(others, key, "incumbent's")
     alone = rows.join(others, on=key, how="anti").height
     others_alone = others.join(rows, on=key, how="anti").height
     if alone or others_alone:
@@ -280,6 +293,22 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
             hint="score the same rows with both models, or leave the others out of both files",
         )
     return rows.join(others, on=key, how="left", maintain_order="left")
+
+
+def _require_key(table: pl.DataFrame, key: list[str], whose: str) -> None:
+    # Also of one file with both scores: rows that are there twice would count as two, and intervals be too narrow.
+    import polars as pl
+
+    names, keys = ", ".join(key), table.select(key)
+    missing = int(keys.select(pl.any_horizontal(pl.all().is_null())).to_series().sum())
+    twice = int(keys.is_duplicated().sum())
+    if missing or twice:
+        what = f"no value of key {names}" if missing else f"a key {names} that another row has, too"
+        raise DataError(
+            f"{missing or twice:,} of {plural(table.height, 'row')} of the {whose} file have {what}, expected keys "
+            "that name one row each",
+            hint="--key <column> for each column of the key",
+        )
 
 
 def _sort_by_time(rows: pl.DataFrame, time: str) -> pl.DataFrame:

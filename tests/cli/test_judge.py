@@ -369,6 +369,9 @@ def test_the_python_call_returns_the_record_of_the_command(work: Path, nightjar)
     frames = api.judge(pl.read_parquet("new.parquet"), pl.read_parquet("old.parquet"), "gate.blocks=500")
     assert (frames.model, frames.incumbent_version) == ("candidate", "incumbent")
     assert frames.change == expected.change
+    for given in (Path("new.parquet"), pl.scan_parquet("new.parquet")):
+        with pytest.raises(ConfigError, match=f"is a .* {type(given).__name__}, expected its name, or a Polars frame"):
+            api.judge(given)
     with pytest.raises(ConfigError, match="gate.max_nee is unknown"):
         api.judge("new.parquet", None, "gate.max_nee=1")
     with pytest.raises(DataError, match="does not exist"):
@@ -387,7 +390,13 @@ def set_rows(column: str, values: dict) -> object:
     return change
 
 
+def beside(frame: pl.DataFrame, scores: pl.Expr) -> pl.DataFrame:
+    """The candidate's rows with the scores of an incumbent."""
+    return frame.with_columns(other=scores)
+
+
 KEYED = ("old.parquet", "--key", "id")
+BESIDE = ("--incumbent-score", "other")
 # What is wrong: how the candidate's file differs, further words of the command, exit code, and what is said.
 WRONG = {
     "outside of [0, 1]": (
@@ -447,6 +456,60 @@ WRONG = {
         3,
         ("12,000 of 12,000 rows have another label",),
     ),
+    "a key twice in one file": (
+        lambda frame: pl.concat([beside(frame, pl.col("score") ** 2)] * 2),
+        (*BESIDE, "--key", "id"),
+        3,
+        ("24,000 of 24,000 rows of the candidate's file have a key id that another row has, too",),
+    ),
+    "an incumbent without labels": (
+        lambda frame: frame,
+        ("bare.parquet",),
+        3,
+        ("the incumbent's file has no labels (column label), and no key names a row", "--key <column>, of both files"),
+    ),
+    "an incumbent's scores in another order": (
+        lambda frame: beside(frame, pl.col("score").shuffle(seed=1)),
+        BESIDE,
+        3,
+        ("the scores of candidate and incumbent have a correlation of ", "over 12,000 rows", "--key"),
+    ),
+    "an incumbent's scores of the other class": (
+        lambda frame: beside(frame, 1 - pl.col("score")),
+        BESIDE,
+        3,
+        ("have a correlation of -1.000 over 12,000 rows", "predict_proba(rows)[:, 1]"),
+    ),
+    "an incumbent's scores that are one": (
+        lambda frame: beside(frame, pl.lit(0.25)),
+        BESIDE,
+        3,
+        ("all 12,000 of the incumbent's scores are one number", "--incumbent-score"),
+    ),
+    "scores that are one": (
+        lambda frame: frame.with_columns(score=pl.lit(frame["label"].mean())),
+        (),
+        3,
+        ("all 12,000 of the candidate's scores are one number", "--score"),
+    ),
+    "scores that are the labels": (
+        lambda frame: frame.with_columns(score=pl.col("label").cast(pl.Float32)),
+        (),
+        3,
+        ("all 12,000 of the candidate's scores are the labels, expected what a model predicts", "--score"),
+    ),
+    "the column of the labels": (
+        lambda frame: frame,
+        ("--score", "label"),
+        2,
+        ("--score label is the column of the labels", "--score <column of scores>"),
+    ),
+    "logits that are probabilities": (
+        lambda frame: frame,
+        ("--logits",),
+        3,
+        ("all 12,000 of the candidate's scores lie in [0, 1], as those of probabilities do", "leave out --logits"),
+    ),
     "no rows": (lambda frame: frame.clear(), (), 3, ("has no rows",)),
     "a negative weight": (
         set_rows("weight", {1: -1.0}),
@@ -459,6 +522,12 @@ WRONG = {
         ("--weight", "weight"),
         3,
         ("all 12,000 weights (column weight) are 0",),
+    ),
+    "weights of few rows": (
+        lambda frame: frame.with_columns(weight=pl.when(pl.int_range(pl.len()) < 8).then(1e200).otherwise(1.0)),
+        ("--weight", "weight"),
+        3,
+        ("the 12,000 weights (column weight) count as 8.0 rows", "expected 30 at least"),
     ),
     "a time of text": (lambda frame: frame, ("--time", "country"), 3, ("column country is String, expected times",)),
     "a time missing": (set_rows("time", {0: None}), ("--time", "time"), 3, ("1 of 12,000 rows have no time",)),
@@ -505,6 +574,7 @@ WRONG = {
 def test_what_is_wrong_is_said_with_counts_and_the_way_out(work: Path, nightjar, case: str) -> None:
     change, words, code, said = WRONG[case]
     change(pl.read_parquet("new.parquet")).write_parquet("candidate.parquet")
+    pl.read_parquet("old.parquet").select("score", "id").write_parquet("bare.parquet")
     Path("broken.parquet").write_bytes(b"PAR1 and no more")
     Path("folder.parquet").mkdir()
     Path("old.txt").touch()
@@ -532,6 +602,67 @@ def test_too_few_rows_are_held(work: Path, nightjar) -> None:
         pl.read_parquet(f"{name}.parquet").head(500).write_parquet(f"{name}.parquet")
     done = nightjar("judge", "new.parquet", "old.parquet")
     assert done.returncode == 6 and "500 rows scored, too few for 1,000 (gate.min_rows)" in done.stdout
+
+
+def test_a_candidate_that_knows_nothing_is_held(work: Path, nightjar) -> None:
+    """As the gate holds it: the rows may be right, and the model may have failed."""
+    pl.read_parquet("new.parquet").with_columns(score=1 - pl.col("score")).write_parquet("wrong.parquet")
+    done = nightjar("judge", "wrong.parquet", "old.parquet")
+    assert done.returncode == 6 and "AUC is 0.2" in done.stdout and done.stderr == ""
+
+
+def test_rows_of_no_weight_are_not_enough_rows(work: Path, nightjar) -> None:
+    """They were counted, and 80 rows passed as 12,000."""
+    frame = pl.read_parquet("both.parquet").with_columns(weight=(pl.int_range(pl.len()) % 150 == 0).cast(pl.Float64))
+    frame.write_parquet("sparse.parquet")
+    columns = ["--score", "new", "--incumbent-score", "old", "--weight", "weight"]
+    done = nightjar("judge", "sparse.parquet", *columns, "gate.max_ne_increase=0.5")
+    assert done.returncode == 6 and "80 rows scored, too few for 1,000 (gate.min_rows)" in done.stdout
+
+
+def test_rows_whose_slice_is_not_judged_are_said(work: Path, nightjar) -> None:
+    frame = pl.read_parquet("new.parquet")
+    rare = pl.when(pl.int_range(pl.len()) % 200 == 0).then(pl.lit("is")).otherwise(pl.lit("de"))
+    frame.with_columns(country=rare).write_parquet("new.parquet")
+    done = nightjar("judge", "new.parquet", "old.parquet", "--slice", "country", "--slice", "day")
+    assert done.returncode == 0
+    said = " ".join(done.stdout.split())
+    assert "slices of country: 60 of 12,000 rows have values that are too rare to be judged" in said
+    assert "slices of day" not in said
+
+
+def test_equal_scores_are_said(work: Path, nightjar) -> None:
+    done = nightjar("judge", "new.parquet", "new.parquet")
+    assert done.returncode == 0
+    assert "the scores of candidate and incumbent are equal in all 12,000 rows" in " ".join(done.stdout.split())
+
+
+def test_an_incumbent_whose_scores_are_no_probabilities_is_said(work: Path, nightjar) -> None:
+    """Percentages of rare clicks all lie below 1; beside them any candidate is better."""
+    pl.read_parquet("old.parquet").with_columns(pl.col("score") / 100).write_parquet("old.parquet")
+    said = " ".join(nightjar("judge", "new.parquet", "old.parquet").stdout.split())
+    assert re.search(r"calibration of the incumbent is 0.01\d\d \[.*\], beyond 10.0%: its NE is that of these", said)
+    assert "calibration of the incumbent" not in nightjar("judge", "new.parquet").stdout
+
+
+def test_a_file_without_rows_in_a_folder_is_none(work: Path, nightjar) -> None:
+    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+    frame = pl.read_parquet("old.parquet")
+    Path("old").mkdir()
+    for name, part in (("a", frame.clear()), ("b", frame.head(5000)), ("c", frame.slice(5000))):
+        part.write_csv(f"old/{name}.csv")
+    done = nightjar("judge", "new.parquet", "old", "--json")
+    assert done.returncode == 0, done.stderr
+    assert without_names(record_of(done)) == without_names(plain)
+
+
+def test_of_two_columns_of_one_name_none_is_taken(work: Path, nightjar) -> None:
+    """As pandas writes a frame that was put together of two."""
+    frame = pl.read_parquet("both.parquet").select("label", "new", "old")
+    text = frame.write_csv().partition("\n")[2]
+    Path("twice.csv").write_text("label,score,score\n" + text)
+    done = nightjar("judge", "twice.csv")
+    assert done.returncode == 3 and "twice.csv has more than one column score" in done.stderr
 
 
 def test_scores_of_0_and_1_count_as_nearly_certain(work: Path, nightjar) -> None:

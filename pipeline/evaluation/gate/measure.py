@@ -63,10 +63,12 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
         not_finite["candidate"] += int((~np.isfinite(task.candidate)).sum())
         if task.incumbent is not None:
             not_finite["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
+    # A row of no weight is none: a thousand of them are not enough rows.
+    counted = clicked if scored.weights is None else clicked[scored.weights > 0]
     record = GateRecord(
-        rows=len(clicked),
-        clicks=int(clicked.sum()),
-        click_rate=float(clicked.mean()),
+        rows=len(counted),
+        clicks=int(counted.sum()),
+        click_rate=float(counted.mean()),
         confidence=settings.confidence,
         predictions_not_finite=not_finite,
     )
