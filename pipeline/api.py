@@ -209,8 +209,8 @@ def load_version(
 
 
 def judge(
-    candidate: str | pl.DataFrame,
-    incumbent: str | pl.DataFrame | None = None,
+    candidate: str | os.PathLike[str] | Any,
+    incumbent: str | os.PathLike[str] | Any | None = None,
     *overrides: str,
     label: str = "label",
     score: str | None = None,
@@ -231,7 +231,7 @@ def judge(
         record.verdict, record.reasons
 
     Args:
-        candidate: A file of scores (Parquet, CSV, Arrow; any fsspec URL), or a Polars frame.
+        candidate: A file of scores (Parquet, CSV, Arrow; any fsspec URL), or a frame of Polars, pandas or Arrow.
         incumbent: The same of the model that serves; None: there is none, or ``incumbent_score`` is its column in
             ``candidate``.
         overrides: Settings of group ``gate``, and ``seed``.

@@ -136,7 +136,8 @@ def judge_scores(
     if record.gauc is not None:
         record = replace(record, gauc=replace(record.gauc, limit=max_gauc_drop))
     model, other = _model_names(candidate, incumbent, columns)
-    record = replace(record, model=model, incumbent_version=other if scored.incumbent is not None else None)
+    version = other if scored.incumbent is not None else None
+    record = replace(record, model=model, incumbent_version=version, weights_not_finite=None)
     judged = judge_within_budget(record, settings, scored, looks, of_rows or utc_day(), model)
     progress(steps, steps)
     return judged
@@ -220,7 +221,7 @@ def _model_names(candidate: Table, incumbent: Table | None, columns: Columns) ->
         return columns.score or SCORES[0], columns.incumbent_score
     names = []
     for table, name in ((candidate, "candidate"), (incumbent, "incumbent")):
-        names.append(PurePosixPath(table).name if isinstance(table, str) else name)
+        names.append(PurePosixPath(table).name if isinstance(table, str | os.PathLike) else name)
     return names[0], names[1]
 
 

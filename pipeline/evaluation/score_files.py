@@ -8,6 +8,7 @@ different rows would look like one.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from pipeline.store.retrying_fs import Steady
 if TYPE_CHECKING:
     import polars as pl
 
-    Table = str | pl.DataFrame  # the path or fsspec URL of a file, or its rows
+    # The path or fsspec URL of a file, or its rows in a frame: of Polars, or of whatever hands on Arrow's streams.
+    Table = str | os.PathLike[str] | Any
 
 # Names of the column of scores where none is given; nightjar predict writes the second.
 SCORES = ("score", "probability")
@@ -144,11 +146,16 @@ def _open(table: Table, whose: str) -> _Opened:
 
     if isinstance(table, pl.DataFrame):
         return _Opened(whose.replace("file", "frame"), "a frame", table.columns, table.select)
-    if not isinstance(table, str):
+    if isinstance(table, os.PathLike):
+        table = os.fspath(table)
+    elif not isinstance(table, str):
+        # Of pandas and Arrow, too. A lazy frame would be computed again for each use.
+        if hasattr(table, "__arrow_c_stream__") and not isinstance(table, pl.LazyFrame):
+            return _open(pl.DataFrame(table), whose)
         raise ConfigError(
             f"{whose} is a {type(table).__module__.partition('.')[0]} {type(table).__name__}, expected its name, or a "
-            "Polars frame",
-            hint="polars.from_pandas(frame) of a pandas frame, frame.collect() of a lazy one, str(path) of a path",
+            "frame of Polars, pandas or Arrow",
+            hint="frame.collect() of a lazy frame, polars.DataFrame(columns) of a dictionary",
         )
     where = f"{whose} {table}"
     fs, paths = _find_files(table, where)

@@ -235,8 +235,9 @@ class GateRecord(Record):
     """The figures of a candidate, beside the incumbent where there is one, and the verdict.
 
     Where ``candidate`` is None, some predictions are not finite and there are no figures. ``coverage``: by feature, the
-    share of lookups that trained rows serve; ``weights_not_finite``: by table or parameter. ``not_comparable``: why the
-    incumbent could not be scored; ``forced``: why a person let the version through. ``version``: of ``model``.
+    share of lookups that trained rows serve; ``weights_not_finite``: by table or parameter; null: scores alone were
+    judged. ``not_comparable``: why the incumbent could not be scored; ``forced``: why a person let the version through.
+    ``version``: of ``model``.
     ``tasks``: those besides the main one. ``young_labels``: in words, that clicks of the scored rows may still come;
     calibration then holds nothing. ``calibrated``: where the version has a calibrator; then all other figures
     of the candidate are with it, on rows that it was not fitted on, but for ``serving``. ``importance``: of the
@@ -270,7 +271,7 @@ class GateRecord(Record):
     cost: ServingCost | None = absent()
     young_labels: str | None = absent()
     incumbent_version: str | None = None
-    weights_not_finite: dict[str, int] = field(default_factory=dict)
+    weights_not_finite: dict[str, int] | None = field(default_factory=dict)
     coverage: dict[str, float] = field(default_factory=dict)
     former: Former | None = None
     not_comparable: str | None = absent()

@@ -81,8 +81,8 @@ def _slice_plot(slices: Sequence[Slice]) -> Figure:
     return Figure("Change of NE by slice", "candidate over incumbent; lower is better", plot)
 
 
-def gate_page(record: GateRecord) -> str:
-    """Return the page as HTML. Unknown parts are left out."""
+def gate_page(record: GateRecord, files: str = "gate.json") -> str:
+    """Return the page as HTML, which names ``files`` beside it, if any. Unknown parts are left out."""
     verdict, checks = record.verdict, []
     for check in _checks(record):
         kind, _, word = _ANSWERS[_answer(check)]
@@ -90,7 +90,7 @@ def gate_page(record: GateRecord) -> str:
     return from_template(
         "gate.html",
         title=f"Gate: {verdict} {_model(record)}",
-        files="gate.json",
+        files=files,
         heading=_model(record) or "Gate",
         about=_sentence(record),
         verdict=pill(verdict, verdict),

@@ -155,8 +155,9 @@ PAIRS = {
     ("not_of_jp", "without_items"): (SLICE_CALIBRATION, SLICE_NE),  # better as a whole
 }
 AT_ONCE = {("sgd", "without_items"), ("nearly", "logistic"), ("balanced", "logistic"), ("not_of_jp", "without_items")}
-# What a night asks besides, of features, tables and former nights: all of it passes here.
+# What a night asks besides, of weights, features, tables and former nights: all of it passes here.
 OF_NIGHTS = {
+    "finite weights",
     "click rate",
     "labels",
     "serving",

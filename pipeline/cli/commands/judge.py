@@ -18,7 +18,8 @@ rows in the same order, unless --key names them. Overrides are those of group ga
   nightjar judge candidate.parquet incumbent.parquet gate.budget=1 --ledger s3://models/ledger.json
   nightjar judge candidate.parquet --page verdict.html     a first model: limits alone
 
-exit code 0: PASS; 6: HOLD; 2: a wrong column, file name or setting; 3: rows that do not match or allow no figures;
+exit code 0: PASS; 6: HOLD; 2: a wrong option, column or setting; 3: no such file, or rows that do not match or allow
+no figures;
 7: a ledger that cannot be read; 8: a ledger that others write all the time, or a store that does not answer
 """
 # A file may have a = in its path, as in date=2026-01-31/scores.parquet.
@@ -93,10 +94,12 @@ def _judge(options: argparse.Namespace) -> int:
     )
     # The verdict first: a page that cannot be written must not cost what was spent for it.
     tell(options.json, record, gate_text)
-    for option, url, render in (("--page", options.page, gate_page), ("--markdown", options.markdown, gate_markdown)):
-        if url is not None:
-            with whole_file(url, option) as sink:
-                sink.write(render(record).encode())
+    if options.page is not None:
+        with whole_file(options.page, "--page") as sink:
+            sink.write(gate_page(record, files="").encode())
+    if options.markdown is not None:
+        with whole_file(options.markdown, "--markdown") as sink:
+            sink.write(gate_markdown(record).encode())
     if options.page and not options.json:
         show(f"\nlook at {options.page}")
     return GateHeldError.exit_code if record.verdict == HOLD else 0

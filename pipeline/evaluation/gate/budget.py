@@ -267,13 +267,14 @@ def judge_within_budget(
     look, budget = ledger.spend(day, settings.budget, candidate)
     if budget.look > 1:
         log.warning(
-            "%s, judged on rows of %s, counts as look %d at %s, with alpha %.2g (gate.budget=%g)",
+            "%s, judged on rows of %s, counts as look %d at %s: each one spends a part of gate.budget=%g, so the "
+            "intervals of this one are wider (alpha %.2g)",
             candidate,
             day,
             budget.look,
             budget.day,
-            budget.alpha,
             budget.budget,
+            budget.alpha,
         )
     judged = judge(replace(record, budget=budget), settings, rows)
     try:

@@ -32,13 +32,14 @@ class Finite(GateCheck):
     can_be_forced = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Two answers, that on the weights first."""
+        """Two answers, that on the weights first, where there are any."""
         record = inputs.record
-        weights = _nonzero(record.weights_not_finite)
-        words = "all weights are finite"
-        if weights:
-            words = "weights are not finite: " + ", ".join(f"{name} {count:,}" for name, count in weights.items())
-        yield Check("finite weights", "", not weights, words)
+        if record.weights_not_finite is not None:
+            weights = _nonzero(record.weights_not_finite)
+            words = "all weights are finite"
+            if weights:
+                words = "weights are not finite: " + ", ".join(f"{name} {count:,}" for name, count in weights.items())
+            yield Check("finite weights", "", not weights, words)
 
         predictions = _nonzero(record.predictions_not_finite)
         words = "all predictions are finite"
