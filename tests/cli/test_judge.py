@@ -349,8 +349,10 @@ def test_a_new_ledger_and_a_further_look_are_said(work: Path, nightjar) -> None:
 def test_a_clear_drop_of_gauc_is_held(work: Path, nightjar) -> None:
     command = ["judge", "old.parquet", "new.parquet", "gate.max_ne_increase=null", "--user", "user"]
     done = nightjar(*command)
-    assert done.returncode == 6 and "beyond -0.002 (--max-gauc-drop)" in " ".join(done.stdout.split())
-    assert nightjar(*command, "--max-gauc-drop", "0.2").returncode == 0
+    assert done.returncode == 6 and "beyond -0.002 (gate.max_gauc_drop)" in " ".join(done.stdout.split())
+    for wider in (("--max-gauc-drop", "0.2"), ("gate.max_gauc_drop=0.2",), ("gate.max_gauc_drop=null",)):
+        assert nightjar(*command, *wider).returncode == 0
+    assert nightjar(*command, "gate.max_gauc_drop=0.2", "--max-gauc-drop", "0.001").returncode == 6, "the option counts"
 
 
 def test_page_and_markdown_are_written_for_both_verdicts(work: Path, nightjar) -> None:
