@@ -221,9 +221,9 @@ def _check_features(config: Config) -> None:
 
 
 def _check_groups(config: Config) -> None:
-    # What groups rows is a sparse feature whose rows have one id each.
+    # What groups rows, for GAUC or for the ranking loss, is a sparse feature whose rows have one id each.
     data = config.data
-    for path, name in (("evaluate", config.evaluate.group_by),):
+    for path, name in (("evaluate", config.evaluate.group_by), ("train.rank_loss", config.train.rank_loss.group_by)):
         if name is None:
             continue
         if name not in data.sparse:
