@@ -250,6 +250,10 @@ bench-calibration: install ## calibration at a click rate of 0.2 %, overall and 
 bench-tasks: install ## test NE of a rare label, learnt alone or with the click it depends on (MMoE, ESMM)
 	@.venv/bin/python -m benchmarks.tasks
 
+.PHONY: bench-ranking
+bench-ranking: install ## GAUC and NE with a pairwise or listwise loss beside the log loss, against the log loss alone (10 minutes)
+	@.venv/bin/python -m benchmarks.ranking
+
 .PHONY: bench-optimizers
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers

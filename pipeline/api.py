@@ -221,7 +221,7 @@ def judge(
     weight: str | None = None,
     time: str | None = None,
     user: str | None = None,
-    max_gauc_drop: float = 0.002,
+    max_gauc_drop: float | None = None,
     ledger: str | os.PathLike[str] | None = None,
     day: date | str | None = None,
 ) -> GateRecord:
@@ -244,7 +244,7 @@ def judge(
         weight: Column that says how many rows a row counts as.
         time: Column to sort the rows by; None: they are in the order of time.
         user: Column whose users GAUC is measured on.
-        max_gauc_drop: Largest drop of GAUC.
+        max_gauc_drop: Largest drop of GAUC; None: ``gate.max_gauc_drop``.
         ledger: File of the looks at candidates of this model, at any fsspec URL, which ``gate.budget`` needs; created
             if it is missing.
         day: Of the rows, for the ledger: a date, a time of it, or YYYY-MM-DD; None: today in UTC.

@@ -37,6 +37,7 @@ def check(config: Config) -> None:
     if config.train.snapshots.active:
         _check_snapshots(config)
     _check_features(config)
+    _check_groups(config)
     _check_tasks(config)
     _check_sequences(config)
     _check_tables(config)
@@ -217,6 +218,30 @@ def _check_features(config: Config) -> None:
             f"publish.calibrator.slices is {slices!r}, expected a categorical feature",
             hint=f"publish.calibrator.slices={near}",
         )
+
+
+def _check_groups(config: Config) -> None:
+    # What groups rows, for GAUC or for the ranking loss, is a sparse feature whose rows have one id each.
+    data = config.data
+    for path, name in (("evaluate", config.evaluate.group_by), ("train.rank_loss", config.train.rank_loss.group_by)):
+        if name is None:
+            continue
+        if name not in data.sparse:
+            near = next(iter(difflib.get_close_matches(name, data.sparse, n=1, cutoff=0.0)), "null")
+            raise ConfigError(
+                f"{path}.group_by is {name!r}, expected a categorical feature", hint=f"{path}.group_by={near}"
+            )
+        feature = data.sparse[name]
+        owner = data.sparse.get(feature.table or name, feature)
+        mapping = mapping_of(owner.mapping, data.sparse_defaults.mapping, owner.bins)
+        if feature.lists(data.sparse_defaults.separator) or mapping.rows_per_id > 1:
+            why = "a row has several ids of it"
+            if mapping.rows_per_id > 1:
+                why = f"mapping {mapping.name} gives an id {mapping.rows_per_id} rows"
+            raise ConfigError(
+                f"{path}.group_by is {name!r}, but {why}, expected a feature with one id and row",
+                hint=f"another feature, or {path}.group_by=null",
+            )
 
 
 def _check_tasks(config: Config) -> None:

@@ -195,10 +195,13 @@ class SparseFeature:
     integer: bool = setting(False, doc="Send rows whose ids are not whole numbers to quarantine.")
     required: bool = setting(False, doc="Send rows without an id to quarantine.")
 
+    def lists(self, separator: str | None) -> bool:
+        """Whether a row has several ids; ``separator``: that of the defaults."""
+        return self.holds in (LIST, MAP) or (self.holds is None and (self.separator or separator) is not None)
+
     def several(self, separator: str | None) -> bool:
         """Whether a row has several ids, or one of several columns; ``separator``: that of the defaults."""
-        lists = self.holds in (LIST, MAP) or (self.holds is None and (self.separator or separator) is not None)
-        return lists or bool(self.cross) or self.weights is not None
+        return self.lists(separator) or bool(self.cross) or self.weights is not None
 
     def check(self, path: str) -> None:
         # An id has one source: a cross, bins or a field with separators. A shared table is set up in one place.

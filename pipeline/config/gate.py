@@ -16,6 +16,12 @@ class EvaluateConfig:
     """Evaluation on the held-out rows."""
 
     global_batch: int = setting(16_384, low=1, doc="Samples per evaluation step, over all ranks.")
+    group_by: str | None = setting(
+        None,
+        quiet=True,
+        doc="Categorical feature, with one id a row, by whose ids rows are ranked: a user, or a request. Evaluation "
+        "and gate then have GAUC, the AUC within each group; null: none.",
+    )
 
 
 _SHORTEST_REASON = 5  # characters
@@ -66,6 +72,13 @@ class GateConfig:
         quiet=True,
         doc="Largest fall of NE below the incumbent's on the same rows, as a share. A clearly larger one is too good "
         "to be true: a feature may know the label. null: any.",
+    )
+    max_gauc_drop: float | None = setting(
+        0.002,
+        low=0.0,
+        quiet=True,
+        doc="Largest drop of GAUC below the incumbent's on the same rows. The model is held if the drop is larger "
+        "beyond doubt, or if too few groups of `evaluate.group_by` can be ranked.",
     )
     best_of_last: int = setting(
         7,

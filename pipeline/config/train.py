@@ -58,6 +58,43 @@ class DenseGroup:
     weight_decay: float | None = setting(None, low=0.0, doc="These parameters decay with this coefficient.")
 
 
+LISTWISE = "listwise"
+
+
+@dataclass(kw_only=True)
+class RankLossConfig:
+    """A loss of the order of rows, beside the log loss of the main task."""
+
+    kind: str = setting(
+        "none",
+        choices=("none", "pairwise", LISTWISE),
+        doc="pairwise: log(1 + exp(x - y)) of a clicked row's logit y and the logit x of each row without a click "
+        "(RankNet), a mean over these; listwise: the softmax cross entropy of a clicked row among all rows. Both are "
+        "added up over the clicked rows and divided by the rows of the global batch.",
+    )
+    weight: float = setting(1.0, low=0.0, doc="Factor of this loss; that of the log loss is 1.")
+    group_by: str | None = setting(
+        None,
+        doc="Categorical feature, with one id a row, by which a clicked row is compared: with the rows of the global "
+        "batch that have the same id. Rows without an id of their own are left out. null: with all rows of the batch.",
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether there is such a loss."""
+        return self.kind != "none"
+
+    def check(self, path: str) -> None:
+        # Settings of a loss need one.
+        plain = RankLossConfig()
+        for name in ("weight", "group_by"):
+            if not self.active and getattr(self, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"{path}.{name} is {getattr(self, name)}, but {path}.kind is none: there is no ranking loss",
+                    hint=f"{path}.kind=pairwise, or {path}.kind=listwise",
+                )
+
+
 @dataclass(kw_only=True)
 class AverageConfig:
     """An average of the dense weights over the steps, beside the weights that train."""
@@ -272,6 +309,7 @@ class TrainConfig:
         quiet=True,
         doc="How much tasks count in training, by name; `click` is the task of `data.label`. Others count 1.",
     )
+    rank_loss: RankLossConfig = setting(factory=RankLossConfig, doc="A loss of the order of rows.")
     warmup_steps: int | str = setting(
         AUTO,
         low=0,

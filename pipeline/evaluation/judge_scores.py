@@ -92,7 +92,7 @@ def judge_scores(
     settings: GateConfig,
     *,
     seed: int,
-    max_gauc_drop: float,
+    max_gauc_drop: float | None = None,
     ledger: str | os.PathLike[str] | None = None,
     day: date | str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -106,7 +106,7 @@ def judge_scores(
         columns: What the columns are called.
         settings: Group ``gate``.
         seed: Of the bootstrap.
-        max_gauc_drop: Largest drop of GAUC, where rows have users.
+        max_gauc_drop: Takes the place of ``settings.max_gauc_drop``.
         ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created where it is missing.
         day: Of the rows, which the look counts for, a date, a time of it, or YYYY-MM-DD; None: today's.
         progress: Gets steps done, and of how many.
@@ -129,12 +129,12 @@ def judge_scores(
     scored = to_scored_rows(rows, columns)
     del rows  # measuring takes as much memory again
     progress(2, steps)
+    if max_gauc_drop is not None:
+        settings = replace(settings, max_gauc_drop=max_gauc_drop)
     record = measure(scored, settings, seed)
     _require_sound_scores(scored, record)
     _warn_of_rare_values(scored, record, settings)
     _warn_of_calibration(record, settings)
-    if record.gauc is not None:
-        record = replace(record, gauc=replace(record.gauc, limit=max_gauc_drop))
     model, other = _model_names(candidate, incumbent, columns)
     version = other if scored.incumbent is not None else None
     record = replace(record, model=model, incumbent_version=version, weights_not_finite=None)

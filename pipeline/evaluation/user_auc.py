@@ -1,7 +1,8 @@
 """GAUC: does a model rank the rows of each user? AUC also counts pairs of rows of two users, which no page shows.
 
 The AUC of every user with rows of both classes, averaged with the users' rows as weights (Zhu et al., "Optimized Cost
-per Click in Taobao Display Advertising", KDD 2017). The bootstrap draws users, the same ones for both models.
+per Click in Taobao Display Advertising", KDD 2017). The bootstrap draws users, the same ones for both models. What a
+user is here may be any group of rows that is ranked together, such as a request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.bootstrap import Resampled, block_of_rows, difference, poisson_weights
+from pipeline.evaluation.bootstrap import (
+    BLOCKS,
+    CONFIDENCE,
+    FEWEST,
+    REPLICATES,
+    Resampled,
+    block_of_rows,
+    difference,
+    poisson_weights,
+)
 from pipeline.records.gate import UserAuc
 from pipeline.specs.gate_check import ScoredRows
 
@@ -62,6 +72,25 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
     incumbent = resample(scored.incumbent)
     change = difference(candidate, incumbent).interval(confidence)
     return replace(record, incumbent=incumbent.interval(confidence), change=change)
+
+
+def evaluation_gauc(scored: ScoredRows) -> dict[str, Any]:
+    """Measure GAUC of the candidate as an evaluation reports it.
+
+    Returns:
+        ``gauc_groups`` and ``gauc_rows``: the groups that can be ranked and their rows. Where there are some, ``gauc``;
+        where they are at least ``FEWEST``, the ends of its 95 % interval in ``gauc_interval``. Nothing where the
+        rows have no groups.
+    """
+    found = compare_gauc(replace(scored, incumbent=None), CONFIDENCE, REPLICATES, BLOCKS, seed=0)
+    if found is None:
+        return {}
+    figures: dict[str, Any] = {"gauc_groups": found.users, "gauc_rows": found.rows}
+    if found.candidate is not None:
+        figures["gauc"] = found.candidate.point
+        if found.users >= FEWEST:
+            figures["gauc_interval"] = (max(found.candidate.low, 0.0), min(found.candidate.high, 1.0))
+    return figures
 
 
 def auc_of_users(

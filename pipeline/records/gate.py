@@ -139,15 +139,23 @@ class UserAuc(Record):
     """GAUC: the mean AUC within ``users`` that have rows of both classes, weighted by their ``rows``.
 
     ``change``: from incumbent to candidate, a difference. ``limit``: the largest drop; without it, nothing is held for
-    GAUC. Without ``candidate``, no user has rows of both classes.
+    GAUC. Without ``candidate``, no user has rows of both classes. ``by``: the feature whose ids are the users, which
+    may be any group of rows; without it, they are those of a file of scores.
     """
 
     users: int
     rows: int
+    by: str | None = absent()
     candidate: Interval | None = absent()
     incumbent: Interval | None = absent()
     change: Interval | None = absent()
     limit: float | None = absent()
+
+    @property
+    def counted(self) -> str:
+        """The number of users in words: users, or groups by a feature."""
+        kind, by = ("user", "") if self.by is None else ("group", f" by {self.by}")
+        return f"{self.users:,} {kind}{'' if self.users == 1 else 's'}{by}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class NightRecord(Record):
     ``settings``, ``logs``: hashes of what decides the verdict. ``base``: None where nothing was published before.
     ``skipped``: missed days that it goes on without; ``changed``: what is not as it was for ``base``, in words;
     ``seconds``: by stage; ``budget``: what the gate spent of ``gate.budget``; ``culprit``: what ``nightjar bisect``
-    found, in words. Times are seconds since 1970.
+    found, in words; ``gauc``: of the candidate, where ``evaluate.group_by`` is set. Times are seconds since 1970.
     """
 
     FILE: ClassVar[str] = NIGHT
@@ -86,6 +86,8 @@ class NightRecord(Record):
     rows_scored: int | None = absent()
     incumbent_ne: float | None = absent()
     ne_change: Interval | None = absent()
+    gauc: Interval | None = absent()
+    gauc_change: Interval | None = absent()
     gate_page: str | None = absent()
     budget: ErrorBudget | None = absent()
     changed: tuple[str, ...] | None = absent()

@@ -279,7 +279,8 @@ class Evaluation(Record):
 
     ``bayes_ne``: NE of a model that knows the probabilities the labels were drawn from. ``tasks``: figures of the tasks
     besides the main one. ``clicks``: rows with a positive label. ``ne_interval``, ``auc_interval``: the ends of 95 %
-    intervals; absent where the rows are too few for one.
+    intervals; absent where the rows are too few for one. ``gauc``: AUC within each group of the feature ``group_by``
+    that has rows of both classes, averaged with the groups' rows as weights; of ``gauc_groups`` with ``gauc_rows``.
     """
 
     FILE: ClassVar[str] = "metrics.json"
@@ -293,6 +294,11 @@ class Evaluation(Record):
     bayes_ne: float | None = absent()
     ne_interval: tuple[float, float] | None = absent()
     auc_interval: tuple[float, float] | None = absent()
+    group_by: str | None = absent()
+    gauc: float | None = absent()
+    gauc_interval: tuple[float, float] | None = absent()
+    gauc_groups: int | None = absent()
+    gauc_rows: int | None = absent()
     tasks: dict[str, TaskFigures] | None = absent()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.records.gate import PASS, Figures
+from pipeline.records.gate import PASS, Figures, Interval
 from pipeline.records.record import Record, absent
 from pipeline.records.result import CheckpointPart, Evaluation, Result, TrainPart
 
@@ -60,6 +60,7 @@ class RunLine(Record):
     finished: float | None = absent()
     ne: float | None = absent()
     auc: float | None = absent()
+    gauc: float | None = absent()
     logloss: float | None = absent()
     calibration: float | None = absent()
     verdict: str | None = absent()
@@ -84,6 +85,7 @@ class RunLine(Record):
             finished=finished,
             ne=scores.ne,
             auc=scores.auc,
+            gauc=scores.gauc,
             logloss=scores.logloss,
             calibration=scores.calibration,
             verdict=gate.verdict if gate else None,
@@ -111,12 +113,14 @@ class RunSlice(Record):
 class RunChange(Record):
     """From the first run to ``run``, on the same held-out rows: NE as a share of the first's, the rest differences.
 
+    ``gauc``: by the groups of the first run, where it has GAUC.
     ``problem``: why the two cannot be paired; then there are no figures.
     """
 
     run: str
     rows: int | None = absent()
     change: Figures | None = absent()
+    gauc: Interval | None = absent()
     slices: tuple[RunSlice, ...] | None = absent()
     problem: str | None = absent()
 

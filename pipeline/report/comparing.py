@@ -69,11 +69,17 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     for line in record.runs:
         took = line.stages or {}
         seconds.append((line.run, *(units.duration(took.get(name)) for name in stages)))
+    grouped = any(compared.gauc is not None for compared in record.changes)
+    change_head = ["Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"]
+    if grouped:
+        change_head.insert(4, "GAUC*")
     changes: list[Sequence[str]] = []
     slices: list[Sequence[str]] = []
     for compared in record.changes:
         if change := compared.change:
-            figures = (_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration))
+            figures = [_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration)]
+            if grouped:
+                figures.insert(2, units.ABSENT if compared.gauc is None else _signed(compared.gauc))
             changes.append((compared.run, units.count(compared.rows), *figures, _verdict(change.ne)))
         for part in compared.slices or ():
             counts = (units.count(part.rows), units.count(part.clicks))
@@ -94,7 +100,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         marked=_on_same_rows(record),
         first=names[0],
         confidence=units.percent(record.confidence, 0),
-        changes=PageTable(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), changes),
+        changes=PageTable(change_head, changes),
         problems=[f"{change.run}: {change.problem}" for change in record.changes if change.problem],
         slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), slices),
         curves=plots,
@@ -110,8 +116,11 @@ def _on_same_rows(record: RunsComparison) -> bool:
 
 
 def _figures(record: RunsComparison) -> tuple[Sequence[str], list[Sequence[str]]]:
-    scores, costs = ("NE*", "AUC*", "log loss*", "calibration*"), ("samples/s*", "seconds*", "tables*", "checkpoints*")
-    head = ("run", "status", *scores, *costs, "gate")
+    grouped = any(line.gauc is not None for line in record.runs)
+    head = ["run", "status", "NE*", "AUC*", "log loss*", "calibration*"]
+    if grouped:
+        head.insert(4, "GAUC*")
+    head += ["samples/s*", "seconds*", "tables*", "checkpoints*", "gate"]
     best = None
     if _on_same_rows(record):
         best = min((line.ne for line in record.runs if units.known(line.ne)), default=None)
@@ -119,6 +128,8 @@ def _figures(record: RunsComparison) -> tuple[Sequence[str], list[Sequence[str]]
     for line in record.runs:
         mark = "*" if line.ne is not None and line.ne == best else " "
         cells = [line.run, line.status, units.decimal(line.ne, 5) + mark, units.decimal(line.auc, 5)]
+        if grouped:
+            cells.append(units.decimal(line.gauc, 5))
         cells += [units.decimal(line.logloss), units.decimal(line.calibration)]
         cells += [units.count(line.samples_per_s), units.decimal(line.seconds, 1)]
         cells += [units.size(line.table_bytes), units.size(line.checkpoint_bytes)]
@@ -137,6 +148,8 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
         f"  AUC         {_signed(change.auc)}",
         f"  calibration {_signed(change.calibration)}",
     ]
+    if compared.gauc is not None:
+        lines.insert(-1, f"  GAUC        {_signed(compared.gauc)}")
     slices = compared.slices or ()
     unsure = 0
     for part in slices:

@@ -286,7 +286,7 @@ def _explain_budget(budget: ErrorBudget) -> str:
 def _explain_gauc(record: GateRecord) -> str:
     if record.gauc is None or record.gauc.candidate is None:
         return ""
-    users, rows = units.plural(record.gauc.users, "user"), units.count(record.gauc.rows)
+    users, rows = record.gauc.counted, units.count(record.gauc.rows)
     return f"GAUC is the mean AUC within each of {users} with rows of both classes, weighted by their {rows} rows."
 
 

@@ -207,6 +207,9 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
             figures.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
         loss = f"{_interval_prefix(scores.auc_interval)}log loss {units.decimal(scores.logloss)}"
         figures.append(("AUC", units.decimal(scores.auc), loss))
+        if scores.gauc is not None:
+            groups = f"within {units.plural(scores.gauc_groups, 'group')} by {scores.group_by}"
+            figures.append(("GAUC", units.decimal(scores.gauc), f"{_interval_prefix(scores.gauc_interval)}{groups}"))
         figures.append(("Calibration", units.decimal(scores.calibration, 3), "predicted / observed clicks"))
     if train is not None:
         wait = f"{units.percent(train.data_wait_share)} waiting for data"

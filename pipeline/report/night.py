@@ -116,6 +116,12 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
         change, low, high = record.ne_change
         under = f"the candidate's is {change:+.2%} [{low:+.2%}, {high:+.2%}]"
         cards.append(("NE of the incumbent", units.decimal(record.incumbent_ne), under))
+    if record.gauc is not None:
+        under = f"interval {record.gauc.low:.4f} to {record.gauc.high:.4f}"
+        if record.gauc_change is not None:
+            change, low, high = record.gauc_change
+            under = f"{change:+.4f} [{low:+.4f}, {high:+.4f}] beside the incumbent"
+        cards.append(("GAUC of the candidate", units.decimal(record.gauc.point), under))
     if record.budget is not None:
         cards.append(("Error budget spent", f"{record.budget.spent:.2g}", record.budget.words))
     if record.rows is not None:

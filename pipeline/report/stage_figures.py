@@ -222,6 +222,8 @@ def evaluation_lines(part: Evaluation) -> list[str]:
         ne = " to ".join(units.decimal(end, 5) for end in part.ne_interval)
         auc = " to ".join(units.decimal(end, 5) for end in part.auc_interval)
         lines.append(f"95% intervals: NE {ne}, AUC {auc}")
+    if part.group_by is not None:
+        lines.append(_gauc_line(part))
     lines.append(f"on {units.plural(part.samples, 'test row')}")
     lines += [f"warning: {doubt}" for doubt in doubts(part)]
     lines += [_task_line(name, task) for name, task in (part.tasks or {}).items()]
@@ -236,6 +238,16 @@ def evaluation_lines(part: Evaluation) -> list[str]:
             line += f": {units.percent(gain)} of the reachable gain"
         lines.append(line)
     return lines
+
+
+def _gauc_line(part: Evaluation) -> str:
+    if part.gauc is None:
+        return f"GAUC is not defined: no group by {part.group_by} has test rows of both classes"
+    interval = ""
+    if part.gauc_interval is not None:
+        interval = f" (95% interval {' to '.join(units.decimal(end, 5) for end in part.gauc_interval)})"
+    groups = units.plural(part.gauc_groups, "group")
+    return f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}"
 
 
 def _task_line(name: str, part: TaskFigures) -> str:

@@ -141,8 +141,12 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
         return record
     ne = gate.candidate.ne
     record = replace(record, ne=ne.point, ne_interval=(ne.low, ne.high), rows_scored=gate.rows)
+    if gate.gauc is not None and gate.gauc.candidate is not None:
+        record = replace(record, gauc=gate.gauc.candidate)
     if gate.incumbent is None or gate.change is None:
         return record
+    if gate.gauc is not None:
+        record = replace(record, gauc_change=gate.gauc.change)
     return replace(record, incumbent_ne=gate.incumbent.ne.point, ne_change=gate.change.ne)
 
 

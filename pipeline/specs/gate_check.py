@@ -78,7 +78,9 @@ class ScoredRows:
         slices: The columns of ``gate.slices``, by name.
         tasks: The further tasks, by name.
         weights: How many rows each row counts as; None: one.
-        users: A number from 0 on for the user of each row, negative where it has none; None: not known.
+        users: A number from 0 on for the user of each row, negative where it has none; None: not known. It may be any
+            group of rows that is ranked together.
+        users_by: The feature whose ids they are, for messages; None: they are called users.
         uncalibrated: Logits of the candidate without its calibrator, which ``calibrated`` describes.
         calibrated: The record of that calibrator; None: there is none.
     """
@@ -93,6 +95,7 @@ class ScoredRows:
     tasks: Mapping[str, ScoredTask] = field(default_factory=dict)
     weights: Floats | None = None
     users: NDArray[np.integer] | None = None
+    users_by: str | None = None
     uncalibrated: Floats | None = None
     calibrated: Calibrated | None = None
 

@@ -152,6 +152,10 @@ class _ReferenceRun:
         for name in slices:
             names = slice_names(store, dataset, split.schema, name)
             self.slices[name] = SliceColumn(codes=np.concatenate(codes[name]), names=names)
+        scores = self.result.eval
+        self.groups = None
+        if scores is not None and scores.group_by is not None:
+            self.groups = split.number_ids(scores.group_by)
         self.logits = self._logits(self.result)
 
     def compare(self, run: str) -> RunChange:
@@ -170,7 +174,8 @@ class _ReferenceRun:
             for each in record.slices or ()
             if each.change is not None
         )
-        return RunChange(run=run, rows=record.rows, change=record.change, slices=slices or None)
+        gauc = None if record.gauc is None else record.gauc.change
+        return RunChange(run=run, rows=record.rows, change=record.change, gauc=gauc, slices=slices or None)
 
     def ne_change(self, run: str) -> Interval | None:
         """Return the change of NE to ``run``; None unless it was evaluated on rows with the same labels in order."""
@@ -197,6 +202,7 @@ class _ReferenceRun:
             incumbent=self.logits,
             slices=self.slices,
             weights=self.weights,
+            users=self.groups,
         )
         return measure(scored, self.gate, self.seed)
 

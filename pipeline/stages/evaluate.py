@@ -14,6 +14,7 @@ from pipeline.records.dataset import MISSING_ROW, TRANSFORMS, UNSEEN_ROW
 from pipeline.records.ensemble import members_of
 from pipeline.records.result import Evaluation, Result
 from pipeline.records.runs import Step
+from pipeline.specs.gate_check import ScoredRows
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
@@ -33,7 +34,7 @@ class Evaluate(Stage):
     inputs = ("ingest", "plan", "partition", "train")
     needs_rows = True
     distributed = True
-    settings = (use("evaluate", "global_batch"),)
+    settings = (use("evaluate", "global_batch group_by"),)
 
     def check(self, config: Config) -> None:
         if config.data.split.by == "hash" and config.data.split.test_share == 0:
@@ -54,9 +55,11 @@ class Evaluate(Stage):
         from pipeline.checkpoint.index import committed
         from pipeline.evaluation.bootstrap import evaluation_intervals
         from pipeline.evaluation.metrics import evaluate, evaluate_tasks, reliability
-        from pipeline.stages.release_gate import LOGITS
+        from pipeline.evaluation.user_auc import evaluation_gauc
+        from pipeline.stages.release_gate import LOGITS, number_groups
         from pipeline.stages.stage_inputs import read_dataset, read_towers
         from pipeline.training.config_settings import select_prediction_settings
+        from pipeline.training.parquet import SplitReader
         from pipeline.training.predict import predict
 
         dataset, trained = inputs["ingest"], inputs["train"]
@@ -85,6 +88,10 @@ class Evaluate(Stage):
             clicked = clicked & (weights > 0)  # rows of no weight count as none in the intervals, too
         figures["clicks"] = int(clicked.sum())
         figures |= evaluation_intervals(labels, main, weights)
+        groups = number_groups(config, SplitReader(store, dataset, "test"))
+        if groups is not None:
+            scored = ScoredRows(labels=labels, candidate=main, weights=weights, users=groups)
+            figures |= {"group_by": config.evaluate.group_by, **evaluation_gauc(scored)}
         if predictions.tasks:
             schema, _ = read_dataset(store, dataset)
             tasks = evaluate_tasks(schema.tasks, predictions.tasks, logits, weights)

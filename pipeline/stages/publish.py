@@ -34,6 +34,7 @@ class Publish(Stage):
     revision = 1
     settings = (
         use("gate", "*"),
+        use("evaluate", "group_by"),
         use("publish", "model", named=True),
         use("publish", "quantise judge_beside calibrator.*"),
         use("checkpoint", "allow", named=True),

@@ -106,6 +106,8 @@ def judge_version(
         slices=_slice_columns(config, store, dataset, split, scores.codes),
         tasks=_score_tasks(split, opened.models, logits),
         weights=split.row_weights(),
+        users=number_groups(config, split),
+        users_by=config.evaluate.group_by,
     )
     if fitted is not None:
         scored = replace(scored, uncalibrated=uncalibrated, calibrated=fitted.about).select_rows(fitted.judged)
@@ -344,6 +346,15 @@ def _slice_columns(
                 hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
             ) from None
     return columns
+
+
+def number_groups(config: Config, split: SplitReader) -> NDArray[np.int64] | None:
+    """Number the groups of ``evaluate.group_by`` of held-out rows, -1 for none, [n]; None where rows have no groups."""
+    feature = config.evaluate.group_by
+    # A feature that is left out has no ids in the dataset.
+    if feature is None or feature in config.data.leave_out:
+        return None
+    return split.number_ids(feature)
 
 
 def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: str) -> dict[int, str]:

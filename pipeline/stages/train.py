@@ -53,6 +53,7 @@ CONTINUATION = (
     use("train.validate", "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor", when=_validates),
     use("train", "embedding_l2 label_smoothing mode"),
     use("train.tasks", "*.weight"),
+    use("train.rank_loss", "kind weight group_by", when=lambda config: config.train.rank_loss.active),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups lanes"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=lambda config: config.train.schedule != "constant"),

@@ -23,7 +23,7 @@ from torchrec.streamable import Pipelineable
 
 from pipeline.core.errors import DataError
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
-from pipeline.records.dataset import BY_WEIGHTS, DatasetSchema
+from pipeline.records.dataset import BY_WEIGHTS, UNSEEN_ROW, DatasetSchema
 from pipeline.training.lane_reader import LaneReader, no_rows
 from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
@@ -42,7 +42,8 @@ class Batch(Pipelineable):
     over the global batch. It is times what the row counts for in the loss (``RowCounts``) where rows have weights or
     were left out; ``extra`` [b, k] is as in ``DecodedColumns``, and with further tasks, else None. With sequences,
     ``lookups`` has the ids of their tables (``EventLookups``), which ``sparse`` then lacks, and ``events`` the sample
-    of each event, int64 [n] rising, by sequence.
+    of each event, int64 [n] rising, by sequence. ``groups``: what the ranking loss compares rows within, int32 [b], -1
+    where a row has no group; None: there is no such loss, or it compares all rows.
     """
 
     dense: torch.Tensor
@@ -52,6 +53,7 @@ class Batch(Pipelineable):
     extra: torch.Tensor | None = None
     lookups: KeyedJaggedTensor | None = None
     events: tuple[torch.Tensor, ...] = ()
+    groups: torch.Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The batch on ``device``; the batch itself where it is there already."""
@@ -69,9 +71,10 @@ class Batch(Pipelineable):
             self._each(lambda part: part.record_stream(stream))
 
     def _each(self, apply: Callable[[Any], Any]) -> Batch:
-        some = (None if part is None else apply(part) for part in (self.extra, self.lookups))
+        optional = (self.extra, self.lookups, self.groups)
+        extra, lookups, groups = (None if part is None else apply(part) for part in optional)
         whole = (apply(part) for part in (self.dense, self.sparse, self.labels, self.weights))
-        return Batch(*whole, *some, tuple(apply(part) for part in self.events))
+        return Batch(*whole, extra, lookups, tuple(apply(part) for part in self.events), groups)
 
 
 class BatchReader:
@@ -79,9 +82,10 @@ class BatchReader:
 
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
     ids of every batch ahead of it. ``pin``: batches are in page-locked memory, from which copies to an accelerator run
-    beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of the reading
-    thread. With ``announce`` or sequences, taking one is collective on several ranks (``prefetch_exchange.py``), unless
-    the model needs nothing of other ranks (``independent``).
+    beside its work. ``group_by``: the feature whose ids are ``Batch.groups``. Use it as a context manager, or call
+    ``close``. Taking a batch raises the errors of the reading thread. With ``announce`` or sequences, taking one is
+    collective on several ranks (``prefetch_exchange.py``), unless the model needs nothing of other ranks
+    (``independent``).
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class BatchReader:
         announce: Announce | None = None,
         pin: bool = False,
         independent: bool = False,
+        group_by: str | None = None,
     ) -> None:
         if not split.rows:
             raise DataError(
@@ -105,7 +110,7 @@ class BatchReader:
         self.sampler = BatchSampler(order, split.groups)
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
-        self._builder = _BatchBuilder(split, order)
+        self._builder = _BatchBuilder(split, order, group_by)
         # Of several ranks' batches, the consumer holds those that are being announced.
         self._told: Announcements[Batch] | None = Announcements.needed(
             split.schema, announce, 1 if independent else order.all_ranks, prefetch + 1
@@ -228,8 +233,9 @@ class _Read(NamedTuple):
 class _BatchBuilder:
     """Turns taken rows into a Batch. Single-valued features need one copy and share cached lengths."""
 
-    def __init__(self, split: SplitReader, order: Order) -> None:
+    def __init__(self, split: SplitReader, order: Order, group_by: str | None = None) -> None:
         self.order = order
+        self.group_at = None if group_by is None else split.single.index(group_by)
         events = event_lookups(split.schema)
         in_events = set(events.features) if events is not None else set()
         columns = [column for column in split.schema.sparse if column.name not in in_events]
@@ -259,7 +265,12 @@ class _BatchBuilder:
         if (factors := self.counts.in_loss(labels, extra)) is not None:
             weights = weights * factors
         dense = torch.from_numpy(np.ascontiguousarray(rows.dense.T))
-        return Batch(dense, sparse, labels, weights, extra, lookups, events)
+        groups = None
+        if self.group_at is not None:
+            # Rare ids share a row, and rows without an id have one, too: neither is a group.
+            ids = rows.single[self.group_at]
+            groups = torch.from_numpy(np.where(ids > UNSEEN_ROW, ids, -1))
+        return Batch(dense, sparse, labels, weights, extra, lookups, events, groups)
 
     def _single(self, rows: DecodedColumns) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(

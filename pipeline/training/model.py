@@ -38,6 +38,7 @@ from pipeline.training.batches import Batch, RowCounts
 from pipeline.training.distributed import largest_of_ranks, synchronise, workers_of
 from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.linear import use_cpu_kernels
+from pipeline.training.rank_loss import RankLoss
 from pipeline.training.sequence_vectors import SequenceEncoders, build_sequence_encoders
 from pipeline.training.settings import ModelSettings
 from pipeline.training.tasks import TaskLoss, join_labels
@@ -71,9 +72,18 @@ class ClickModel(nn.Module):
         """The rank's loss as ``Batch`` defines it, and what metrics need."""
         pooled = self.collection(batch.sparse) if self.collection is not None else None
         if self.event_tables is None:
-            return self.head(pooled, batch.dense, batch.labels, batch.weights, batch.extra)
+            return self.head(pooled, batch.dense, batch.labels, batch.weights, batch.extra, groups=batch.groups)
         looked_up = self.event_tables(batch.lookups)
-        return self.head(pooled, batch.dense, batch.labels, batch.weights, batch.extra, looked_up, batch.events)
+        return self.head(
+            pooled,
+            batch.dense,
+            batch.labels,
+            batch.weights,
+            batch.extra,
+            looked_up,
+            batch.events,
+            batch.groups,
+        )
 
     @property
     def paths(self) -> list[str]:
@@ -92,7 +102,7 @@ class TowerClickModel(nn.Module):
     def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
         """As ``ClickModel``; ``received``: its ids from ``TowerEmbeddings.send``, where that was called ahead."""
         embeddings = self.towers(batch.sparse, received, batch.weights, batch.lookups, batch.events)
-        return self.head(embeddings, batch.dense, batch.labels, batch.weights, batch.extra)
+        return self.head(embeddings, batch.dense, batch.labels, batch.weights, batch.extra, groups=batch.groups)
 
     @property
     def paths(self) -> list[str]:
@@ -163,6 +173,8 @@ class DensePart(DenseModel):
         self._embeddings: Tensor | None = None
         # None: every rank has samples.
         self.workers: Workers | None = None
+        # None: the log loss alone.
+        self.rank_loss: RankLoss | None = None
         # What the ranking model was built for.
         self.inputs: ModelInputs | None = None
         # Whether a CUDA graph computes the logits, whose next replay writes over the outputs of this one.
@@ -177,8 +189,9 @@ class DensePart(DenseModel):
         extra: Tensor | None = None,
         looked_up: KeyedTensor | None = None,
         events: Sequence[Tensor] = (),
+        groups: Tensor | None = None,
     ) -> tuple[Tensor, Output]:
-        """Compute the rank's loss, sum(weights * log loss), and what metrics need.
+        """Compute the rank's loss, sum(weights * log loss), a ranking loss on top, and what metrics need.
 
         Args:
             pooled: Embeddings of the tables, or vectors [b, V, D] in order.
@@ -188,6 +201,7 @@ class DensePart(DenseModel):
             extra: See ``Batch``.
             looked_up: The embeddings of the tables of sequences.
             events: See ``Batch``.
+            groups: See ``Batch``.
 
         Returns:
             The loss; logits in float32, labels and weights. Where rows without a click were left out, the loss is of
@@ -209,6 +223,8 @@ class DensePart(DenseModel):
             weights = weights.to(device, non_blocking=True)
             if extra is not None:
                 extra = extra.to(device, non_blocking=True)
+            if groups is not None:
+                groups = groups.to(device, non_blocking=True)
 
         # 2. The embeddings of features, and the vectors of sequences.
         taken = None
@@ -232,13 +248,13 @@ class DensePart(DenseModel):
             logits = logits.clone()
 
         # 4. The loss.
-        loss, labels, weights = self.compute_loss(logits, labels, weights, extra)
+        loss, labels, weights = self.compute_loss(logits, labels, weights, extra, groups)
         self._embeddings = vectors.detach()
         self.faults.check_forward(dense.detach(), vectors.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
 
     def compute_loss(
-        self, logits: Tensor, labels: Tensor, weights: Tensor, extra: Tensor | None
+        self, logits: Tensor, labels: Tensor, weights: Tensor, extra: Tensor | None, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss of ``logits``, and labels and weights as metrics take them."""
         offset = self.counts.offset(extra)
@@ -253,6 +269,10 @@ class DensePart(DenseModel):
             sampled_logits = logits if offset is None else logits + offset
             loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
         main_labels = labels[:, 0] if labels.dim() > 1 else labels
+        # Collective: scores, for which ranks may work alone, need no loss.
+        if self.rank_loss is not None and self.training:
+            main_logits = logits[:, 0] if logits.dim() > 1 else logits
+            loss = loss + self.rank_loss(main_logits, main_labels, weights, groups)
         counted = self.counts.in_figures(main_labels, extra)
         if counted is not None:
             weights = counted * (weights > 0)
@@ -421,6 +441,8 @@ def build_dense_part(
     part.inputs = inputs
     part.replayed = graphs
     part.workers = workers if workers.remote else None
+    if settings.train.rank_loss.active:
+        part.rank_loss = RankLoss(settings.train.rank_loss, workers)
     return part
 
 

@@ -23,8 +23,10 @@ from pipeline.records.dataset import (
     NEGATIVE_RATE,
     RAW,
     ROW_WEIGHT,
+    TRANSFORMS,
     TRUE_PROBABILITY,
     UNSEEN,
+    UNSEEN_ROW,
     DatasetSchema,
     raw_column,
     task_column,
@@ -216,6 +218,25 @@ class SplitReader:
         """A whole float column of the split in row order, for example its labels; float32 [rows]."""
         parts = [_flat(self._table(group, [name]), name) for group in self.groups]
         return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+
+    def number_ids(self, feature: str) -> np.ndarray:
+        """Number the ids of a single-valued ``feature`` of held-out rows.
+
+        Ids without a table row are told apart by the hashes that the dataset keeps of them, so the numbers follow from
+        the ids of the log. Ids that a mapping without a vocabulary gives the same row have the same number.
+
+        Returns:
+            int64 [rows], from 0 on; -1 where a row has no id.
+        """
+        ids = np.concatenate([_flat(self._table(group, [feature]), feature) for group in self.groups]).astype(np.uint64)
+        fitted = self.store.read_json(f"{self.dataset.path}/{TRANSFORMS}") if TRANSFORMS in self.dataset.files else {}
+        if feature in fitted.get("unseen", ()):
+            hashes = np.concatenate([self.unseen(group, [feature])[feature] for group in self.groups])
+            ids = np.where(hashes > 0, hashes, ids)
+        known = ids > UNSEEN_ROW
+        numbers = np.full(len(ids), -1, np.int64)
+        numbers[known] = np.unique(ids[known], return_inverse=True)[1]
+        return numbers
 
     def labels(self) -> dict[str, np.ndarray]:
         """The labels of all rows by further task, float32 [rows], NaN where missing."""

@@ -19,6 +19,7 @@ from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.reader import RestoreTarget
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config.model import ModelConfig
+from pipeline.config.train import RankLossConfig
 from pipeline.core.errors import GuardError
 from pipeline.records.dataset import RESERVED_ROWS, DatasetSchema
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
@@ -123,6 +124,7 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
         schedule="constant",
         epochs=1,
         max_steps=steps,
+        rank_loss=RankLossConfig(),
     )
     return dataclasses.replace(settings, hardware=hardware, train=train)
 

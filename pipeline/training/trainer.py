@@ -255,6 +255,7 @@ class Trainer:
             prefetch=self.config.prefetch_batches,
             pin=self.device.type == "cuda",
             announce=announce,
+            group_by=self.config.rank_loss.group_by,
         )
         with reader, debugging(self.settings.debug, self.profiler), Agreement() as agreement:
             self.reader = reader

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.config.compose import compose, to_yaml
 from pipeline.core.errors import ConfigError
-from pipeline.evaluation import evaluate
+from pipeline.evaluation import ScoredRows, evaluate
+from pipeline.evaluation.user_auc import evaluation_gauc
 from pipeline.records import LABEL
 from pipeline.specs.stage import StageIO
 from pipeline.stages.compare import compare_runs, differing
@@ -27,7 +28,8 @@ def made_run(store, name, noise, *overrides):
     truth, labels = split.true_probability(), split.column(LABEL)
     random = np.random.default_rng(1)
     logits = (np.log(truth / (1 - truth)) + noise * random.normal(size=len(truth))).astype(np.float32)
-    figures = evaluate(labels, logits)
+    scored = ScoredRows(labels=labels, candidate=logits, users=split.number_ids("C1"))
+    figures = {**evaluate(labels, logits), "group_by": "C1", **evaluation_gauc(scored)}
     with store.draft(f"evaluations/{name}", kind="evaluate", key=name, config={}, inputs={}) as draft:
         with draft.open("logits.npy") as sink:
             np.lib.format.write_array(sink, logits, allow_pickle=False)
@@ -65,6 +67,8 @@ def test_a_worse_model_is_worse_and_the_same_one_differs_by_nothing(store):
     assert noisy.change.ne.point == pytest.approx(runs["noisy"].ne / runs["good"].ne - 1, rel=1e-9)
     assert noisy.change.auc.point == pytest.approx(runs["noisy"].auc - runs["good"].auc, abs=1e-9)
     assert noisy.change.auc.high < 0
+    assert noisy.gauc.point == pytest.approx(runs["noisy"].gauc - runs["good"].gauc, abs=1e-9)
+    assert noisy.gauc.high < 0 and same.gauc.point == 0
     assert (same.change.ne.low, same.change.ne.high) == (0, 0)
     assert {part.slice for part in noisy.slices} == {"C1"}
     assert sum(part.rows for part in noisy.slices) <= noisy.rows
@@ -75,6 +79,15 @@ def test_runs_on_other_rows_are_shown_but_not_paired(store, nightjar):
     assert done.returncode == 0
     assert "elsewhere beside good: other held-out rows: dataset synthetic/" in done.stdout
     assert "seed" in done.stdout.split("setting")[1]
+
+
+def test_gauc_is_shown_where_a_run_has_it(store, nightjar, tmp_path):
+    page = tmp_path / "compare.html"
+    done = nightjar("compare", "good", "noisy", "--html", str(page), "--store", store.url)
+    change = compare_runs(store, ["good", "noisy"]).changes[0].gauc
+    assert done.stdout.splitlines()[0].split()[:5] == ["run", "status", "NE", "AUC", "GAUC"]
+    shown = f"{change.point:+.5f} [{change.low:+.5f}, {change.high:+.5f}]"
+    assert f"  GAUC        {shown}\n" in done.stdout and shown in page.read_text()
 
 
 def test_settings_that_differ_are_named_with_a_value_for_each_run(store, nightjar):

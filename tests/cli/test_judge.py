@@ -121,8 +121,7 @@ def test_the_verdict_is_the_gates_on_the_same_logits(work: Path, nightjar, score
         users=np.array([numbers[user] for user in scores["user"]]),
     )
     measured = measure(scored, settings, 5)
-    gauc = dataclasses.replace(measured.gauc, limit=0.002)
-    measured = dataclasses.replace(measured, gauc=gauc, weights_not_finite=None)
+    measured = dataclasses.replace(measured, weights_not_finite=None)
     expected = judge(measured, settings, scored)
     assert len(expected.slices) == 3 and expected.gauc.users > 100
     assert without_names(found) == GateRecord.from_json(json.loads(json.dumps(expected.to_json())))
@@ -351,8 +350,10 @@ def test_a_new_ledger_and_a_further_look_are_said(work: Path, nightjar) -> None:
 def test_a_clear_drop_of_gauc_is_held(work: Path, nightjar) -> None:
     command = ["judge", "old.parquet", "new.parquet", "gate.max_ne_increase=null", "--user", "user"]
     done = nightjar(*command)
-    assert done.returncode == 6 and "beyond -0.002 (--max-gauc-drop)" in " ".join(done.stdout.split())
-    assert nightjar(*command, "--max-gauc-drop", "0.2").returncode == 0
+    assert done.returncode == 6 and "beyond -0.002 (gate.max_gauc_drop)" in " ".join(done.stdout.split())
+    for wider in (("--max-gauc-drop", "0.2"), ("gate.max_gauc_drop=0.2",), ("gate.max_gauc_drop=null",)):
+        assert nightjar(*command, *wider).returncode == 0
+    assert nightjar(*command, "gate.max_gauc_drop=0.2", "--max-gauc-drop", "0.001").returncode == 6, "the option counts"
 
 
 def test_page_and_markdown_are_written_for_both_verdicts(work: Path, nightjar) -> None:

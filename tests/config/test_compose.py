@@ -126,6 +126,11 @@ MISTAKES = [
     ("train.lr=1,2", "train.lr=1,2 has several values, expected one", "-m train.lr=1,2"),
     ("stages=[ingest,planx]", "stages names 'planx', expected some of: ingest", "stages=[ingest,plan]"),
     ("gate.slices=[nope]", "gate.slices names 'nope', expected sparse features or day", "gate.slices=[C1]"),
+    (
+        "evaluate.group_by=c1",
+        "evaluate.group_by is 'c1', expected a categorical feature",
+        "evaluate.group_by=C1",
+    ),
     ("gate.force=yes", "gate.force is 'yes', expected a reason, in words, for publishing", "gate.force='"),
     ("gate.max_psi=-1", "gate.max_psi is -1, expected at least 0", "gate.max_psi=0"),
     ("gate.max_rows=0", "gate.max_rows is 0, expected at least 1", "gate.max_rows=1"),
@@ -166,6 +171,21 @@ def test_each_mistake_is_named_with_what_mends_it(override: str, message: str, h
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
+
+
+def test_what_groups_rows_has_one_id_a_row() -> None:
+    grouped = ["train.rank_loss={kind: listwise, group_by: C1}", "evaluate.group_by=C1"]
+    assert compose([*grouped, "data.sparse.C1.mapping=hash"]).evaluate.group_by == "C1"
+    for override, message in (
+        ("data.sparse.C1.mapping=double_hash", "mapping double_hash gives an id 2 rows"),
+        ("data.sparse.C1.holds=list", "a row has several ids of it"),
+        ("data.sparse_defaults.separator='|'", "a row has several ids of it"),
+    ):
+        for path, each in zip(("train.rank_loss", "evaluate"), grouped, strict=True):
+            with pytest.raises(ConfigError) as caught:
+                compose([each, override])
+            assert f"{path}.group_by is 'C1', but {message}" in caught.value.message
+            assert f"{path}.group_by=null" in caught.value.hint
 
 
 def test_features_can_be_added_and_taken_away_on_the_command_line() -> None:

@@ -1,11 +1,13 @@
 """GAUC beside a plain loop over users, its intervals beside users drawn one by one, and the check of its drop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, judge, measure
-from pipeline.evaluation.user_auc import compare_gauc
+from pipeline.evaluation.user_auc import compare_gauc, evaluation_gauc
 from pipeline.records import GateRecord
 from pipeline.records.gate import UserAuc
 from pipeline.report.gate import gate_markdown, gate_page, gate_text
@@ -93,32 +95,62 @@ def test_rows_without_users_leave_the_record_as_it_is() -> None:
     assert GateRecord.from_json(measure(scored, SETTINGS).to_json()).gauc == measure(scored, SETTINGS).gauc
 
 
-def verdict(gauc: UserAuc) -> tuple[bool, str]:
-    judged = judge(gate_record(candidate=None, gauc=gauc), SETTINGS)
+def verdict(gauc: UserAuc, limit: float = 0.005) -> tuple[bool, str]:
+    settings = replace(SETTINGS, max_gauc_drop=limit)
+    judged = judge(gate_record(candidate=None, gauc=gauc), settings)
     assert all(check.name != "GAUC against the incumbent" for check in judged.checks), "figures are needed"
     scored = world()
     whole = measure(scored, SETTINGS)
     (found,) = [
         check
-        for check in judge(GateRecord(**{**vars(whole), "gauc": gauc}), SETTINGS).checks
+        for check in judge(replace(whole, gauc=gauc), settings).checks
         if check.name == "GAUC against the incumbent"
     ]
     return found.passed, found.words
 
 
 def test_a_drop_holds_where_it_is_clear_and_beyond_its_limit() -> None:
-    known = {"users": 1200, "rows": 9000, "candidate": interval(0.66), "incumbent": interval(0.67), "limit": 0.005}
+    known = {"users": 1200, "rows": 9000, "candidate": interval(0.66), "incumbent": interval(0.67)}
     passed, words = verdict(UserAuc(**known, change=interval(-0.01, 0.002)))
-    assert not passed and "-0.0100 [-0.0120, -0.0080], beyond -0.005 (--max-gauc-drop)" in words
+    assert not passed and "-0.0100 [-0.0120, -0.0080], beyond -0.005 (gate.max_gauc_drop)" in words
     passed, words = verdict(UserAuc(**known, change=interval(-0.01, 0.02)))
     assert passed and "not clearly beyond -0.005" in words
     passed, words = verdict(UserAuc(**known, change=interval(-0.004, 0.001)))
     assert passed and "within -0.005" in words
+    assert verdict(UserAuc(**known, change=interval(-0.01, 0.002)), 0.02)[0], "the setting decides"
     assert not verdict(UserAuc(**known, change=interval(float("nan"))))[0]
-    passed, words = verdict(UserAuc(users=0, rows=0, limit=0.005))
+    passed, words = verdict(UserAuc(users=0, rows=0))
     assert not passed and "no user has rows of both classes" in words
     passed, words = verdict(UserAuc(**{**known, "users": 29}, change=interval(0.01, 0.001)))
-    assert not passed and "29 users have rows of both classes, expected at least 30 (--user)" in words
+    assert not passed and "29 users have rows of both classes, expected at least 30 (gate.max_gauc_drop)" in words
+
+
+def test_groups_by_a_feature_are_called_so() -> None:
+    known = {"users": 1200, "rows": 9000, "candidate": interval(0.66), "incumbent": interval(0.67), "by": "request"}
+    words = verdict(UserAuc(**known, change=interval(0.01, 0.002)))[1]
+    assert words.startswith("GAUC of 1,200 groups by request is 0.6600, the incumbent's 0.6700: +0.0100")
+    assert "1 group by request has rows of both classes" in verdict(UserAuc(**{**known, "users": 1}))[1]
+    assert "no group by request has rows of both classes" in verdict(UserAuc(users=0, rows=0, by="request"))[1]
+
+
+def test_without_a_limit_nothing_is_asked() -> None:
+    record = judge(measure(world(), SETTINGS), replace(SETTINGS, max_gauc_drop=None))
+    assert record.gauc is not None and all(check.setting != "gate.max_gauc_drop" for check in record.checks)
+
+
+def test_an_evaluation_has_the_figure_of_its_own_model() -> None:
+    scored = world()
+    expected, users, rows = looped(scored, scored.candidate)
+    found = evaluation_gauc(scored)
+    assert found["gauc"] == pytest.approx(expected, abs=1e-12)
+    assert (found["gauc_groups"], found["gauc_rows"]) == (users, rows)
+    low, high = found["gauc_interval"]
+    assert low < found["gauc"] < high < low + 0.1
+    few = replace(scored, users=np.where(scored.users < 10, scored.users, -1))
+    assert {*evaluation_gauc(few)} == {"gauc", "gauc_groups", "gauc_rows"}, "too few groups for an interval"
+    nobody = replace(scored, users=np.full_like(scored.users, -1))
+    assert evaluation_gauc(nobody) == {"gauc_groups": 0, "gauc_rows": 0}
+    assert evaluation_gauc(replace(scored, users=None)) == {}
 
 
 def test_users_of_one_class_or_none_are_said() -> None:

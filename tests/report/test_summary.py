@@ -42,6 +42,22 @@ def test_the_table_shows_every_part():
         assert expected in text
 
 
+def test_gauc_is_shown_with_its_groups():
+    record = make_result()
+    grouped = {**record["eval"], "group_by": "user", "gauc": 0.61234, "gauc_groups": 1204, "gauc_rows": 9000}
+    with_interval = {**grouped, "gauc_interval": [0.6, 0.625]}
+    for scores, line in (
+        (grouped, "GAUC 0.61234 within 1,204 groups by user"),
+        (with_interval, "GAUC 0.61234 (95% interval 0.60000 to 0.62500) within 1,204 groups by user"),
+        (
+            {**record["eval"], "group_by": "user", "gauc_groups": 0, "gauc_rows": 0},
+            "GAUC is not defined: no group by user has test rows of both classes",
+        ),
+    ):
+        assert line in " ".join(summary(result_of({**record, "eval": scores})).split())
+    assert "GAUC" not in summary(result_of(record))
+
+
 def test_after_a_resume_the_session_is_told_apart_from_the_whole_training():
     record = make_result()
     text = summary(

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import ClipConfig
-from pipeline.config.train import AverageConfig
+from pipeline.config.train import AverageConfig, RankLossConfig
 from pipeline.records import TowerModuleSpec
 from tests.embeddings.ranks import spawn
 from tests.tiers import Together, with_slow
@@ -20,6 +20,7 @@ AHEAD, PLAIN = {"pipeline": "sparse_dist"}, {"pipeline": "base"}
 CLIPPED = {"sparse_optimizer": "sgd", "sparse_lr": 2.0, "clip": ClipConfig(dense_norm=0.05, table_value=0.0005)}
 SGD = {"sparse_optimizer": "sgd", "sparse_lr": 2.0}  # row-wise Adagrad forgives any factor of its gradients
 PENALISED = {**SGD, "embedding_l2": 0.5}
+RANKED = {**SGD, "rank_loss": RankLossConfig(kind="pairwise")}
 # name -> (hosts, [(features, hosts)], module, shardings, train settings) by number of ranks
 CASES = {
     1: {"one rank, three towers": (1, [("db", [0]), ("a", [0]), ("ec", [0])], None, {}, AHEAD)},
@@ -29,6 +30,7 @@ CASES = {
         "2x2 uneven, sgd": (2, [("cab", [0]), ("ed", [1])], None, MIXED, SGD),
         "2x2 uneven, l2": (2, [("cab", [0]), ("ed", [1])], None, MIXED, PENALISED),
         "two hosts a tower, l2": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, PENALISED),
+        "2x2 uneven, ranked": (2, [("cab", [0]), ("ed", [1])], None, MIXED, RANKED),
         "2x2 uneven, clipped": (2, [("cab", [0]), ("ed", [1])], None, MIXED, CLIPPED),
         "4x1": (4, [("a", [0]), ("bd", [1]), ("c", [2]), ("e", [3])], None, {}, AHEAD),
         "two hosts a tower": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, AHEAD),
@@ -98,7 +100,7 @@ def runs(tmp_path_factory):
     """By number of ranks and case what ``read`` gives and the names of the tables; 0 ranks: the flat references."""
     root = tmp_path_factory.mktemp("towers")
     references = {"whole": ({}, {}), "cut": ({"b": "column_wise"}, {}), "sgd": ({}, SGD), "clipped": ({}, CLIPPED)}
-    references["l2"] = {}, PENALISED
+    references |= {"l2": ({}, PENALISED), "ranked": ({}, RANKED)}
 
     def train_together(keys):
         ranks, folder = keys[0][0], root / str(keys[0][0])
@@ -116,7 +118,8 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "name"), with_slow(NAMES, PASSED_THROUGH))
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
     *_, kinds, settings = CASES[ranks][name]
-    named = next((each for each, own in (("clipped", CLIPPED), ("sgd", SGD), ("l2", PENALISED)) if own is settings), "")
+    own = (("clipped", CLIPPED), ("sgd", SGD), ("l2", PENALISED), ("ranked", RANKED))
+    named = next((each for each, changes in own if changes is settings), "")
     reference = named or ("cut" if kinds else "whole")
     found = runs[ranks, name]
     assert_equal(runs[0, reference], found)

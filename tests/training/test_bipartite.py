@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.config import ClipConfig, HardwareConfig, PartitionConfig
-from pipeline.config.train import ValidateConfig
+from pipeline.config.train import RankLossConfig, ValidateConfig
 from pipeline.core.errors import NightjarError
 from pipeline.records import SparseColumn, TaskColumn
 from pipeline.store import Store
@@ -81,6 +81,7 @@ CASES = {
     "tasks": {"data": {"tasks": (TaskColumn(name="buy", kind="binary"),)}},
     "fp16": {"exchange": "fp16"},
     "shampoo": {"dense_optimizer": "shampoo"},
+    "ranked": {"rank_loss": RankLossConfig(kind="pairwise", group_by="a")},
     "penalised": {"embedding_l2": 1e-3, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
 }
 DEFAULT = ("plain", "mixed")  # of two workers and two owners; the other cases are slow

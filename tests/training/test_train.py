@@ -22,6 +22,7 @@ from pipeline.config import (
     HardwareConfig,
     TrainConfig,
 )
+from pipeline.config.train import RankLossConfig
 from pipeline.core.errors import NightjarError
 from pipeline.core.kernels import load_kernels
 from pipeline.models.settings import DlrmConfig
@@ -93,12 +94,14 @@ CASES = {
     "no_test_rows": {"data": {"test": 0}},
     "predicted": {"predicted": True, "max_steps": 6},
     "clipped": {"sharding": MIXED, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
+    "pairs": {"rank_loss": RankLossConfig(kind="pairwise", weight=3.0, group_by="a")},
+    "lists": {"rank_loss": RankLossConfig(kind="listwise", weight=3.0)},
     "bad_row": {"data": {"spoil": spoil_row}},  # the last: the rank that meets the row leaves the others behind
 }
 
 
 # In a spawn of one rank of make test, beside all cases on two; whatever else one rank shows is slow.
-ONE_RANK = ("plain", "mixed", "clipped")
+ONE_RANK = ("plain", "mixed", "clipped", "pairs", "lists")
 WORLDS = with_slow((1, 2), (2,))
 
 
@@ -297,7 +300,10 @@ def test_no_gradient_is_laid_out_otherwise_than_ddp_expects(outcomes):
         assert not [text for text in outcome["warned"] if "stride" in text]
 
 
-@pytest.mark.parametrize("name", with_slow(["plain", "data_parallel", "mixed", "ragged", "bf16", "clipped"], ONE_RANK))
+AGREEING = ["plain", "data_parallel", "mixed", "ragged", "bf16", "clipped", "pairs", "lists"]
+
+
+@pytest.mark.parametrize("name", with_slow(AGREEING, ONE_RANK))
 def test_one_and_two_ranks_agree(outcomes, name):
     one, two = good(outcomes, 1, name), good(outcomes, 2, name)
     assert one["ne"] == pytest.approx(two["ne"], rel=1e-3 if name == "bf16" else 1e-6)
@@ -310,6 +316,13 @@ def test_one_and_two_ranks_agree(outcomes, name):
 
 def test_clipping_changes_what_is_trained(outcomes):
     assert not np.allclose(good(outcomes, 1, "clipped")["logits"], good(outcomes, 1, "mixed")["logits"], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["pairs", "lists"])
+def test_a_ranking_loss_changes_what_is_trained_and_not_the_loss_that_is_shown(outcomes, name):
+    ranked, plain = good(outcomes, 1, name), good(outcomes, 1, "plain")
+    assert not np.allclose(ranked["logits"], plain["logits"], atol=1e-2)
+    assert ranked["records"][0]["loss"] == pytest.approx(plain["records"][0]["loss"], rel=0.05)
 
 
 @pytest.mark.parametrize("world", WORLDS)

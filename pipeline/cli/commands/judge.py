@@ -41,8 +41,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weight", metavar="COLUMN", help="how many rows a row counts as")
     add("--time", metavar="COLUMN", help="sort the rows by it (default: they are in the order of time)")
     add("--user", metavar="COLUMN", help="measure GAUC, the AUC within each user")
-    drop = "largest drop of GAUC (default: 0.002)"
-    add("--max-gauc-drop", metavar="DROP", type=amount, default=0.002, help=drop)
+    drop = "largest drop of GAUC (default: gate.max_gauc_drop, 0.002)"
+    add("--max-gauc-drop", metavar="DROP", type=amount, help=drop)
     ledger = "looks at candidates of this model, which spend gate.budget; created if it is missing"
     add("--ledger", metavar="FILE", help=ledger)
     add("--day", metavar="YYYY-MM-DD", help="of the rows, for the ledger (default: today in UTC)")

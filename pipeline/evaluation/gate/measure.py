@@ -77,12 +77,15 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
     slices = list(_largest_slices(scored, settings, bootstrap.blocks))
     tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
+    gauc = compare_gauc(scored, settings.confidence, settings.replicates, settings.blocks, seed)
+    if gauc is not None:
+        gauc = replace(gauc, by=scored.users_by, limit=settings.max_gauc_drop)
     return replace(
         record,
         **_measure_all_rows(scored, bootstrap, settings),
         slices=tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(slices)) for part in slices),
         tasks=tasks or None,
-        gauc=compare_gauc(scored, settings.confidence, settings.replicates, settings.blocks, seed),
+        gauc=gauc,
     )
 
 

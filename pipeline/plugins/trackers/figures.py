@@ -12,7 +12,7 @@ from pipeline.records.result import Result
 NO_CURVE = frozenset({"step", "steps_total", "eta_seconds", "seconds", "resumed_step", "best_step", "epoch"})
 # Where a figure of the training loop stands; others stand under "train".
 GROUPS = {"validation_ne": "validation/ne", "validation_auc": "validation/auc", "ne_window": "train/ne"}
-EVALUATED = ("ne", "auc", "logloss", "calibration", "bayes_ne")
+EVALUATED = ("ne", "auc", "gauc", "logloss", "calibration", "bayes_ne")
 
 
 def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pipeline.records.gate import Check, Interval, UserAuc
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
-NAME, LIMIT, USER = "GAUC against the incumbent", "--max-gauc-drop", "--user"
+NAME, LIMIT = "GAUC against the incumbent", "gate.max_gauc_drop"
 # With fewer, the spread of what the bootstrap draws says little, as with few blocks of rows.
 FEWEST_USERS = 30
 
 
 class Gauc(GateCheck):
-    """``--max-gauc-drop``: GAUC must not fall clearly, and by more than that.
+    """``gate.max_gauc_drop``: GAUC must not fall clearly, and by more than that.
 
     A model may gain AUC by telling users who click from users who do not, and rank the ads of each of them worse.
     """
@@ -22,20 +22,22 @@ class Gauc(GateCheck):
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         """One answer where rows have users and an incumbent; one that holds where too few users can be ranked."""
-        gauc = inputs.record.gauc
-        if gauc is None or gauc.limit is None:
+        gauc, limit = inputs.record.gauc, inputs.settings.max_gauc_drop
+        if gauc is None or limit is None:
             return
         if gauc.candidate is None:
-            words = f"no user has rows of both classes, so GAUC is not defined ({USER})"
-            yield Check(NAME, USER, False, words)
+            kind = "user" if gauc.by is None else f"group by {gauc.by}"
+            words = f"no {kind} has rows of both classes, so GAUC is not defined ({LIMIT})"
+            yield Check(NAME, LIMIT, False, words)
         elif gauc.users < FEWEST_USERS:
+            verb = "has" if gauc.users == 1 else "have"
             words = (
-                f"GAUC cannot be told: {gauc.users:,} users have rows of both classes, expected at least "
-                f"{FEWEST_USERS} ({USER})"
+                f"GAUC cannot be told: {gauc.counted} {verb} rows of both classes, expected at least {FEWEST_USERS} "
+                f"({LIMIT})"
             )
-            yield Check(NAME, USER, False, words)
+            yield Check(NAME, LIMIT, False, words)
         elif gauc.incumbent is not None and gauc.change is not None:
-            yield self._check_drop(gauc, gauc.candidate, gauc.incumbent, gauc.change, gauc.limit)
+            yield self._check_drop(gauc, gauc.candidate, gauc.incumbent, gauc.change, limit)
 
     def _check_drop(
         self, gauc: UserAuc, candidate: Interval, incumbent: Interval, change: Interval, limit: float
@@ -46,7 +48,7 @@ class Gauc(GateCheck):
         if -change.point <= limit:
             place = "within"
         words = (
-            f"GAUC of {gauc.users:,} users is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "
+            f"GAUC of {gauc.counted} is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "
             f"{change.point:+.4f} [{change.low:+.4f}, {change.high:+.4f}], {place} {-limit:+g} ({LIMIT})"
         )
         return Check(NAME, LIMIT, passed, words)
