@@ -38,8 +38,8 @@ def title_of(record: PriceOutlook) -> str:
 
 def offers_of(record: PriceOutlook) -> tuple[list[str], list[list[str]]]:
     """Return heading and rows of the table of offers."""
-    head = ["offer", "hosts*", "ranks*", "fits", "train*", "night*", "in time", f"{record.currency}*", "spot*"]
-    head += [f"{record.nights} nights*", "spot*", "memory*", "bottleneck"]
+    head = ["offer", "hosts*", "ranks*", "fits", "train*", "night*", "in time", f"{record.currency}*", "on spot*"]
+    head += [f"{record.nights} nights*", "on spot*", "memory*", "bottleneck"]
     rows = []
     for each in record.offers:
         tonight = each.tonight
@@ -87,7 +87,9 @@ def _choice_words(choice: CheapestOffer, record: PriceOutlook) -> str:
         took = units.duration(choice.seconds)
         if choice.kind != ON_DEMAND:
             chosen = next(each for each in record.offers if (each.offer, each.hosts) == (choice.offer, choice.hosts))
-            took += f" as expected, uninterrupted with probability {units.percent(chosen.tonight.uninterrupted, 0)}"
+            uninterrupted = chosen.tonight.uninterrupted or 0.0
+            chance = units.percent(uninterrupted, 0 if uninterrupted < 0.99 else 2)
+            took += f" as expected, uninterrupted with probability {chance}"
         return f"Cheapest tonight, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost}, {took}."
     span = f"the next {record.nights} nights"
     return f"Cheapest for {span}, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost} in all."
