@@ -1,8 +1,8 @@
 """``make bench-culprits``: nights with ten kinds of harm, and whether ``nightjar bisect`` names what spoilt them.
 
 The harms are those of ``make bench-year``, whose world draws the logs. Nights are real: `nightjar nightly` from the
-day's log to the verdict, a few good ones, and then one with a harm, each harm after the same good ones. Where the gate
-holds the night, `nightjar bisect` looks for the culprit with its default limit of four replays. The culprit is *right*
+day's log to the verdict, a few good ones, and then one with a harm, each harm after the same good ones and on the same
+rows, which are published if nothing is done to them. Where the gate holds the night, `nightjar bisect` looks for the culprit with its default limit of four replays. The culprit is *right*
 if it is what ``HARMS`` says, no more and no less, and took two replays or fewer.
 
 ``HARMS`` also says beforehand what can show each harm. For some nothing can: a feature that is wrong in less than half
@@ -110,7 +110,10 @@ HARMS = (
         name="doubled rows",
         kinds=(ROWS,),
         shown_by=THE_INCUMBENT,
-        cases=(Case(words="every row twice", severity=1.0), Case(words="a twentieth of the rows 20 times", severity=0.05)),
+        cases=(
+            Case(words="every row twice", severity=1.0),
+            Case(words="a twentieth of the rows 20 times", severity=0.05),
+        ),
     ),
     Harm(
         name="clock shifted",
@@ -243,17 +246,32 @@ class Nights:
         where = [f'data.path="{path}/logs/{{day}}.csv"', f"store={path}/store", f"seed={self.seed}"]
         return nightjar("nightly", f"date={day}", *NIGHT, *where, *settings, allowed=range(256))
 
+    def require_good(self, place: str, day: date, log: Day) -> None:
+        """Run the night of ``day`` in ``place``; the benchmark ends if it is not published."""
+        if self.run(place, day, log):
+            raise SystemExit(f"seed {self.seed}: the night of {day}, to which nothing was done, was not published")
+        say(f"seed {self.seed}: {day} was published")
+
+    def copy_good(self) -> Path:
+        """Copy the good nights, in place of an earlier copy."""
+        place = self.folder / "bad"
+        shutil.rmtree(place, ignore_errors=True)
+        return shutil.copytree(self.folder / "good", place)
+
     def run_harm(self, harm: Harm, case: Case, day: date, log: Day, rng: np.random.Generator) -> Night:
         """Run the night of ``day`` with a harm, and look for the culprit if the gate holds it."""
-        place = self.folder / "bad"
-        shutil.copytree(self.folder / "good", place)
+        place = self.copy_good()
         code, found = self.run(place.name, day, spoil(harm.name, log, case.severity, rng), case.settings), None
         if code == GateHeldError.exit_code:
             store, name = Store(f"{place}/store"), f"{MODEL}-{day}"
             nightjar("bisect", name, "--store", store.url, allowed=(0, GateHeldError.exit_code))
             found = read(BisectRecord, store, f"runs/{name}/{BISECT}")
-        shutil.rmtree(place)
         return Night(harm, case, code, found, found is not None and harm.is_named_by(found, day))
+
+
+def say(text: str) -> None:
+    """Tell how far the benchmark is."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def spoil(harm: str, day: Day, severity: float, rng: np.random.Generator) -> Day:
@@ -281,7 +299,9 @@ def show_nights(nights: Sequence[Night]) -> None:
             print(f"{harm.name:17} {case.words:46} {len(its):6} {held:4} {right:5} {replays:>7}  {shown}")
     for night in nights:
         if night.counts and not night.right and night.found is not None:
-            words = night.found.culprit.words if night.found.culprit else f"nothing: {night.found.stopped or 'all tried'}"
+            words = (
+                night.found.culprit.words if night.found.culprit else f"nothing: {night.found.stopped or 'all tried'}"
+            )
             print(f"WRONG {night.harm.name}, {night.case.words}: named {words}")
 
 
@@ -300,7 +320,7 @@ def by_harm(nights: Sequence[Night]) -> dict[str, dict[str, int]]:
 def main() -> None:
     asked = options(
         __doc__,
-        nights=(4, "good nights before the one with a harm"),
+        nights=(3, "good nights before the one with a harm"),
         rows=(100_000, "rows of a day"),
         seeds=("0,1", "of worlds, models and faults"),
         only=("", "the kinds of harm whose name has this in it"),
@@ -313,19 +333,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             world = Nights(Path(folder), seed, asked.rows)
             for number in range(asked.nights):
-                day = FIRST + timedelta(days=number)
-                if world.run("good", day, world.draw()):
-                    raise SystemExit(f"seed {seed}: the good night of {day} was not published")
-                print(f"seed {seed}: {day} was published", file=sys.stderr, flush=True)
+                world.require_good("good", FIRST + timedelta(days=number), world.draw())
             day, log = FIRST + timedelta(days=asked.nights), world.draw()
-            for number, (harm, case) in enumerate(todo):
-                night = world.run_harm(harm, case, day, log, np.random.default_rng([seed, number]))
-                nights.append(night)
-                print(
-                    f"seed {seed}: {number + 1} of {len(todo)}: {harm.name}, {case.words}: {night.line()}",
-                    file=sys.stderr,
-                    flush=True,
+            world.require_good(world.copy_good().name, day, log)
+            for number, (harm, case) in enumerate(todo, 1):
+                night = world.run_harm(
+                    harm, case, day, log, np.random.default_rng([seed, HARMS.index(harm), harm.cases.index(case)])
                 )
+                nights.append(night)
+                say(f"seed {seed}: {number} of {len(todo)}: {harm.name}, {case.words}: {night.line()}")
     show_nights(nights)
     counted = [night for night in nights if night.counts]
     share = sum(night.right for night in counted) / max(len(counted), 1)

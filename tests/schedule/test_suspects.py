@@ -103,6 +103,48 @@ def test_a_feature_that_became_the_best_overnight_is_suspected_of_knowing_the_la
     assert kinds(held(rises={"C3": 0.0012}))[0][0] == "rows", "within its error"
 
 
+def test_features_whose_values_moved_are_tried_before_labels_that_look_wrong() -> None:
+    drift = {"C1": {"psi": 0.5, "missing_share": 0.01}, "C2": {"psi": 0.1}}
+    moved = DriftLimits(psi=0.25, missing_share=0.1)
+    found = find_suspects(Signs(gate=held(checks=(WRONG,)), limits=LIMITS, features=FEATURES, drift=drift, moved=moved))
+    assert [suspect.title for suspect in found] == ["features C1", "labels this log"]
+    assert found[0].sign == "values of C1 moved since the day before: psi by 0.5"
+
+
+def country(value: str, calibration: float, clicks: int = 100) -> Slice:
+    """A slice on which the calibration of the incumbent is this."""
+    return Slice(
+        slice="C1",
+        value=value,
+        rows=500,
+        clicks=clicks,
+        candidate=figures(0.8),
+        incumbent=figures(0.8, calibration=calibration),
+        change=figures(0.0, 0.0, 0.0),
+    )
+
+
+def test_labels_that_are_wrong_in_a_slice_alone_are_named_with_it() -> None:
+    # 1,000 clicks, 1,020 predicted; with the other slices alone 900 clicks, 820 predicted.
+    off = (country("a", 2.0), country("b", 1.02))
+    assert kinds(held(slices=off, checks=(WRONG,)))[0] == ("labels", "this log", "C1=a")
+    (first, *_) = find_suspects(Signs(gate=held(slices=off, checks=(WRONG,)), limits=LIMITS))
+    assert first.sign == f"{WRONG.words}; calibration of the incumbent with C1=a is 2.0000"
+
+
+def test_labels_that_are_wrong_in_the_other_rows_too_are_those_of_the_day() -> None:
+    # 20 are predicted for the other 500 clicks.
+    most = (country("a", 2.0, clicks=400), country("b", 2.0, clicks=100))
+    assert kinds(held(slices=most, checks=(WRONG,)))[0] == ("labels", "this log")
+
+
+def test_a_slice_whose_traffic_changed_is_suspected_only_where_it_held_the_night() -> None:
+    slices = (country("a", 2.0),)
+    assert kinds(held(slices=slices))[0] == ("rows", "this log")
+    failed = Check("slice: calibration, C1=a", "gate.slice_max_calibration_error", False, "is off")
+    assert kinds(held(slices=slices, checks=(failed,)))[0] == ("labels", "this log", "C1=a")
+
+
 def test_ids_that_no_training_saw_name_their_features() -> None:
     gate = held()
     gate.coverage["C2"] = 0.4
