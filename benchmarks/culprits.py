@@ -2,8 +2,9 @@
 
 The harms are those of ``make bench-year``, whose world draws the logs. Nights are real: `nightjar nightly` from the
 day's log to the verdict, a few good ones, and then one with a harm, each harm after the same good ones and on the same
-rows, which are published if nothing is done to them. Where the gate holds the night, `nightjar bisect` looks for the culprit with its default limit of four replays. The culprit is *right*
-if it is what ``HARMS`` says, no more and no less, and took two replays or fewer.
+rows, which are published if nothing is done to them. Where the gate holds the night, `nightjar bisect` looks for the
+culprit with its default limit of four replays. The culprit is *right* if it is what ``HARMS`` says, no more and no
+less, and took two replays or fewer.
 
 ``HARMS`` also says beforehand what can show each harm. For some nothing can: a feature that is wrong in less than half
 of the rows still tells more than it misleads, so a model without it is worse, whatever the fault costs. These, and
@@ -328,7 +329,7 @@ def main() -> None:
     silent()
     began = time.perf_counter()
     nights = list[Night]()
-    todo = [(harm, case) for harm in HARMS for case in harm.cases if asked.only in harm.name]
+    todo = [(harm, case) for harm in HARMS for case in harm.cases]
     for seed in map(int, asked.seeds.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             world = Nights(Path(folder), seed, asked.rows)
@@ -336,12 +337,12 @@ def main() -> None:
                 world.require_good("good", FIRST + timedelta(days=number), world.draw())
             day, log = FIRST + timedelta(days=asked.nights), world.draw()
             world.require_good(world.copy_good().name, day, log)
-            for number, (harm, case) in enumerate(todo, 1):
-                night = world.run_harm(
-                    harm, case, day, log, np.random.default_rng([seed, HARMS.index(harm), harm.cases.index(case)])
-                )
+            for number, (harm, case) in enumerate(todo):
+                if asked.only not in harm.name:
+                    continue
+                night = world.run_harm(harm, case, day, log, np.random.default_rng([seed, number]))
                 nights.append(night)
-                say(f"seed {seed}: {number} of {len(todo)}: {harm.name}, {case.words}: {night.line()}")
+                say(f"seed {seed}: {number + 1} of {len(todo)}: {harm.name}, {case.words}: {night.line()}")
     show_nights(nights)
     counted = [night for night in nights if night.counts]
     share = sum(night.right for night in counted) / max(len(counted), 1)

@@ -59,8 +59,8 @@ QUALITY = "quality.json"
 # where the log is: at its former place there are other rows.
 _NO_SUSPECTS: tuple[str, ...] = ("checkpoint.allow", "publish.model", "publish.judge_beside", "data.name", "data.aside")
 _NO_SUSPECTS += ("data.path", "data.format", "data.options", "data.snapshot", "data.messages")
-# A feature with the values of other rows misleads by twice of what is lost without it, so its absence gives back half of
-# the rise of the incumbent's NE; half of that is enough to name it.
+# A feature with the values of other rows misleads by twice of what is lost without it. So without it half of the rise
+# of the incumbent's NE is gone; half of that is enough to name it.
 MISLEADS = 0.25
 OTHER_ROWS = "it was judged on other test rows, so its verdict proves nothing"
 Run = Callable[[Config], int]  # a whole run; returns its exit code
@@ -482,10 +482,12 @@ def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
     # The labels, on which the incumbent itself is judged, or the rows of the day, without which the candidate is the
     # incumbent: both are controls that no training is needed for.
     day, *slices = suspect.names
-    if suspect.kind == LABELS:
-        words = f"labels of {day}: {suspect.sign}. The incumbent did not learn from them, so no replay was needed"
-        return Culprit(kind=suspect.kind, names=suspect.names, words=words)
     where = f" with {', '.join(slices)}" if slices else ""
+    if suspect.kind == LABELS:
+        reason = "The incumbent did not learn from them, so no replay was needed"
+        return Culprit(
+            kind=suspect.kind, names=suspect.names, words=f"labels of {day}{where}: {suspect.sign}. {reason}"
+        )
     words = f"rows of {day}{where}: without that day the model is {held.base.version}"
     if held.gate.change is not None and not slices:
         change = held.gate.change.ne.point
