@@ -28,7 +28,7 @@ import polars as pl
 
 from benchmarks.harness import finish, nightjar, options, silent, words
 from benchmarks.year import COUNTRY, SPREADS, Day, World, spoil_log
-from pipeline.core.errors import GateHeldError
+from pipeline.core.errors import SIGNALLED, GateHeldError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records.bisection import BISECT, FEATURES, LABELS, ROWS, SETTINGS, BisectRecord
 from pipeline.records.record import read
@@ -245,7 +245,8 @@ class Nights:
         path = self.folder / place
         frame.write_csv(path / "logs" / f"{day}.csv")
         where = [f'data.path="{path}/logs/{{day}}.csv"', f"store={path}/store", f"seed={self.seed}"]
-        return nightjar("nightly", f"date={day}", *NIGHT, *where, *settings, allowed=range(256))
+        # Whatever refuses a night before the gate, such as a training guard, is an answer; a signal is not.
+        return nightjar("nightly", f"date={day}", *NIGHT, *where, *settings, allowed=range(SIGNALLED))
 
     def require_good(self, place: str, day: date, log: Day) -> None:
         """Run the night of ``day`` in ``place``; the benchmark ends if it is not published."""
@@ -300,10 +301,9 @@ def show_nights(nights: Sequence[Night]) -> None:
             print(f"{harm.name:17} {case.words:46} {len(its):6} {held:4} {right:5} {replays:>7}  {shown}")
     for night in nights:
         if night.counts and not night.right and night.found is not None:
-            words = (
-                night.found.culprit.words if night.found.culprit else f"nothing: {night.found.stopped or 'all tried'}"
-            )
-            print(f"WRONG {night.harm.name}, {night.case.words}: named {words}")
+            culprit = night.found.culprit
+            named = f"nothing: {night.found.stopped or 'all were tried'}" if culprit is None else culprit.words
+            print(f"WRONG {night.harm.name}, {night.case.words}: {named}")
 
 
 def by_harm(nights: Sequence[Night]) -> dict[str, dict[str, int]]:
@@ -356,7 +356,7 @@ def main() -> None:
         named=sum(night.named for night in counted),
         replays=float(np.mean([len(night.found.replays) for night in counted if night.found])) if counted else None,
         harms=by_harm(nights),
-        not_held=[f"{night.harm.name}: {night.case.words}" for night in nights if night.found is None],
+        not_held=[f"{night.case.words}: {night.line()}" for night in nights if night.found is None],
         seconds=time.perf_counter() - began,
     )
 

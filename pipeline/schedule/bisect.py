@@ -441,10 +441,8 @@ class _Search:
                 words += f"; {suspect.sign}: {percent(explained, 0)} of the rise of NE since then"
             elif self._regained(replay) >= MISLEADS and replay.incumbent is not None:
                 explained = round(self._regained(replay), 3)
-                words += (
-                    f"; {self.held.base.version} itself is better without {them}, NE {replay.incumbent.point:.4f}, "
-                )
-                words += f"not {self.record.incumbent_ne:.4f}: the values of today mislead"
+                words += f"; {self.held.base.version} itself is better without {them}, NE {replay.incumbent.point:.4f}"
+                words += f", not {self.record.incumbent_ne:.4f}: the values of today mislead"
         words += ", and the gate passes" if passes else ""
         if likely != names:
             words += f"; most likely it is {', '.join(likely)}, which no replay has confirmed"
