@@ -45,7 +45,7 @@ from pipeline.records.result import ErrorPart, IngestPart, Result
 from pipeline.records.runs import run_directory
 from pipeline.schedule.night_config import base_of
 from pipeline.schedule.night_summary import is_expected, read_settings, write_summary
-from pipeline.schedule.suspects import HALF, Signs, describe_setting, find_suspects, lost_ne
+from pipeline.schedule.suspects import DEAD, HALF, Signs, describe_setting, find_suspects, lost_ne
 from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.compare import ne_change
 from pipeline.stages.execution import load
@@ -407,8 +407,11 @@ class _Search:
         if self._regained(replay) >= MISLEADS:
             return True
         if suspect.kind == FEATURES and suspect.explained is not None:
-            # The feature carries nothing, which explains the loss, if the model is as good without it.
-            return change.low <= 0
+            # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
+            # most rows still carries something; but wrong labels take something from every feature.
+            labels_fine = all(each.kind != LABELS for each in self.record.suspects)
+            little = replay.explained is not None and replay.explained >= -DEAD
+            return change.low <= 0 or (labels_fine and little)
         return replay.explained is not None and replay.explained >= HALF and change.high < 0
 
     def _regained(self, replay: Replay) -> float:
@@ -434,7 +437,8 @@ class _Search:
             them, verb = ("them", "carry") if len(names) > 1 else ("it", "carries")
             words = f"feature{'s' if len(names) > 1 else ''} {', '.join(names)}"
             if suspect.explained is not None:
-                words += f", which {verb} nothing any more"
+                left = "little" if replay.change is not None and replay.change.low > 0 else "nothing"
+                words += f", which {verb} {left} any more"
             words += f": without {them}, {figures}"
             if suspect.explained is not None:
                 explained = suspect.explained

@@ -336,6 +336,24 @@ def test_settings_that_decide_the_test_rows_are_not_replayed_and_a_pass_on_other
     assert record.culprit is None and "judged on other test rows" in str(record.stopped)
 
 
+@pytest.mark.parametrize(
+    ("checks", "worse", "kind"), [((), 0.005, "features"), ((), 0.02, "rows"), ((LABELS,), 0.005, "labels")]
+)
+def test_a_feature_that_carries_little_any_more_is_named_unless_the_labels_look_wrong(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, checks: tuple[Check, ...], worse: float, kind: str
+) -> None:
+    """It lost 0.06 of NE, and the model is a little worse without it."""
+    change = Interval(worse, worse - 0.001, worse + 0.001)
+    monkeypatch.setattr("pipeline.schedule.bisect.ne_change", lambda *args, **settings: change)
+    before, now = ({"C1": Importance(rise=rise, error=0.001)} for rise in (0.06, 0.005))
+    former = Former(ne=0.78, calibration=1.0, calibration_by_prediction=0.02, importance=before)
+    runs.run(FORMER, former=former, importance=now, checks=checks)
+    record = runs.bisect()
+    assert [(replay.names, replay.verdict) for replay in record.replays] == [(("C1",), "HOLD")]
+    assert record.culprit is not None and record.culprit.kind == kind
+    assert ("carries little any more" in record.culprit.words) == (kind == "features")
+
+
 @pytest.mark.parametrize(("without", "culprit"), [(0.77, ("C1",)), (0.795, None)])
 def test_a_feature_without_which_the_incumbent_is_clearly_better_is_named_though_the_model_needs_it(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, without: float, culprit: tuple[str, ...] | None

@@ -111,6 +111,14 @@ def test_features_whose_values_moved_are_tried_before_labels_that_look_wrong() -
     assert found[0].sign == "values of C1 moved since the day before: psi by 0.5"
 
 
+def test_rows_that_came_too_often_are_suspected_of_a_fall_of_ne_that_is_too_good_to_be_true() -> None:
+    now, then = (IngestPart(day=f"2026-01-0{day}", rows=rows) for day, rows in ((3, 2000), (2, 1000)))
+    fall = Check("fall of NE", "gate.max_ne_fall", False, "too good to be true")
+    (suspect,) = find_suspects(Signs(gate=held(ne=0.5, checks=(fall,)), limits=LIMITS, now=now, then=then))
+    assert (suspect.kind, suspect.names) == ("rows", ("2026-01-03",)) and "2.0 times those" in suspect.sign
+    assert kinds(held(ne=0.5, checks=(fall,)), now=then, then=then) == [], "rows are as many as ever"
+
+
 def country(value: str, calibration: float, clicks: int = 100) -> Slice:
     """A slice on which the calibration of the incumbent is this."""
     return Slice(
