@@ -408,10 +408,9 @@ class _Search:
             return True
         if suspect.kind == FEATURES and suspect.explained is not None:
             # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
-            # most rows still carries something; but wrong labels take something from every feature.
-            labels_fine = all(each.kind != LABELS for each in self.record.suspects)
+            # most rows still carries something.
             little = replay.explained is not None and replay.explained >= -DEAD
-            return change.low <= 0 or (labels_fine and little)
+            return (change.low <= 0 or little) and self._is_all_lost(replay)
         return replay.explained is not None and replay.explained >= HALF and change.high < 0
 
     def _regained(self, replay: Replay) -> float:
@@ -423,6 +422,15 @@ class _Search:
         if replay.incumbent.high >= now.ne.point:  # chance may explain it
             return 0.0
         return (now.ne.point - replay.incumbent.point) / (now.ne.point - former.ne)
+
+    def _is_all_lost(self, replay: Replay) -> bool:
+        # Whether the incumbent, without the features of ``replay``, has lost no more than they carried when it was
+        # published. Where the labels are wrong, it has.
+        former = self.held.gate.former
+        if replay.incumbent is None or former is None or former.importance is None:
+            return True
+        carried = sum(former.importance[name].rise for name in replay.names if name in former.importance)
+        return replay.incumbent.low <= former.ne + carried
 
     def _name(self, suspect: Suspect, replay: Replay, likely: Sequence[str]) -> Culprit:
         names, passes, explained = replay.names, self._passes(replay), replay.explained

@@ -128,16 +128,20 @@ def describe_setting(path: str, values: Sequence[Any]) -> str:
 
 def _dead_features(signs: Signs) -> Iterator[Suspect]:
     # Features that carry nothing any more, and whose loss explains most of the rise of NE since the incumbent's night.
-    former = signs.gate.former
-    now, fell = signs.gate.importance or {}, {}
+    gate, former = signs.gate, signs.gate.former
+    now, fell = gate.importance or {}, {}
     for name, (lost, words) in _changed_importance(signs, rose=False).items():
         if now[name].rise < DEAD * (now[name].rise + lost):
             fell[name] = (lost, words)
-    if former is None or signs.gate.candidate is None or not fell:
+    if former is None or gate.candidate is None or not fell:
         return
-    risen = signs.gate.candidate.ne.point - former.ne
+    risen = gate.candidate.ne.point - former.ne
     if risen <= 0:  # nothing was lost that their loss could explain
         return
+    if gate.incumbent is not None:
+        # It lost no more by them than they carried. What it lost beyond is of other causes: wrong labels take
+        # something from every feature, and some are left with nothing.
+        risen = max(risen, gate.incumbent.ne.point - former.ne)
     explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
     if explained >= HALF:
         yield Suspect(kind=FEATURES, names=tuple(fell), sign=_join(fell), explained=round(explained, 3))

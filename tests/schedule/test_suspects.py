@@ -76,6 +76,12 @@ def test_what_a_dead_feature_explains_is_its_share_of_the_rise_of_ne() -> None:
     assert "C1 carries +0.0000 of NE, +0.0600 when the incumbent was published" in suspect.sign
 
 
+def test_a_dead_feature_is_not_suspected_first_where_the_incumbent_lost_far_more_than_it_carried() -> None:
+    """Wrong labels take something from every feature."""
+    assert kinds(held(ne=0.86, incumbent=0.90, rises={"C1": 0.0}, checks=(WRONG,)))[0] == ("features", "C1")
+    assert kinds(held(ne=0.86, incumbent=0.95, rises={"C1": 0.0}, checks=(WRONG,)))[0] == ("labels", "this log")
+
+
 def test_a_dead_feature_is_not_suspected_where_ne_did_not_rise() -> None:
     (first, *_) = kinds(held(ne=0.79, incumbent=0.85, rises={"C1": 0.0}, checks=(WRONG,)))
     assert first == ("labels", "this log")
