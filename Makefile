@@ -229,7 +229,7 @@ bench-year: install ## a simulated year of nights on the gate alone: wrong promo
 	@.venv/bin/python -m benchmarks.year
 
 .PHONY: bench-culprits
-bench-culprits: install ## nights with ten kinds of harm: what nightjar bisect names, after how many replays (20 minutes)
+bench-culprits: install ## nights with ten kinds of harm: what nightjar bisect names, after how many replays (10 minutes)
 	@.venv/bin/python -m benchmarks.culprits
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
