@@ -228,6 +228,10 @@ bench-judge: install ## seconds and memory of nightjar judge on ten million scor
 bench-year: install ## a simulated year of nights on the gate alone: wrong promotions, needless holds
 	@.venv/bin/python -m benchmarks.year
 
+.PHONY: bench-culprits
+bench-culprits: install ## nights with ten kinds of harm: what nightjar bisect names, after how many replays (10 minutes)
+	@.venv/bin/python -m benchmarks.culprits
+
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 
@@ -40,6 +40,8 @@ from pipeline.store.files import Files
 # one carries nothing: a leak will.
 SIZES = (24, 10, 40, 40, 200, 1000, 5000, 20_000, 64)
 HOUR, COUNTRY, SITE, USER, SPARE = 0, 1, 4, 7, 8
+# Spread of the weights of each feature's ids.
+SPREADS = (0.25, 0.3, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.0)
 # Pairs of features whose crosses matter. The model of the first night knows none of them.
 CROSSES = tuple((one, other) for one in range(1, 6) for other in range(one + 1, 7))
 CROSS_ROWS = 1 << 13
@@ -74,15 +76,15 @@ Floats = NDArray[np.float64]
 class World:
     """People whose clicks follow from a row's ids and crosses, and whose tastes drift from day to day."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-        self.weights = [rng.normal(0, spread, size) for size, spread in zip(SIZES, SPREADS, strict=True)]
+    def __init__(self, rng: np.random.Generator, spreads: Sequence[float] = SPREADS) -> None:
+        self.rng, self.spreads = rng, spreads
+        self.weights = [rng.normal(0, spread, size) for size, spread in zip(SIZES, spreads, strict=True)]
         self.crosses = [rng.normal(0, 0.16, CROSS_ROWS) for _ in CROSSES]
         self.mood = 0.0
 
     def pass_day(self) -> None:
         """Change all tastes a little, and the mood of the day."""
-        for weights, spread in zip(self.weights, SPREADS, strict=True):
+        for weights, spread in zip(self.weights, self.spreads, strict=True):
             weights *= math.sqrt(1 - DRIFT**2)
             weights += DRIFT * self.rng.normal(0, spread, len(weights))
         self.mood = float(self.rng.normal(0, 0.03))
@@ -96,9 +98,6 @@ class World:
         for pair, weights in zip(CROSSES, self.crosses, strict=True):
             logits += weights[cross_rows(ids, pair)]
         return ids, logits
-
-
-SPREADS = (0.25, 0.3, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.0)
 
 
 def cross_rows(ids: Ids, pair: tuple[int, int]) -> Ids:

@@ -39,8 +39,9 @@ class Replay(Record):
 
     ``verdict``, ``reasons``: of the gate, beside the incumbent of the held run. ``ne``: of the model. ``change``: of NE
     from the held model, as a share, paired on the same test rows; absent where those differ. ``explained``: the share
-    of the lost NE that came back. ``same_rows``: whether it was judged on the test rows of the held model; otherwise it
-    proves nothing. ``message``: why there is no verdict.
+    of the lost NE that came back. ``incumbent``: NE of the incumbent on the same rows, without these features, too.
+    ``same_rows``: whether it was judged on the test rows of the held model; otherwise it proves nothing. ``message``:
+    why there is no verdict.
     """
 
     run: str
@@ -52,6 +53,7 @@ class Replay(Record):
     ne: float | None = absent()
     change: Interval | None = absent()
     explained: float | None = absent()
+    incumbent: Interval | None = absent()
     same_rows: bool = absent(True)
     message: str | None = absent()
 

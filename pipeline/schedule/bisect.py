@@ -45,7 +45,7 @@ from pipeline.records.result import ErrorPart, IngestPart, Result
 from pipeline.records.runs import run_directory
 from pipeline.schedule.night_config import base_of
 from pipeline.schedule.night_summary import is_expected, read_settings, write_summary
-from pipeline.schedule.suspects import HALF, Signs, describe_setting, find_suspects, lost_ne
+from pipeline.schedule.suspects import DEAD, HALF, Signs, describe_setting, find_suspects, lost_ne
 from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.compare import ne_change
 from pipeline.stages.execution import load
@@ -59,6 +59,9 @@ QUALITY = "quality.json"
 # where the log is: at its former place there are other rows.
 _NO_SUSPECTS: tuple[str, ...] = ("checkpoint.allow", "publish.model", "publish.judge_beside", "data.name", "data.aside")
 _NO_SUSPECTS += ("data.path", "data.format", "data.options", "data.snapshot", "data.messages")
+# A feature with the values of other rows misleads by twice of what is lost without it. So without it half of the rise
+# of the incumbent's NE is gone; half of that is enough to name it.
+MISLEADS = 0.25
 OTHER_ROWS = "it was judged on other test rows, so its verdict proves nothing"
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 log = logging.getLogger(__name__)
@@ -376,6 +379,8 @@ class _Search:
         same = (gate.rows, gate.clicks) == (held.rows, held.clicks)
         same = change is not None or (same and (replay.kind == FEATURES or gate.incumbent == held.incumbent))
         replay = replace(replay, verdict=gate.verdict, reasons=gate.reasons, same_rows=same)
+        if replay.kind == FEATURES and same and gate.incumbent is not None:
+            replay = replace(replay, incumbent=gate.incumbent.ne)
         if gate.candidate is None:
             return replay
         lost, explained = lost_ne(self.held.gate), None
@@ -399,10 +404,33 @@ class _Search:
         change = replay.change
         if change is None:
             return False
+        if self._regained(replay) >= MISLEADS:
+            return True
         if suspect.kind == FEATURES and suspect.explained is not None:
-            # The feature carries nothing, which explains the loss, if the model is as good without it.
-            return change.low <= 0
+            # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
+            # most rows still carries something.
+            little = replay.explained is not None and replay.explained >= -DEAD
+            return (change.low <= 0 or little) and self._is_all_lost(replay)
         return replay.explained is not None and replay.explained >= HALF and change.high < 0
+
+    def _regained(self, replay: Replay) -> float:
+        # The share of the rise of the incumbent's own NE since it was published that is gone without the features. The
+        # model of the night has learnt to live with wrong values; the incumbent has not.
+        now, former = self.held.gate.incumbent, self.held.gate.former
+        if replay.incumbent is None or now is None or former is None or now.ne.point <= former.ne:
+            return 0.0
+        if replay.incumbent.high >= now.ne.point:  # chance may explain it
+            return 0.0
+        return (now.ne.point - replay.incumbent.point) / (now.ne.point - former.ne)
+
+    def _is_all_lost(self, replay: Replay) -> bool:
+        # Whether the incumbent, without the features of ``replay``, has lost no more than they carried when it was
+        # published. Where the labels are wrong, it has.
+        former = self.held.gate.former
+        if replay.incumbent is None or former is None or former.importance is None:
+            return True
+        carried = sum(former.importance[name].rise for name in replay.names if name in former.importance)
+        return replay.incumbent.low <= former.ne + carried
 
     def _name(self, suspect: Suspect, replay: Replay, likely: Sequence[str]) -> Culprit:
         names, passes, explained = replay.names, self._passes(replay), replay.explained
@@ -417,11 +445,16 @@ class _Search:
             them, verb = ("them", "carry") if len(names) > 1 else ("it", "carries")
             words = f"feature{'s' if len(names) > 1 else ''} {', '.join(names)}"
             if suspect.explained is not None:
-                words += f", which {verb} nothing any more"
+                left = "little" if replay.change is not None and replay.change.low > 0 else "nothing"
+                words += f", which {verb} {left} any more"
             words += f": without {them}, {figures}"
             if suspect.explained is not None:
                 explained = suspect.explained
                 words += f"; {suspect.sign}: {percent(explained, 0)} of the rise of NE since then"
+            elif self._regained(replay) >= MISLEADS and replay.incumbent is not None:
+                explained = round(self._regained(replay), 3)
+                words += f"; {self.held.base.version} itself is better without {them}, NE {replay.incumbent.point:.4f}"
+                words += f", not {self.record.incumbent_ne:.4f}: the values of today mislead"
         words += ", and the gate passes" if passes else ""
         if likely != names:
             words += f"; most likely it is {', '.join(likely)}, which no replay has confirmed"
@@ -459,10 +492,12 @@ def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
     # The labels, on which the incumbent itself is judged, or the rows of the day, without which the candidate is the
     # incumbent: both are controls that no training is needed for.
     day, *slices = suspect.names
-    if suspect.kind == LABELS:
-        words = f"labels of {day}: {suspect.sign}. The incumbent did not learn from them, so no replay was needed"
-        return Culprit(kind=suspect.kind, names=suspect.names, words=words)
     where = f" with {', '.join(slices)}" if slices else ""
+    if suspect.kind == LABELS:
+        reason = "The incumbent did not learn from them, so no replay was needed"
+        return Culprit(
+            kind=suspect.kind, names=suspect.names, words=f"labels of {day}{where}: {suspect.sign}. {reason}"
+        )
     words = f"rows of {day}{where}: without that day the model is {held.base.version}"
     if held.gate.change is not None and not slices:
         change = held.gate.change.ne.point

@@ -26,6 +26,7 @@ FEW_OF_ALL = 0.01
 MOST_CHANGED = 2
 # The checks that judge the incumbent on these rows. It was right when it was published, so they tell of the labels.
 LABEL_CHECKS = ("click rate", "labels")
+FALL_CHECK = "fall of NE"
 # Groups of settings that decide the test rows or their labels: with the former ones a replay is asked another question.
 _OF_TEST_ROWS: tuple[str, ...] = ("seed", "data.split", "data.label")
 _OF_GATE = "gate."
@@ -127,16 +128,20 @@ def describe_setting(path: str, values: Sequence[Any]) -> str:
 
 def _dead_features(signs: Signs) -> Iterator[Suspect]:
     # Features that carry nothing any more, and whose loss explains most of the rise of NE since the incumbent's night.
-    former = signs.gate.former
-    now, fell = signs.gate.importance or {}, {}
+    gate, former = signs.gate, signs.gate.former
+    now, fell = gate.importance or {}, {}
     for name, (lost, words) in _changed_importance(signs, rose=False).items():
         if now[name].rise < DEAD * (now[name].rise + lost):
             fell[name] = (lost, words)
-    if former is None or signs.gate.candidate is None or not fell:
+    if former is None or gate.candidate is None or not fell:
         return
-    risen = signs.gate.candidate.ne.point - former.ne
+    risen = gate.candidate.ne.point - former.ne
     if risen <= 0:  # nothing was lost that their loss could explain
         return
+    if gate.incumbent is not None:
+        # It lost no more by them than they carried. What it lost beyond is of other causes: wrong labels take
+        # something from every feature, and some are left with nothing.
+        risen = max(risen, gate.incumbent.ne.point - former.ne)
     explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
     if explained >= HALF:
         yield Suspect(kind=FEATURES, names=tuple(fell), sign=_join(fell), explained=round(explained, 3))
@@ -166,28 +171,70 @@ def _unknown_ids(signs: Signs) -> Iterator[Suspect]:
 
 
 def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
-    reasons = signs.failed(*LABEL_CHECKS)
-    if reasons:
-        yield Suspect(kind=LABELS, names=(signs.day,), sign=reasons[0], explained=1.0)
+    reasons, slices = signs.failed(*LABEL_CHECKS), _wrong_slices(signs)
+    held_for = [check.name for check in signs.gate.checks if not check.passed]
+    if not reasons:  # a slice whose traffic changed and that did not hold the night is no suspect
+        slices = {name: words for name, words in slices.items() if f"slice: calibration, {name}" in held_for}
+    if reasons or slices:
+        sign = "; ".join([*reasons[:1], *slices.values()])
+        yield Suspect(kind=LABELS, names=(signs.day, *slices), sign=sign, explained=1.0)
+
+
+def _wrong_slices(signs: Signs) -> dict[str, str]:
+    # Slices on which the incumbent is clearly off, by a limit that it kept when it was published, in words. None of a
+    # feature where it is off on the other rows, too: then the slices are not what is wrong.
+    gate, limits = signs.gate, signs.limits
+    if gate.incumbent is None or gate.former is None or limits.max_label_shift is None:
+        return {}
+    wrong: dict[str, str] = {}
+    for feature in dict.fromkeys(part.slice for part in gate.slices or ()):
+        clicks, predicted, words = float(gate.clicks), gate.incumbent.calibration.point * gate.clicks, {}
+        for part in gate.slices or ():
+            calibration = None if part.incumbent is None else part.incumbent.calibration
+            if part.slice != feature or calibration is None:
+                continue
+            if _is_surely_off(calibration, limits.slice_max_calibration_error):
+                name = f"{feature}={printable(part.value)}"
+                words[name] = f"calibration of the incumbent with {name} is {calibration.point:.4f}"
+                clicks -= part.clicks
+                predicted -= calibration.point * part.clicks
+        if words and clicks > 0 and predicted > 0:
+            shift = math.log(predicted / clicks / gate.former.calibration)
+            if abs(shift) <= math.log1p(limits.max_label_shift):
+                wrong |= words
+    return wrong
+
+
+def _moved_before_labels(signs: Signs) -> Iterator[Suspect]:
+    # Both labels and values of features show in the predictions of the incumbent, and only a training tells them apart.
+    if signs.failed(*LABEL_CHECKS):
+        for name, words in [*_moved_values(signs).items()][:MOST_CHANGED]:
+            yield Suspect(kind=FEATURES, names=(name,), sign=words)
 
 
 def _changed_features(signs: Signs) -> Iterator[Suspect]:
     # One after the other: those whose importance changed most, then those whose values moved furthest.
     changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
     ranked = sorted(changed, key=lambda name: -changed[name][0])
-    moved: dict[str, float] = {}
+    words = _moved_values(signs) | {name: changed[name][1] for name in ranked}
+    ranked += [name for name in words if name not in changed]
+    for name in ranked[:MOST_CHANGED]:
+        yield Suspect(kind=FEATURES, names=(name,), sign=words[name])
+
+
+def _moved_values(signs: Signs) -> dict[str, str]:
+    # Features whose values moved beyond a limit, furthest first, in words.
+    moved: dict[str, tuple[float, str]] = {}
     for name in signs.features:
+        beyond = {}
         for what, change in signs.drift.get(name, {}).items():
             limit = getattr(signs.moved, what)
             if limit is not None and change > limit:
-                moved[name] = max(moved.get(name, 0.0), change / max(limit, MATTERS))
-    ranked += sorted(moved.keys() - changed.keys(), key=lambda name: -moved[name])
-    for name in ranked[:MOST_CHANGED]:
-        words = changed[name][1] if name in changed else ""
-        if not words:
-            figures = ", ".join(f"{what} by {change:.3g}" for what, change in signs.drift[name].items())
-            words = f"values of {name} moved since the day before: {figures}"
-        yield Suspect(kind=FEATURES, names=(name,), sign=words)
+                beyond[what] = change / max(limit, MATTERS)
+        if beyond:
+            figures = ", ".join(f"{what} by {signs.drift[name][what]:.3g}" for what in beyond)
+            moved[name] = (max(beyond.values()), f"values of {name} moved since the day before: {figures}")
+    return {name: words for name, (_, words) in sorted(moved.items(), key=lambda item: -item[1][0])}
 
 
 def _odd_rows(signs: Signs) -> Iterator[Suspect]:
@@ -220,6 +267,8 @@ def _all_rows(signs: Signs) -> Iterator[Suspect]:
 def _rows_of_day(signs: Signs, sign: str, explained: float | None) -> Iterator[Suspect]:
     # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
     places = spoilt_places(signs.gate, signs.limits)
+    if explained is not None and signs.failed(FALL_CHECK):
+        places.append("")  # rows in both train and test make a model too good to be true
     if places and signs.continues:
         slices = [place for place in places if place and "" not in places]
         yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=explained)
@@ -240,6 +289,10 @@ def spoilt_places(gate: GateRecord, limits: GateConfig) -> list[str]:
         if part.change.ne.low > 0 or miscalibrated:
             places.append(name)
     return places
+
+
+def _is_surely_off(calibration: Interval, limit: float | None) -> bool:
+    return limit is not None and (calibration.low > 1 + limit or calibration.high < 1 - limit)
 
 
 def _is_off(calibration: Interval, limit: float | None) -> bool:
@@ -277,6 +330,7 @@ ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
     _dead_features,  # the gate measured that they carry nothing, and that this is the size of the loss
     _leaking_features,  # nothing becomes the best feature overnight by honest means
     _unknown_ids,  # ids that no training saw: a source that restarted its numbering, or is late
+    _moved_before_labels,  # wrong values of a feature look like wrong labels, and are seen in the values, too
     _wrong_labels,  # the incumbent was right when it was published, so these rows are not what it knew
     _odd_rows,  # delivered twice or in part, sampled upstream, of another clock: no feature or label alone is wrong
     _changed_features,  # drift is common and mostly harmless, and each of them costs a training

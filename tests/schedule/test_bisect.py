@@ -22,7 +22,9 @@ from pipeline.records import (
     BisectRecord,
     Check,
     ErrorPart,
+    Former,
     GatePart,
+    Importance,
     Interval,
     ModelFigures,
     Result,
@@ -332,6 +334,50 @@ def test_settings_that_decide_the_test_rows_are_not_replayed_and_a_pass_on_other
     record = bisect_run(runs.store, RUN, other_rows, 4)
     assert [(replay.verdict, replay.same_rows) for replay in record.replays] == [("PASS", False)]
     assert record.culprit is None and "judged on other test rows" in str(record.stopped)
+
+
+@pytest.mark.parametrize(
+    ("incumbent", "worse", "kind"), [(0.80, 0.005, "features"), (0.80, 0.02, "rows"), (0.87, 0.005, "labels")]
+)
+def test_a_feature_that_carries_little_any_more_is_named_unless_the_incumbent_lost_more_than_that(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, incumbent: float, worse: float, kind: str
+) -> None:
+    """It carried 0.06 of NE, the incumbent had 0.78, and the model is a little worse without it."""
+    change = Interval(worse, worse - 0.001, worse + 0.001)
+    monkeypatch.setattr("pipeline.schedule.bisect.ne_change", lambda *args, **settings: change)
+    before, now = ({"C1": Importance(rise=rise, error=0.001)} for rise in (0.06, 0.005))
+    former = Former(ne=0.78, calibration=1.0, calibration_by_prediction=0.02, importance=before)
+    gate = {"incumbent": figures(incumbent, **WHOLE), "change": figures(0.84 / incumbent - 1, 0.0, 0.0)}
+    runs.run(FORMER, former=former, importance=now, checks=(LABELS,) if kind == "labels" else (), **gate)
+    record = bisect_run(runs.store, RUN, lambda config: runs.run(config, **gate), 4)
+    assert [(replay.names, replay.verdict) for replay in record.replays] == [(("C1",), "HOLD")]
+    assert record.culprit is not None and record.culprit.kind == kind
+    assert ("carries little any more" in record.culprit.words) == (kind == "features")
+
+
+@pytest.mark.parametrize(("without", "culprit"), [(0.77, ("C1",)), (0.795, None)])
+def test_a_feature_without_which_the_incumbent_is_clearly_better_is_named_though_the_model_needs_it(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, without: float, culprit: tuple[str, ...] | None
+) -> None:
+    """Its values are wrong today: the night's model has learnt them as they are, the incumbent has not."""
+
+    def run(config: Config) -> int:
+        return runs.run(config, incumbent=figures(without, **WHOLE))
+
+    monkeypatch.setattr("pipeline.schedule.bisect.ne_change", lambda *args, **settings: Interval(0.01, 0.009, 0.011))
+    before, now = (
+        {"C1": Importance(rise=rise, error=0.001), "C2": Importance(rise=0.1, error=0.001)} for rise in (0.06, 0.02)
+    )
+    former = Former(ne=0.76, calibration=1.0, calibration_by_prediction=0.02, importance=before)
+    runs.run(FORMER, former=former, importance=now, change=figures(-0.001, 0.0, 0.0))
+    record = bisect_run(runs.store, RUN, run, 4)
+    (replay,) = record.replays
+    assert (replay.kind, replay.names, replay.verdict) == ("features", ("C1",), "HOLD")
+    assert replay.incumbent == figures(without).ne
+    assert (record.culprit and record.culprit.names) == culprit
+    if record.culprit is not None:
+        assert "v00001-00000001 itself is better without it, NE 0.7700, not 0.8000" in record.culprit.words
+        assert record.culprit.explained == pytest.approx(0.75)
 
 
 def test_what_the_gate_did_not_hold_is_refused(runs: Runs) -> None:

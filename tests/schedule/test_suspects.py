@@ -76,6 +76,12 @@ def test_what_a_dead_feature_explains_is_its_share_of_the_rise_of_ne() -> None:
     assert "C1 carries +0.0000 of NE, +0.0600 when the incumbent was published" in suspect.sign
 
 
+def test_a_dead_feature_is_not_suspected_first_where_the_incumbent_lost_far_more_than_it_carried() -> None:
+    """Wrong labels take something from every feature."""
+    assert kinds(held(ne=0.86, incumbent=0.90, rises={"C1": 0.0}, checks=(WRONG,)))[0] == ("features", "C1")
+    assert kinds(held(ne=0.86, incumbent=0.95, rises={"C1": 0.0}, checks=(WRONG,)))[0] == ("labels", "this log")
+
+
 def test_a_dead_feature_is_not_suspected_where_ne_did_not_rise() -> None:
     (first, *_) = kinds(held(ne=0.79, incumbent=0.85, rises={"C1": 0.0}, checks=(WRONG,)))
     assert first == ("labels", "this log")
@@ -101,6 +107,56 @@ def test_a_feature_that_became_the_best_overnight_is_suspected_of_knowing_the_la
     assert kinds(held(rises={"C3": 0.3}, checks=(WRONG,)))[0] == ("features", "C3")
     assert kinds(held(rises={"C1": 0.3}))[0] == ("features", "C1"), "it was the best before"
     assert kinds(held(rises={"C3": 0.0012}))[0][0] == "rows", "within its error"
+
+
+def test_features_whose_values_moved_are_tried_before_labels_that_look_wrong() -> None:
+    drift = {"C1": {"psi": 0.5, "missing_share": 0.01}, "C2": {"psi": 0.1}}
+    moved = DriftLimits(psi=0.25, missing_share=0.1)
+    found = find_suspects(Signs(gate=held(checks=(WRONG,)), limits=LIMITS, features=FEATURES, drift=drift, moved=moved))
+    assert [suspect.title for suspect in found] == ["features C1", "labels this log"]
+    assert found[0].sign == "values of C1 moved since the day before: psi by 0.5"
+
+
+def test_rows_that_came_too_often_are_suspected_of_a_fall_of_ne_that_is_too_good_to_be_true() -> None:
+    now, then = (IngestPart(day=f"2026-01-0{day}", rows=rows) for day, rows in ((3, 2000), (2, 1000)))
+    fall = Check("fall of NE", "gate.max_ne_fall", False, "too good to be true")
+    (suspect,) = find_suspects(Signs(gate=held(ne=0.5, checks=(fall,)), limits=LIMITS, now=now, then=then))
+    assert (suspect.kind, suspect.names) == ("rows", ("2026-01-03",)) and "2.0 times those" in suspect.sign
+    assert kinds(held(ne=0.5, checks=(fall,)), now=then, then=then) == [], "rows are as many as ever"
+
+
+def country(value: str, calibration: float, clicks: int = 100) -> Slice:
+    """A slice on which the calibration of the incumbent is this."""
+    return Slice(
+        slice="C1",
+        value=value,
+        rows=500,
+        clicks=clicks,
+        candidate=figures(0.8),
+        incumbent=figures(0.8, calibration=calibration),
+        change=figures(0.0, 0.0, 0.0),
+    )
+
+
+def test_labels_that_are_wrong_in_a_slice_alone_are_named_with_it() -> None:
+    # 1,000 clicks, 1,020 predicted; with the other slices alone 900 clicks, 820 predicted.
+    off = (country("a", 2.0), country("b", 1.02))
+    assert kinds(held(slices=off, checks=(WRONG,)))[0] == ("labels", "this log", "C1=a")
+    (first, *_) = find_suspects(Signs(gate=held(slices=off, checks=(WRONG,)), limits=LIMITS))
+    assert first.sign == f"{WRONG.words}; calibration of the incumbent with C1=a is 2.0000"
+
+
+def test_labels_that_are_wrong_in_the_other_rows_too_are_those_of_the_day() -> None:
+    # 20 are predicted for the other 500 clicks.
+    most = (country("a", 2.0, clicks=400), country("b", 2.0, clicks=100))
+    assert kinds(held(slices=most, checks=(WRONG,)))[0] == ("labels", "this log")
+
+
+def test_a_slice_whose_traffic_changed_is_suspected_only_where_it_held_the_night() -> None:
+    slices = (country("a", 2.0),)
+    assert kinds(held(slices=slices))[0] == ("rows", "this log")
+    failed = Check("slice: calibration, C1=a", "gate.slice_max_calibration_error", False, "is off")
+    assert kinds(held(slices=slices, checks=(failed,)))[0] == ("labels", "this log", "C1=a")
 
 
 def test_ids_that_no_training_saw_name_their_features() -> None:
