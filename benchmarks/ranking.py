@@ -23,8 +23,9 @@ from pipeline.evaluation.metrics import sigmoid
 
 USERS, ITEMS, SHOWN, DIM = 2000, 500, 12, 4
 # Standard deviations of what users, items and tastes add to the log odds.
-ACTIVITY, QUALITY, TASTE = 1.5, 0.5, 0.7
+ACTIVITY, MOOD, QUALITY, TASTE = 1.0, 2.0, 0.8, 0.8
 BIAS = -2.5
+FIRST_SECOND = 1_767_225_600
 NE_BAR = 0.002
 WAYS = {
     "log loss": [],
@@ -75,10 +76,12 @@ def train(seed: int, requests: int, ways: list[str], weights: list[float], more:
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         write_log(Path(folder, "log.csv"), requests, seed)
-        features = "{user: {rows: 2100}, item: {rows: 600}, hour: {rows: 30}}"
-        world = words(f"""data=csv data.path={folder}/log.csv data.label.column=clicked model=dlrm_small
-            train.shuffle=false train.global_batch=1024 evaluate.group_by=user seed={seed} store={folder}/store""")
-        world += [f"+data.sparse={features}", "data.split.test_share=0.2"]
+        # A table of three rows has none for a request, which no model could use later; GAUC knows them by their hashes.
+        features = "{user: {rows: 2100}, item: {rows: 600}, hour: {rows: 30}, request: {rows: 3}}"
+        world = words(f"""data=csv data.path={folder}/log.csv data.label.column=clicked data.timestamp=time
+            data.split.by=time data.split.test_share=0.2 model=dlrm_small train.shuffle=false train.global_batch=1024
+            train.sparse_lr=0.1 evaluate.group_by=request seed={seed} store={folder}/store""")
+        world.append(f"+data.sparse={features}")
         for way in ways:
             for weight in weights if WAYS[way] else [1.0]:
                 name = f"{way} x {weight:g}" if WAYS[way] else way
@@ -97,14 +100,16 @@ def write_log(path: Path, requests: int, seed: int) -> None:
     items = TASTE / np.sqrt(DIM) * random.normal(size=(ITEMS, DIM))
     hours = 0.3 * random.normal(size=24)
     user = np.repeat(random.integers(0, USERS, requests), SHOWN)
-    hour = np.repeat(np.sort(random.integers(0, 24, requests)), SHOWN)
+    mood = np.repeat(MOOD * random.normal(size=requests), SHOWN)
+    request = np.repeat(np.arange(requests), SHOWN)
+    hour = request * 240 // requests % 24
     item = random.integers(0, ITEMS, len(user))
-    logit = BIAS + activity[user] + hours[hour] + quality[item] + (tastes[user] * items[item]).sum(1)
+    logit = BIAS + activity[user] + mood + hours[hour] + quality[item] + (tastes[user] * items[item]).sum(1)
     clicked = random.random(len(user)) < sigmoid(logit)
     with path.open("w") as log:
-        log.write("clicked,user,item,hour\n")
-        for row in zip(clicked, user, item, hour, strict=True):
-            log.write("{:d},u{},i{},h{}\n".format(*row))
+        log.write("clicked,user,item,hour,request,time\n")
+        for row in zip(clicked, user, item, hour, request, FIRST_SECOND + request, strict=True):
+            log.write("{:d},u{},i{},h{},r{},{}\n".format(*row))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ SMALL = [
     "publish.quantise=fp32",
     "gate.slices=[C1]",
     "gate.slice_min_clicks=300",
-    "evaluate.group_by=C1",
+    "evaluate.group_by=C5",
     "train.epochs=3",
     "gate.max_calibration_error=0.25",
     "gate.max_ne_increase=0.03",  # what 4,000 held-out rows can tell
@@ -123,7 +123,7 @@ def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> 
     gate = store.read_json(f"{found['stages']['publish']['artifact']}/gate.json")
     assert {each["slice"] for each in gate["slices"]} == {"C1"}
     scores, gauc = found["eval"], gate["gauc"]
-    assert (scores["group_by"], gauc["by"], gauc["limit"]) == ("C1", "C1", 0.002)
+    assert (scores["group_by"], gauc["by"], gauc["limit"]) == ("C5", "C5", 0.002)
     assert (scores["gauc_groups"], scores["gauc_rows"]) == (gauc["users"], gauc["rows"])
     assert scores["gauc"] == pytest.approx(gauc["candidate"][0], abs=1e-4) and 0.5 < scores["gauc"] < scores["auc"]
     assert 0.9 < gate["coverage"]["C1"] <= 1
