@@ -64,17 +64,15 @@ def judge_version(
     from pipeline.stages.release_ranks import score_on_ranks
     from pipeline.training.parquet import SplitReader
 
-    ledger = _open_ledger(config, store)
-
     # 1. All ranks score the held-out rows: as the candidate serves them, the incumbent, the best of the last versions.
+    ledger = _open_ledger(config, store)  # first: one that cannot be read costs no scores
     dataset = inputs["ingest"]
     split = SplitReader(store, dataset, "test")
     split.spread(config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
     codes = owners.keys() | {sequence.name for sequence in split.schema.sequences}
-    features = [
-        name for name in dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices]) if name in codes
-    ]
+    sliced_by = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
+    features = [name for name in sliced_by if name in codes]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _open_models(config, store, draft.path, dataset, incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
