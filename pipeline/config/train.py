@@ -328,6 +328,14 @@ class TrainConfig:
         "that it began with.",
     )
     prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
+    accumulate: int = setting(
+        1,
+        low=1,
+        quiet=True,
+        doc="Parts in which the ranking model works through a rank's batch, each with its forward and backward pass: "
+        "its activations take the memory of one part. It stays one step of the whole batch, for all optimizers: the "
+        "gradients of the parts are added up first.",
+    )
     max_events: int | None = setting(
         None,
         low=1,

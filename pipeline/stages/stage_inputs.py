@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.config.checks import check_parts
 from pipeline.config.secrets import recorded
 from pipeline.core.errors import ArtifactError, ConfigError, DamagedError, NightjarError, UnreachableError
 from pipeline.launch.run_records import read_steps
@@ -223,7 +224,7 @@ def with_batch(config: Config, rows: int) -> Config:
     """Return ``config`` with ``train.global_batch`` as a number where it is auto, for a dataset of ``rows`` train rows.
 
     Raises:
-        ConfigError: That number is smaller than the number of ranks.
+        ConfigError: That number is smaller than the number of ranks, or leaves a part of ``train.accumulate`` empty.
     """
     if isinstance(config.train.global_batch, int):
         return config
@@ -234,7 +235,9 @@ def with_batch(config: Config, rows: int) -> Config:
             f"the {ranks} ranks",
             hint=f"train.global_batch={64 * ranks}, or fewer ranks: hardware.hosts=1",
         )
-    return _replace_batch(config, batch)
+    config = _replace_batch(config, batch)
+    check_parts(config)
+    return config
 
 
 def with_former_batch(config: Config, store: Store) -> Config:

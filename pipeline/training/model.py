@@ -34,6 +34,7 @@ from pipeline.specs.model import ModelInputs, task_inputs
 from pipeline.towers.event_ids import TowerEvents
 from pipeline.towers.layout import TowerLayout, layout_of
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
+from pipeline.training.accumulation import accumulate, require_rowwise, split_rows
 from pipeline.training.batches import Batch, RowCounts
 from pipeline.training.distributed import largest_of_ranks, synchronise, workers_of
 from pipeline.training.faults import Fault, FaultFinder
@@ -151,6 +152,7 @@ class DensePart(DenseModel):
         train = train or TrainConfig()
         self.smoothing = train.label_smoothing
         self.penalty = train.embedding_l2
+        self.parts = train.accumulate
         self.tasks = len(schema.tasks)
         self.counts = RowCounts.of(schema)
         self.task_loss = TaskLoss.of(schema, train)
@@ -225,15 +227,28 @@ class DensePart(DenseModel):
             with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
                 sequences = self.histories(taken, events)
 
-        # 3. The logits.
+        # 3. The logits and the loss; of a training with ``train.accumulate`` in parts, each with its backward pass.
         dense, vectors = self.ranking_inputs(dense, embeddings, sequences)
+        self._embeddings = vectors.detach()
+        if self.parts == 1 or not torch.is_grad_enabled():
+            return self.compare(dense, vectors, labels, weights, extra)
+        return accumulate(
+            self.compare,
+            split_rows(len(labels), self.parts),
+            dense,
+            vectors,
+            (labels, weights, extra),
+            list(self.ranking.parameters()),
+        )
+
+    def compare(
+        self, dense: Tensor, vectors: Tensor, labels: Tensor, weights: Tensor, extra: Tensor | None
+    ) -> tuple[Tensor, Output]:
+        """Run the ranking model on some rows and compare its logits with their labels; returns as ``forward``."""
         logits = self.rank(dense, vectors, weights > 0)
         if self.replayed:
             logits = logits.clone()
-
-        # 4. The loss.
         loss, labels, weights = self.compute_loss(logits, labels, weights, extra)
-        self._embeddings = vectors.detach()
         self.faults.check_forward(dense.detach(), vectors.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
 
@@ -397,6 +412,8 @@ def build_dense_part(
     ranking = build_model(settings.model, inputs).to(device)
     workers = workers_of(settings.hardware)
     synchronise(ranking, workers.group)
+    if trained and settings.train.accumulate > 1:
+        require_rowwise(ranking, settings.train.accumulate)
 
     graphs = trained and settings.train.cuda_graphs
     if graphs and device.type != "cuda":
