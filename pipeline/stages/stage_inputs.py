@@ -172,21 +172,32 @@ def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]
     Returns:
         Its configuration then, and the checkpoint's key and step.
     """
+    former, covered = recorded_training(config, store)
+    init = covered.get("init")
+    if former is None or former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
+        return None, None
+    return former, (init["key"], init["step"])
+
+
+def recorded_training(config: Config, store: Store) -> tuple[Config | None, dict[str, Any]]:
+    """Read what this run recorded when it began: its configuration, and what the key of its training covers.
+
+    Returns:
+        (None, {}) where it has not begun, or where that cannot be read.
+    """
     from pipeline.config.compose import from_yaml
 
     run = str(config.run)
     path = f"{run_directory(run)}/config.yaml"
     if not store.exists(path):
-        return None, None
+        return None, {}
     try:
         with store.open(path) as source:
             former = from_yaml(source.read().decode())
-        init = next(step.config.get("init") for step in read_steps(store, run) if step.name == "train")
+        covered = next(step.config for step in read_steps(store, run) if step.name == "train")
     except (NightjarError, StopIteration):
-        return None, None
-    if former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
-        return None, None
-    return former, (init["key"], init["step"])
+        return None, {}
+    return former, covered
 
 
 def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:

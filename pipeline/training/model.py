@@ -153,6 +153,8 @@ class DensePart(DenseModel):
         self.smoothing = train.label_smoothing
         self.penalty = train.embedding_l2
         self.parts = train.accumulate
+        # Of the loss of clicks; above 0, ``extra`` has the teacher's logits behind the tasks' labels.
+        self.teacher_share = 0.0
         self.tasks = len(schema.tasks)
         self.counts = RowCounts.of(schema)
         self.task_loss = TaskLoss.of(schema, train)
@@ -257,14 +259,21 @@ class DensePart(DenseModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss of ``logits``, and labels and weights as metrics take them."""
         offset = self.counts.offset(extra)
+        targets = labels
+        if self.teacher_share and self.training and extra is not None:
+            # Log loss is linear in its target: of a mean of targets it is the mean of the losses. The teacher's logit
+            # is that of all rows, as the model's is.
+            taught = extra[:, self.tasks] if offset is None else extra[:, self.tasks] + offset
+            targets = labels.lerp(taught.sigmoid(), self.teacher_share)
         if self.tasks and extra is not None:
             labels = join_labels(labels, extra, self.tasks)
             others = None
             if offset is not None:
                 others = self.counts.left_out(labels[:, 0], extra)
-            loss = self.task_loss(logits, labels, weights, offset, others)
+            loss = self.task_loss(logits, join_labels(targets, extra, self.tasks), weights, offset, others)
         else:
-            targets = labels.lerp(torch.full_like(labels, 0.5), self.smoothing) if self.smoothing else labels
+            if self.smoothing:
+                targets = targets.lerp(torch.full_like(targets, 0.5), self.smoothing)
             sampled_logits = logits if offset is None else logits + offset
             loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
         main_labels = labels[:, 0] if labels.dim() > 1 else labels
