@@ -30,6 +30,7 @@ def check(config: Config) -> None:
             f"train.global_batch is {batch}, expected at least one sample for each of the {ranks} ranks",
             hint=f"train.global_batch={1024 * ranks}",
         )
+    check_parts(config)
     if config.hardware.embedding_hosts:
         _check_bipartite(config)
     if config.train.asynchronous:
@@ -51,6 +52,31 @@ def check(config: Config) -> None:
         )
     if config.launch.name == "hosts":
         _check_joined(config)
+
+
+def check_parts(config: Config) -> None:
+    """Raise ConfigError where ``train.accumulate`` cannot be done: fewer rows than parts, or a layer across rows."""
+    parts, batch, ranks = config.train.accumulate, config.train.global_batch, config.hardware.workers
+    if parts == 1:
+        return
+    if isinstance(batch, int) and batch < parts * ranks:
+        of_rank = f"a rank has {batch // ranks} of the {batch} samples of train.global_batch"
+        raise ConfigError(
+            f"train.accumulate is {parts}, but {of_rank}, expected at least one for each part",
+            hint=f"train.accumulate={batch // ranks}, or train.global_batch={parts * ranks}",
+        )
+    if config.train.rank_loss.active:
+        raise ConfigError(
+            f"train.accumulate is {parts}, but train.rank_loss.kind is {config.train.rank_loss.kind}: it compares the "
+            "rows of the whole batch, and a part has only some of them",
+            hint="train.accumulate=1, or train.rank_loss.kind=none",
+        )
+    if config.model.batch_statistics:
+        raise ConfigError(
+            f"train.accumulate is {parts}, but model.norm is batch: mean and variance are those of the whole batch, "
+            "and its parts have others",
+            hint="model.norm=layer, or train.accumulate=1",
+        )
 
 
 def check_mapping_settings(data: DataConfig) -> None:

@@ -99,6 +99,11 @@ class ModelConfig:
     )
 
     @property
+    def batch_statistics(self) -> bool:
+        """Whether a layer takes statistics over the rows of a batch, so that a row's logit depends on the others."""
+        return False
+
+    @property
     def task_architecture(self) -> TaskArchitecture:
         """What the tasks share, with its options; ConfigError for an option that it lacks."""
         return with_options(TASK_ARCHITECTURES, self.tasks, self.task_options, "model.task_options")

@@ -254,6 +254,34 @@ class GuardConfig:
 
 
 @dataclass(kw_only=True)
+class DistillConfig:
+    """A teacher whose predictions a training learns from beside the labels (Hinton et al. 2015, arXiv 1503.02531)."""
+
+    weight: float = setting(
+        0.0,
+        low=0.0,
+        high=1.0,
+        quiet=True,
+        doc="Share w of the teacher in the loss of clicks: (1 - w) times the log loss of the labels, plus w times that "
+        "of the teacher's probabilities. 0: there is no teacher.",
+    )
+    teacher: str | None = setting(
+        None,
+        quiet=True,
+        doc="Version of the model that teaches, as `nightjar models ls` lists them; null: the one beside which the "
+        "model is judged, by default the one that serves. Where none serves yet, a training learns from labels alone.",
+    )
+
+    def check(self, path: str) -> None:
+        # A teacher without a share teaches nothing.
+        if self.teacher is not None and not self.weight:
+            raise ConfigError(
+                f"{path}.teacher is {self.teacher}, but {path}.weight is 0: nothing is learnt from it",
+                hint=f"{path}.weight=0.5, or {path}.teacher=null",
+            )
+
+
+@dataclass(kw_only=True)
 class ClipConfig:
     """Limits of the gradients of the mean loss over a global batch; null: no limit."""
 
@@ -366,6 +394,14 @@ class TrainConfig:
         "that it began with.",
     )
     prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
+    accumulate: int = setting(
+        1,
+        low=1,
+        quiet=True,
+        doc="Parts in which the ranking model works through a rank's batch, each with its forward and backward pass: "
+        "its activations take the memory of one part. It stays one step of the whole batch, for all optimizers: the "
+        "gradients of the parts are added up first.",
+    )
     max_events: int | None = setting(
         None,
         low=1,
@@ -387,6 +423,7 @@ class TrainConfig:
         "goes, profile-rank<r>.txt, in the run's folder, and FLOP/s in the log lines.",
     )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
+    distill: DistillConfig = setting(factory=DistillConfig, quiet=True, doc="A teacher beside the labels.")
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
     mode: str = setting(
         "sync",

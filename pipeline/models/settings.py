@@ -34,6 +34,11 @@ class RankerConfig(ModelConfig):
         "over the global batch, of all ranks, and running ones in evaluation; layer takes them over a sample's values.",
     )
 
+    @property
+    def batch_statistics(self) -> bool:
+        """See ``ModelConfig.batch_statistics``."""
+        return self.norm == "batch"
+
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""
         super().check(path)

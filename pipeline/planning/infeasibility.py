@@ -112,7 +112,9 @@ def _describe_shortfall(inputs: PlanInputs, missing: dict[str, int]) -> str:
 def _find_remedies(
     problem: PlanningProblem, space: PlacementSpace, missing: Mapping[str, int], need: int, place: Place
 ) -> Iterator[str]:
-    """Lift a pin, allow row-wise, a smaller batch (where buffers are to blame), SSD, memory, hosts, a smaller dim."""
+    """Lift a pin, allow row-wise, parts of the batch or a smaller one (where buffers are to blame), SSD, memory, hosts,
+    a smaller dim.
+    """
     # Each is planned before it is named, and a caller stops early.
     inputs = problem.inputs
     yield from _lift_pins(problem, place)
@@ -124,6 +126,11 @@ def _find_remedies(
         if inputs.batch >> power >= inputs.world_size:
             batches.append(inputs.batch >> power)
     if buffers_to_blame:
+        # The same model from parts of the batch, before another batch.
+        parts = [inputs.train.accumulate << power for power in range(1, TRIES)]
+        fitting = [each for each in parts if each * inputs.world_size <= inputs.batch]
+        if not inputs.model.batch_statistics and not inputs.train.rank_loss.active:
+            yield from _try_values(inputs, place, "train.accumulate", fitting)
         yield from _try_values(inputs, place, "train.global_batch", batches)
     yield from _add_ssd(problem, place)
     for memory, size in sorted(missing.items(), key=lambda item: item[1]):

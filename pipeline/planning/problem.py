@@ -57,7 +57,11 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     hardware, model, schema, world = inputs.hardware, inputs.model, inputs.schema, inputs.world_size
     linked = world > 1 or hardware.only_tables
     batch, costs = local_batch(inputs.batch, world), dense_costs(model, schema, inputs.events)
-    activations = float(batch * vector_costs(model, schema).activations)
+    part = local_batch(batch, inputs.train.accumulate)
+    activations = float(part * vector_costs(model, schema).activations)
+    if part < batch:
+        # What the ranking model takes, and its gradient, stay for the whole batch.
+        activations += batch * len(schema.vectors) * model.embedding_dim
     activations += kept_activations(model, schema, inputs.events, batch)
     pooled = batch * FLOAT * sum(len(table.features) * model.dim_of(table.name) for table in schema.tables)
     pooled += int(event_bytes(inputs, batch))

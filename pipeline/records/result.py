@@ -242,6 +242,7 @@ class TrainPart(Record):
     budget: Budget | None = absent()
     validation: ValidationPart | None = absent()
     ensemble: EnsemblePart | None = absent()
+    teacher: str | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

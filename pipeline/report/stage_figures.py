@@ -99,6 +99,8 @@ def train_lines(part: TrainPart) -> list[str]:
     wait = f"{units.percent(part.data_wait_share)} of the time waiting for data"
     lines.append(f"{units.count(part.samples_per_s)} samples/s, {wait}")
     lines.append(f"peak memory {units.size(part.peak_rss_bytes)}")
+    if part.teacher is not None:
+        lines.append(f"learnt from labels and from version {part.teacher}")
     ensemble = part.ensemble
     if ensemble is None:
         lines += _validation_lines(part)
@@ -171,6 +173,8 @@ def train_facts(part: TrainPart, saved: CheckpointPart) -> list[tuple[str, str]]
         ("Training time", units.duration(part.seconds)),
         ("Ranks", units.count(part.world_size)),
     ]
+    if part.teacher is not None:
+        facts.append(("Teacher", part.teacher))
     if (best := part.validation) is not None:
         facts += [
             ("Validation rows", units.count(best.rows)),

@@ -20,6 +20,7 @@ from pipeline.records.night import NIGHT, NightRecord
 from pipeline.records.runs import run_directory
 from pipeline.records.study import TRYING, TrialRecord
 from pipeline.specs import STAGES
+from pipeline.stages.distillation import TEACHER
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import reachable
 from pipeline.store.manifest import MANIFEST, Artifact
@@ -66,6 +67,7 @@ SPECS = (
         for stage in STAGES
         if not stage.shared
     ),
+    RecordKind(name="teacher's scores", pattern=f"runs/*/{TEACHER}/*/{MANIFEST}", refers=of_manifest),
     RecordKind(name="run's steps", pattern="runs/*/steps.json", refers=_of_steps),
     RecordKind(name="run's result", pattern="runs/*/result.json", refers=_of_result),
     RecordKind(name="night", pattern=f"runs/*/{NIGHT}", refers=_of_night, starts=True),

@@ -45,7 +45,7 @@ class PlanStage(Stage):
         use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups lanes"),
         use("train", "dense_optimizer", when=_heavy),
         use("train.average", "kind", when=_heavy),
-        use("train", "max_events"),
+        use("train", "max_events accumulate"),
     )
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:

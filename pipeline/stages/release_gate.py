@@ -87,7 +87,7 @@ def judge_version(
 
     # 2. Rank 0 goes on alone: a share of the rows fits the calibrator, where one is asked for.
     logits = {name: np.concatenate(parts or [np.zeros(0, np.float32)]) for name, parts in scores.logits.items()}
-    uncalibrated = _main_task(logits["candidate"])
+    uncalibrated = main_task(logits["candidate"])
     fitted = fit_calibrator(config, split, logits["candidate"], scores.codes)
     if fitted is not None:
         draft.write_json(CALIBRATOR, fitted.record.to_json())
@@ -96,11 +96,11 @@ def judge_version(
     # 3. The other rows, or all of them, are what the gate judges by.
     scored = ScoredRows(
         labels=split.column(LABEL),
-        candidate=_main_task(logits["candidate"]),
-        incumbent=_main_task(logits.get("incumbent")),
-        best=_main_task(logits.get("best")),
+        candidate=main_task(logits["candidate"]),
+        incumbent=main_task(logits.get("incumbent")),
+        best=main_task(logits.get("best")),
         baseline=None if incumbent else _score_baseline(config, store, dataset, split),
-        trained=_main_task(_trained_logits(store, inputs["evaluate"], split)),
+        trained=main_task(_trained_logits(store, inputs["evaluate"], split)),
         slices=_slice_columns(config, store, dataset, split, scores.codes),
         tasks=_score_tasks(split, opened.models, logits),
         weights=split.row_weights(),
@@ -176,8 +176,8 @@ def _day_of(config: Config) -> date:
     return utc_day() if config.data.day is None else date.fromisoformat(config.data.day.rpartition("..")[2])
 
 
-def _main_task(logits: Any) -> Any:
-    # Logits [n] of the main task, of those [n] or [n, T] of one or several tasks; None of None.
+def main_task(logits: Any) -> Any:
+    """Return the logits [n] of the main task, of those [n] or [n, T] of one or several tasks; None of None."""
     return logits if logits is None or logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.config.checks import check_parts
 from pipeline.config.secrets import recorded
 from pipeline.core.errors import ArtifactError, ConfigError, DamagedError, NightjarError, UnreachableError
 from pipeline.launch.run_records import read_steps
@@ -171,21 +172,32 @@ def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]
     Returns:
         Its configuration then, and the checkpoint's key and step.
     """
+    former, covered = recorded_training(config, store)
+    init = covered.get("init")
+    if former is None or former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
+        return None, None
+    return former, (init["key"], init["step"])
+
+
+def recorded_training(config: Config, store: Store) -> tuple[Config | None, dict[str, Any]]:
+    """Read what this run recorded when it began: its configuration, and what the key of its training covers.
+
+    Returns:
+        (None, {}) where it has not begun, or where that cannot be read.
+    """
     from pipeline.config.compose import from_yaml
 
     run = str(config.run)
     path = f"{run_directory(run)}/config.yaml"
     if not store.exists(path):
-        return None, None
+        return None, {}
     try:
         with store.open(path) as source:
             former = from_yaml(source.read().decode())
-        init = next(step.config.get("init") for step in read_steps(store, run) if step.name == "train")
+        covered = next(step.config for step in read_steps(store, run) if step.name == "train")
     except (NightjarError, StopIteration):
-        return None, None
-    if former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
-        return None, None
-    return former, (init["key"], init["step"])
+        return None, {}
+    return former, covered
 
 
 def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
@@ -223,7 +235,7 @@ def with_batch(config: Config, rows: int) -> Config:
     """Return ``config`` with ``train.global_batch`` as a number where it is auto, for a dataset of ``rows`` train rows.
 
     Raises:
-        ConfigError: That number is smaller than the number of ranks.
+        ConfigError: That number is smaller than the number of ranks, or leaves a part of ``train.accumulate`` empty.
     """
     if isinstance(config.train.global_batch, int):
         return config
@@ -234,7 +246,9 @@ def with_batch(config: Config, rows: int) -> Config:
             f"the {ranks} ranks",
             hint=f"train.global_batch={64 * ranks}, or fewer ranks: hardware.hosts=1",
         )
-    return _replace_batch(config, batch)
+    config = _replace_batch(config, batch)
+    check_parts(config)
+    return config
 
 
 def with_former_batch(config: Config, store: Store) -> Config:

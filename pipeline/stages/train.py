@@ -17,11 +17,13 @@ from pipeline.records.result import CheckpointPart, Result, TrainPart
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.artifact_keys import code_of, optimizer_options
+from pipeline.stages.distillation import TEACHER, covered_teacher, score_train_rows
 from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
+INIT = "init"  # what the step's key covers of ``checkpoint.init_from``
 
 
 def _warm(config: Config) -> bool:
@@ -30,6 +32,10 @@ def _warm(config: Config) -> bool:
 
 def _validates(config: Config) -> bool:
     return config.data.split.validates
+
+
+def _learns_from_teacher(config: Config) -> bool:
+    return config.train.distill.weight > 0
 
 
 def _snapshots(config: Config) -> bool:
@@ -54,6 +60,8 @@ CONTINUATION = (
     use("train", "embedding_l2 label_smoothing mode"),
     use("train.tasks", "*.weight"),
     use("train.rank_loss", "kind weight group_by", when=lambda config: config.train.rank_loss.active),
+    use("train.distill", "weight"),
+    use("train.distill", "teacher", named=True),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups lanes"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=lambda config: config.train.schedule != "constant"),
@@ -72,14 +80,14 @@ def continuation_settings(config: Config) -> dict[str, Any]:
     return with_first_names({**settings, **code_of(CONTINUATION, Train.revision, config)})
 
 
-def continuation_key(config: Config, init: Any, dataset: str) -> str:
-    """Return the key of the checkpoints of a training on the dataset with key ``dataset``.
+def continuation_key(config: Config, step: Step) -> str:
+    """Return the key of the checkpoints of the training that ``step`` is, on its dataset.
 
-    Args:
-        init: What the train step covers of the checkpoint it starts from, None where there is none.
+    It covers what the step names: the checkpoint that it starts from and its teacher, where there are such.
     """
-    start = {} if init is None else {"init": init}
-    return artifact_key(CHECKPOINTS, {**continuation_settings(config), **start}, {"ingest": dataset})
+    named = {name: step.config[name] for name in (INIT, TEACHER) if step.config.get(name) is not None}
+    settings = {**continuation_settings(config), **named}
+    return artifact_key(CHECKPOINTS, settings, {"ingest": step.input_keys["ingest"]})
 
 
 # Where it ends, and how its last checkpoint is written: a training goes on through a change of these.
@@ -113,15 +121,25 @@ class Train(Stage):
         return settings
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """The checkpoint that training starts from; ArtifactError where there is none, ConfigError: it does not go."""
+        """The checkpoint that training starts from, and its teacher.
+
+        Raises:
+            ArtifactError: There is no such checkpoint or version.
+            ConfigError: The checkpoint does not go with the settings.
+        """
         from pipeline.stages.stage_inputs import covered_init
 
-        return {"init": covered_init(config, store, made["ingest"].key)} if _warm(config) else {}
+        named: dict[str, Any] = {}
+        if _warm(config):
+            named[INIT] = covered_init(config, store, made["ingest"].key)
+        if _learns_from_teacher(config):
+            named[TEACHER] = covered_teacher(config, store)
+        return named
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
         from pipeline.stages.steps import current_directory
 
-        key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
+        key = continuation_key(config, step)
         place = f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
         return (current_directory(store, place) if forced else place,)
 
@@ -142,10 +160,13 @@ class Train(Stage):
         from pipeline.training.config_settings import select_training_settings
         from pipeline.training.trainer import train
 
-        key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
+        key = continuation_key(config, step)
         directory = step.scratch[0]
         checkpoints = retried(lambda: committed(store, directory), f"listing {store.url_of(directory)}")
         plan, towers = read_towers(config, store, inputs, checkpoints)
+        teacher = None
+        if _learns_from_teacher(config):
+            teacher = score_train_rows(config, store, step, inputs["ingest"])
         summary = train(
             select_training_settings(config),
             store,
@@ -158,7 +179,10 @@ class Train(Stage):
             io.on_point,
             plan_key=inputs["plan"].key,
             towers=towers,
+            teacher=teacher,
         )
+        if teacher is not None:
+            summary["train"]["teacher"] = teacher.config["version"]
         if this_rank() != 0:
             return None
         with self.draft(store, step) as draft:

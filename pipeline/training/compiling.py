@@ -25,6 +25,7 @@ from pipeline.core.machine import processor
 from pipeline.models.layers.perceptron import batch_norms
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import artifact_key
+from pipeline.training.accumulation import split_rows
 from pipeline.training.callbacks import Callback
 from pipeline.training.distributed import largest
 from pipeline.training.model import DensePart
@@ -134,6 +135,8 @@ class AutoCompile(Callback):
         inputs = self._part.inputs
         assert inputs is not None
         made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
+        if self._part.parts > 1:
+            made["parts"] = self._part.parts
         model = {"model": asdict(self._settings.model), "dtype": str(self._part.dtype)}
         return f"compile/{artifact_key('compile', {**self._machine(), **made, **model}, {})}.json"
 
@@ -219,17 +222,19 @@ def _undisturbed(part: DensePart) -> Iterator[None]:
 
 
 def _passes(part: DensePart, batch: int) -> float:
-    # Seconds of a forward and a backward pass. Gradients are not kept, and no hook of a parameter runs.
+    # Seconds of a step's forward and backward passes. Gradients are not kept, and no hook of a parameter runs.
     inputs = part.inputs
     assert inputs is not None
     learning = [each for each in part.ranking.parameters() if each.requires_grad]
     device = learning[0].device
     dense = torch.randn(batch, len(inputs.dense), device=device)
-    embeddings = torch.randn(batch, len(inputs.vectors), inputs.dim, device=device, requires_grad=True)
+    embeddings = torch.randn(batch, len(inputs.vectors), inputs.dim, device=device)
     wait(device)
     began = time.perf_counter()
-    logits = part.rank(dense, embeddings, torch.ones(batch, dtype=torch.bool, device=device))
-    torch.autograd.grad(logits.float().sum(), [embeddings, *learning], allow_unused=True)
+    for rows in split_rows(batch, part.parts):
+        taken = embeddings[rows].detach().requires_grad_()
+        logits = part.rank(dense[rows], taken, torch.ones(len(taken), dtype=torch.bool, device=device))
+        torch.autograd.grad(logits.float().sum(), [taken, *learning], allow_unused=True)
     wait(device)
     return time.perf_counter() - began
 

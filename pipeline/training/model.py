@@ -34,6 +34,7 @@ from pipeline.specs.model import ModelInputs, task_inputs
 from pipeline.towers.event_ids import TowerEvents
 from pipeline.towers.layout import TowerLayout, layout_of
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
+from pipeline.training.accumulation import accumulate, require_rowwise, split_rows
 from pipeline.training.batches import Batch, RowCounts
 from pipeline.training.distributed import largest_of_ranks, synchronise, workers_of
 from pipeline.training.faults import Fault, FaultFinder
@@ -161,6 +162,9 @@ class DensePart(DenseModel):
         train = train or TrainConfig()
         self.smoothing = train.label_smoothing
         self.penalty = train.embedding_l2
+        self.parts = train.accumulate
+        # Of the loss of clicks; above 0, ``extra`` has the teacher's logits behind the tasks' labels.
+        self.teacher_share = 0.0
         self.tasks = len(schema.tasks)
         self.counts = RowCounts.of(schema)
         self.task_loss = TaskLoss.of(schema, train)
@@ -241,15 +245,34 @@ class DensePart(DenseModel):
             with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
                 sequences = self.histories(taken, events)
 
-        # 3. The logits.
+        # 3. The logits and the loss; of a training with ``train.accumulate`` in parts, each with its backward pass.
         dense, vectors = self.ranking_inputs(dense, embeddings, sequences)
+        self._embeddings = vectors.detach()
+        if self.parts == 1 or not torch.is_grad_enabled():
+            return self.compare(dense, vectors, labels, weights, extra, groups)
+        return accumulate(
+            self.compare,
+            split_rows(len(labels), self.parts),
+            dense,
+            vectors,
+            (labels, weights, extra),
+            list(self.ranking.parameters()),
+        )
+
+    def compare(
+        self,
+        dense: Tensor,
+        vectors: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        extra: Tensor | None,
+        groups: Tensor | None = None,
+    ) -> tuple[Tensor, Output]:
+        """Run the ranking model on some rows and compare its logits with their labels; returns as ``forward``."""
         logits = self.rank(dense, vectors, weights > 0)
         if self.replayed:
             logits = logits.clone()
-
-        # 4. The loss.
         loss, labels, weights = self.compute_loss(logits, labels, weights, extra, groups)
-        self._embeddings = vectors.detach()
         self.faults.check_forward(dense.detach(), vectors.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
 
@@ -258,14 +281,21 @@ class DensePart(DenseModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss of ``logits``, and labels and weights as metrics take them."""
         offset = self.counts.offset(extra)
+        targets = labels
+        if self.teacher_share and self.training and extra is not None:
+            # Log loss is linear in its target: of a mean of targets it is the mean of the losses. The teacher's logit
+            # is that of all rows, as the model's is.
+            taught = extra[:, self.tasks] if offset is None else extra[:, self.tasks] + offset
+            targets = labels.lerp(taught.sigmoid(), self.teacher_share)
         if self.tasks and extra is not None:
             labels = join_labels(labels, extra, self.tasks)
             others = None
             if offset is not None:
                 others = self.counts.left_out(labels[:, 0], extra)
-            loss = self.task_loss(logits, labels, weights, offset, others)
+            loss = self.task_loss(logits, join_labels(targets, extra, self.tasks), weights, offset, others)
         else:
-            targets = labels.lerp(torch.full_like(labels, 0.5), self.smoothing) if self.smoothing else labels
+            if self.smoothing:
+                targets = targets.lerp(torch.full_like(targets, 0.5), self.smoothing)
             sampled_logits = logits if offset is None else logits + offset
             loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
         main_labels = labels[:, 0] if labels.dim() > 1 else labels
@@ -417,6 +447,8 @@ def build_dense_part(
     ranking = build_model(settings.model, inputs).to(device)
     workers = workers_of(settings.hardware)
     synchronise(ranking, workers.group)
+    if trained and settings.train.accumulate > 1:
+        require_rowwise(ranking, settings.train.accumulate)
 
     graphs = trained and settings.train.cuda_graphs
     if graphs and device.type != "cuda":

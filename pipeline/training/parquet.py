@@ -39,6 +39,8 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
+# A teacher's logits of the rows of a split, and the column that they are read as.
+SCORES, TEACHER_LOGIT = "scores.npy", "teacher_logit"
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class DecodedColumns:
 
     Columns of a sequence are ragged, too.
 
-    ``extra`` [k, N] float32: labels of further tasks, NaN where missing, then row weights and the shares of kept
-    rows without a click, if the dataset has them.
+    ``extra`` [k, N] float32: labels of further tasks, NaN where missing; the teacher's logits, if there is one; then
+    row weights and the shares of kept rows without a click, if the dataset has them.
     """
 
     labels: np.ndarray
@@ -150,9 +152,11 @@ class SplitReader:
 
     ``groups_read`` counts decoded groups. Raises ArtifactError for a file that cannot be read, PassingError where the
     store does not answer after several tries, and GuardError for a row number outside its table.
+
+    ``teacher``: an artifact whose ``scores.npy`` has a teacher's logit for each row of the split, in order.
     """
 
-    def __init__(self, store: Store, dataset: Artifact, split: str) -> None:
+    def __init__(self, store: Store, dataset: Artifact, split: str, teacher: Artifact | None = None) -> None:
         self.store, self.dataset, self.split = store, dataset, split
         self.schema = read(DatasetSchema, store, f"{dataset.path}/{SCHEMA_FILE}")
         self.groups = _groups(self.schema, split)
@@ -160,15 +164,33 @@ class SplitReader:
         self.groups_read = 0
         self._footers: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._teacher: Any = None if teacher is None else self._read_scores(teacher)
         self._name_columns()
 
     def _name_columns(self) -> None:
         self.single = [column.name for column in self.schema.sparse if not column.multi]
         self.multi = [column for column in self.schema.sparse if column.multi]
         self.extra = [task_column(task.name) for task in self.schema.tasks]
+        self.extra += [TEACHER_LOGIT] if self._teacher is not None else []
         self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
         self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
         self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
+
+    def _read_scores(self, teacher: Artifact) -> Any:
+        # On a disk of this host, pages are read as they are needed.
+        self.store.verify(teacher, SCORES)
+        path = f"{teacher.path}/{SCORES}"
+        if self.store.is_local:
+            scores = np.load(self.store.full(path), mmap_mode="r", allow_pickle=False)
+        else:
+            with self.store.open(path) as source:
+                scores = np.lib.format.read_array(source, allow_pickle=False)
+        if scores.shape != (self.rows,):
+            raise ArtifactError(
+                f"{self.store.url_of(path)} has scores of shape {scores.shape}, expected {self.rows} rows",
+                hint=f"remove {self.store.url_of(teacher.path)} and run the same command again",
+            )
+        return scores
 
     def allocate(self, rows: int) -> DecodedColumns:
         """Empty columns for ``rows`` rows; ragged ones come with the rows that are read."""
@@ -183,13 +205,17 @@ class SplitReader:
     def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
         """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
         names = [LABEL, *self.schema.dense, *(column.name for column in self.schema.sparse)]
-        names += [weight_column(column.name) for column in self.multi if column.weighted] + self.extra
+        names += [weight_column(column.name) for column in self.multi if column.weighted]
+        names += [name for name in self.extra if name != TEACHER_LOGIT]
         names += [column.name for column in self.schema.event_columns]
         table = self._table(group, names)
         end = at + group.rows
         into.labels[at:end] = _flat(table, LABEL)
         for row, name in enumerate(self.extra):
-            into.extra[row, at:end] = _flat(table, name)
+            if name == TEACHER_LOGIT:
+                into.extra[row, at:end] = self._teacher[group.first : group.first + group.rows]
+            else:
+                into.extra[row, at:end] = _flat(table, name)
         for row, name in enumerate(self.schema.dense):
             into.dense[row, at:end] = _flat(table, name)
         for row, name in enumerate(self.single):

@@ -120,6 +120,7 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
         precision="fp32" if settings.train.precision == "tf32" else settings.train.precision,
         pipeline="base",
         global_batch=min(settings.train.batch, LARGEST_BATCH),
+        accumulate=1,
         warmup_steps=min(warmup_steps(settings.train, steps), steps // 10),
         schedule="constant",
         epochs=1,

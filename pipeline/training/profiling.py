@@ -23,6 +23,7 @@ from pipeline.core.errors import GuardError
 from pipeline.models.build import build_model
 from pipeline.specs.model import ModelInputs
 from pipeline.store.artifacts import Store
+from pipeline.training.accumulation import split_rows
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.linear import product
 
@@ -226,10 +227,21 @@ class Speed:
 
     @classmethod
     def measure(
-        cls, config: ModelConfig, inputs: ModelInputs, samples: int, dtype: torch.dtype | None, device: torch.device
+        cls,
+        config: ModelConfig,
+        inputs: ModelInputs,
+        samples: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        parts: int = 1,
     ) -> Speed:
-        """Time the products in ``dtype`` (None: float32), each by its fastest kernel; takes about a second."""
-        products = step_products(config, inputs, samples)
+        """Time the products in ``dtype`` (None: float32), each by its fastest kernel; takes about a second.
+
+        ``parts``: how many the samples are worked on in (``train.accumulate``).
+        """
+        products = Counter[Product]()
+        for rows in split_rows(samples, parts):
+            products += step_products(config, inputs, rows.stop - rows.start)
         seconds = sum(count * _best_seconds(each, dtype or torch.float32, device) for each, count in products.items())
         return cls(sum(count * each.flop for each, count in products.items()), max(seconds, 1e-9))
 

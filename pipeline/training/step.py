@@ -195,7 +195,7 @@ class StepExecutor:
         """Time the matrix products of a step over ``samples`` samples, alone, on this rank."""
         part = self.dense_part
         assert part.inputs is not None
-        return Speed.measure(self._model_config, part.inputs, samples, part.dtype, self.device)
+        return Speed.measure(self._model_config, part.inputs, samples, part.dtype, self.device, part.parts)
 
     @property
     def tower_features(self) -> dict[str, list[str]]:

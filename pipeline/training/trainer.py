@@ -70,6 +70,7 @@ def train(
     on_point: OnPoint = ignore,
     plan_key: str = "",
     towers: Towers | None = None,
+    teacher: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train by ``settings.train``, from the newest checkpoint of the same ``key``; every rank calls it.
 
@@ -85,6 +86,7 @@ def train(
         on_point: Gets every named point that a rank passes.
         plan_key: Is recorded with the checkpoints.
         towers: The result of the partition stage, whose hosts ``plan`` must keep; None: flat.
+        teacher: The scores of the train rows that ``train.distill`` learns from; None: labels alone.
 
     Returns:
         {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples, steps;
@@ -121,6 +123,7 @@ def train(
             init,
             towers,
             row_store,
+            teacher,
         )
         return trainer.train()
 
@@ -151,13 +154,14 @@ class Trainer:
         init: Artifact | None,
         towers: Towers | None,
         row_store: RowStore | None,
+        teacher: Artifact | None,
     ) -> None:
         self.settings, self.config, self.plan, self.device = settings, settings.train, plan, device
         self.on_interval, self.on_point = on_interval, on_point
         config = settings.train
 
         # 1. The rows, and the number of steps that they make.
-        self.split = SplitReader(store, dataset, "train")
+        self.split = SplitReader(store, dataset, "train", teacher)
         self.total = planned_steps(config, self.split.rows)
         order = Order(
             key=shuffle_key(dataset),
@@ -176,6 +180,8 @@ class Trainer:
         self.executor = find_executor(config.mode)(
             settings, self.split.schema, plan, device, towers, row_store, self.total
         )
+        if teacher is not None:
+            self.executor.dense_part.teacher_share = config.distill.weight
         base_rate = self.split.base_rate()
         starts = None
         if base_rate is not None:

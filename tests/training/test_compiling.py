@@ -46,7 +46,13 @@ def run(folder, name, *, backend="aot_eager", shortest=0.0, worth=ALWAYS, **case
     state = read_state(store, store.get(outcome["summary"]["final"], "train"))["train"]
     told = [line for line in lines if "compile" in line]
     kept = [store.read_json(f"compile/{name}") for name in store.names("compile")]
-    return {"told": told, "compiled": state.get("compiled"), "kept": kept, "trained": trained(outcome["digests"])}
+    return {
+        "told": told,
+        "compiled": state.get("compiled"),
+        "names": store.names("compile"),
+        "kept": kept,
+        "trained": trained(outcome["digests"]),
+    }
 
 
 def run_all(folder):
@@ -57,6 +63,7 @@ def run_all(folder):
         "never": run(folder, "never", compile=False),
         "slower": run(folder, "slower", worth=NEVER),
         "faster": run(folder, "faster"),
+        "parts": run(folder, "parts", accumulate=3),
         "broken": run(folder, "broken", backend=broken if last else "aot_eager"),
     }
     # Another training on the same machine takes the times that the first one kept.
@@ -108,6 +115,12 @@ def test_what_is_faster_compiled_stays_compiled(outcomes):
     (line,) = outcomes["faster"][0]["told"]
     assert line.startswith("train.compile=auto: the dense part is compiled; a step's passes take ")
     assert line.endswith(" steps are left")
+
+
+def test_the_passes_of_all_parts_are_timed_together(outcomes):
+    for each in outcomes["parts"]:
+        assert each["compiled"] is True and len(each["kept"]) == 1
+    assert outcomes["parts"][0]["names"] != outcomes["faster"][0]["names"]  # other parts have other times
 
 
 def test_a_failure_on_one_rank_leaves_all_as_they_are(outcomes):

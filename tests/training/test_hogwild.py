@@ -39,6 +39,7 @@ CASES = {
     },
     "clipped": {"clip": ClipConfig(dense_norm=0.1, table_value=0.001)},
     "statistics": {"model": WideDeepConfig(embedding_dim=8, wide=4, top_mlp=[16])},  # a parameter without a gradient
+    "parts": {"accumulate": 5},
     "bad batch": {"spoil": True},
 }
 
@@ -125,7 +126,8 @@ def outcome(tmp_path_factory):
 @pytest.mark.parametrize(
     "case",
     with_slow(
-        ["adagrad", "lazy adam", "one thread", "checkpoints", "clipped", "statistics"], ["checkpoints", "statistics"]
+        ["adagrad", "lazy adam", "one thread", "checkpoints", "clipped", "statistics", "parts"],
+        ["checkpoints", "statistics"],
     ),
 )
 def test_every_row_is_trained_once_an_epoch_and_the_model_learns(outcome, case):

@@ -1,0 +1,133 @@
+"""The teacher of a training (``train.distill``): which version it is, and its scores of the train rows.
+
+A version scores all train rows once, before the first step, as ``nightjar predict`` would: with its own id mapping and
+scales, tables as published, its calibrator. The scores lie in the run's folder as an artifact, in the order of the
+dataset's rows, so that any number of ranks and every resumed session learns from the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import cast
+
+from pipeline.config import Config
+from pipeline.core.errors import ConfigError, OtherCodeError
+from pipeline.core.units import MIB
+from pipeline.records.runs import Step, run_directory
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact, artifact_key
+
+TEACHER = "teacher"  # a folder of a run, and the name under which the train key has the version
+log = logging.getLogger(__name__)
+
+
+def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
+    """Return what the train key covers of ``train.distill.teacher``: the version's name and key.
+
+    The version that serves changes when this run publishes, so a run that goes on keeps the teacher that it recorded.
+
+    Returns:
+        None where no version is named and none serves yet.
+
+    Raises:
+        ArtifactError: There is no such version.
+    """
+    from pipeline.publishing import promotion, versions
+    from pipeline.stages.stage_inputs import recorded_training
+
+    name = config.train.distill.teacher or config.publish.judge_beside
+    if name is None and not config.force:
+        former, covered = recorded_training(config, store)
+        if former is not None and TEACHER in covered and former.train.distill.teacher is None:
+            recorded: dict[str, str] | None = covered[TEACHER]
+            return recorded
+    if name is None:
+        version = promotion.incumbent(store, config.model_name)
+    else:
+        version = versions.find_version(store, config.model_name, name)
+    return None if version is None else {"version": version.path.rpartition("/")[2], "key": version.key}
+
+
+def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact) -> Artifact | None:
+    """Return the teacher's scores of the train rows of ``dataset``, made where this run has none. Collective.
+
+    Returns:
+        The artifact; None where the training has no teacher, and the log says why.
+
+    Raises:
+        ArtifactError: The version is damaged.
+        ConfigError: ``train.distill.teacher`` names a version that cannot score these rows.
+    """
+    from pipeline.checkpoint.collectives import log_on_rank0, run_on_rank0
+    from pipeline.training.distributed import connect, shared_failure
+
+    connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
+    teacher = cast(dict[str, str] | None, step.config.get(TEACHER))
+    model = config.model_name
+    if teacher is None:
+        log_on_rank0(log.info, "teacher    model %r has no version that serves: trained on labels alone", model)
+        return None
+    key = artifact_key(TEACHER, teacher, {"ingest": dataset.key})
+    path = f"{run_directory(str(config.run))}/{TEACHER}/{key}"
+    with shared_failure():
+        if not run_on_rank0("looking for the teacher's scores", lambda: store.find(path) is not None):
+            _write_scores(config, store, dataset, teacher, path, key)
+    scores = store.get(path, TEACHER)
+    problem = scores.summary["problem"]
+    if problem and config.train.distill.teacher is not None:
+        raise ConfigError(
+            f"train.distill.teacher={teacher['version']} cannot teach this training: {problem}",
+            hint=f"train.distill.weight=0, or another version: nightjar models ls {model}",
+        )
+    if problem:
+        log_on_rank0(log.warning, "teacher    %s cannot teach, so labels alone do: %s", teacher["version"], problem)
+        return None
+    log_on_rank0(log.info, "teacher    %s, %.0f %% of the loss", teacher["version"], 100 * config.train.distill.weight)
+    return scores
+
+
+def _write_scores(
+    config: Config, store: Store, dataset: Artifact, teacher: dict[str, str], path: str, key: str
+) -> None:
+    # Collective. A version that cannot score the rows is no error where it merely serves: no night fails by it. That is
+    # recorded, so that the training has no teacher in later sessions either.
+    import numpy as np
+
+    from pipeline.checkpoint.collectives import run_on_rank0
+    from pipeline.publishing.versions import version_path
+    from pipeline.serving.incumbent_features import NotComparableError
+    from pipeline.stages.release_gate import main_task
+    from pipeline.stages.release_ranks import open_version, require_sound, score_on_ranks, translated
+    from pipeline.training.parquet import SCORES, SplitReader
+
+    version = version_path(config.model_name, teacher["version"])
+    split = SplitReader(store, dataset, "train")
+    require_sound(store, version)
+    logits, problem = np.zeros(0, np.float32), ""
+    try:
+        translation = translated(store, dataset.path, version, config.checkpoint.allow)
+        if translation.raw:
+            features = ", ".join(translation.raw)
+            raise NotComparableError(f"it knows {features} in another scale, and train rows have no raw numbers")
+        # Nor have they the hashes of rare ids: to the teacher these are ids that it has no row for.
+        sparse = {}
+        for name, change in translation.sparse.items():
+            sparse[name] = None if change is None else replace(change, unseen=False)
+        with open_version(store, version, int(config.publish.cache_mib * MIB)) as model:
+            scores = score_on_ranks(split, {TEACHER: (model, replace(translation, sparse=sparse))}, {}, [])
+        if scores is not None:
+            logits = np.concatenate([logits, *map(main_task, scores.logits[TEACHER])])
+            bad = int((~np.isfinite(logits)).sum())
+            problem = f"{bad:,} of its scores are not finite" if bad else ""
+    except (NotComparableError, OtherCodeError) as error:
+        problem = str(error)
+
+    def write() -> None:
+        with store.draft(path, kind=TEACHER, key=key, config=teacher, inputs={"ingest": dataset.key}) as draft:
+            if not problem:
+                with draft.open(SCORES) as sink:
+                    np.lib.format.write_array(sink, logits, allow_pickle=False)
+            draft.commit({"rows": split.rows, "problem": problem})
+
+    run_on_rank0("writing the teacher's scores", write)

@@ -1,0 +1,124 @@
+"""Gradient accumulation (``train.accumulate``): the ranking model works through a batch in parts, within one step.
+
+Kernels of tables update rows in the backward pass, and an optimizer's k updates by parts of a gradient are not its one
+update by their sum: row-wise Adagrad adds k squares of parts where it should add the square of the sum. So the tables
+keep their one lookup and their one gradient, and only what needs the memory is done by parts: the activations of the
+ranking model. Each part has its backward pass at once, which frees them, and leaves its gradients: of the parameters,
+added up, and of its rows' embeddings. The step's own backward pass then hands these on to towers, tables and DDP, which
+notice nothing: every parameter still gets one gradient. Unlike recomputed activations (Chen et al. 2016, arXiv
+1604.06174) this costs no second forward pass.
+
+The loss is a sum over rows, so the step is that of the whole batch but for the order in which the parts of parameters'
+gradients are added. A layer that looks at other rows of its batch would see those of its part (``require_rowwise``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pipeline.core.errors import ConfigError
+from pipeline.models.layers.perceptron import BatchNorm
+
+# (dense features, vectors, labels, weights, extra) of some rows -> (loss, (logits, labels, weights)).
+Compute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]
+
+
+def split_rows(rows: int, parts: int) -> list[slice]:
+    """Cut ``rows`` rows into ``parts`` consecutive parts whose sizes differ by one at most; fewer if there are no more.
+
+    Every rank has as many rows as the others, padding included, so all of them cut alike.
+    """
+    count = max(1, min(parts, rows))
+    ends = [rows * number // count for number in range(count + 1)]
+    return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def accumulate(
+    compute: Compute,
+    parts: Sequence[slice],
+    dense: Tensor,
+    vectors: Tensor,
+    labelled: tuple[Tensor, Tensor, Tensor | None],
+    parameters: Sequence[nn.Parameter],
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Compute the loss of a batch part by part, and its gradients with it.
+
+    Args:
+        compute: Returns the loss of some rows, a sum over them, and what metrics need, detached.
+        parts: The rows of each part.
+        dense: [b, n].
+        vectors: [b, V, D].
+        labelled: Labels, weights and ``extra`` of the rows.
+        parameters: What ``compute`` learns by; it must depend on no other parameter.
+
+    Returns:
+        The loss, whose backward pass gives ``dense``, ``vectors`` and ``parameters`` their gradients, once; logits,
+        labels and weights of all rows.
+    """
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    loss, *output = _Accumulated.apply(compute, parts, labelled, dense, vectors, *learning)
+    return loss, (output[0], output[1], output[2])
+
+
+class _Accumulated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Compute,
+        parts: Sequence[slice],
+        labelled: tuple[Tensor | None, ...],
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        # ``inputs``: dense features and vectors, by rows, then parameters.
+        losses, outputs = [], []
+        sums: list[Tensor | None] = [None] * len(inputs)
+        for rows in parts:
+            leaves = [each[rows].detach().requires_grad_(each.requires_grad) for each in inputs[:2]]
+            with torch.enable_grad():
+                loss, output = compute(*leaves, *(None if each is None else each[rows] for each in labelled))  # type: ignore[arg-type]
+            taken = [*leaves, *inputs[2:]]
+            places = [place for place, each in enumerate(taken) if each.requires_grad]
+            # Hooks of parameters do not run here: DDP reduces the sums, not the parts.
+            gradients = torch.autograd.grad(loss, [taken[place] for place in places], allow_unused=True)
+            for place, gradient in zip(places, gradients, strict=True):
+                if gradient is None:
+                    continue
+                # Memory of its own, with the strides of the parameter: a CUDA graph writes over its outputs when it
+                # is replayed.
+                whole = sums[place]
+                if whole is None:
+                    whole = sums[place] = torch.zeros_like(inputs[place])
+                (whole[rows] if place < len(leaves) else whole).add_(gradient)
+            losses.append(loss.detach())
+            outputs.append(output)
+        ctx.gradients = sums
+        joined = [torch.cat(each) for each in zip(*outputs, strict=True)]
+        ctx.mark_non_differentiable(*joined)
+        ctx.set_materialize_grads(False)
+        return torch.stack(losses).sum(), *joined
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        sums, ctx.gradients = ctx.gradients, None
+        for each in sums:
+            if each is not None:
+                each.mul_(grads[0])
+        return None, None, None, *sums
+
+
+def require_rowwise(model: nn.Module, parts: int) -> None:
+    """Raise ConfigError where a layer of ``model`` looks at other rows of the batch, of which a part has only some."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, BatchNorm | _BatchNorm):
+            raise ConfigError(
+                f"train.accumulate is {parts}, but layer {name!r} normalises by mean and variance of the whole batch, "
+                "and parts of it have others",
+                hint="model.norm=layer, or train.accumulate=1",
+            )
