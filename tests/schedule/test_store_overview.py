@@ -134,7 +134,8 @@ def test_the_page_lists_nights_newest_first_with_reasons_links_and_totals(store:
     assert [row[0] for row in rows] == ["2025-01-04", "2025-01-03", "2025-01-02", "2025-01-01"]
     assert rows[0][1:4] == ["failed", MISSING, "-"]
     assert rows[1][1:3] == ["held", REASON]
-    assert rows[2][3:9] == ["v00002-0123abcd", "0.8001", "-0.25%", "1.010", "81,234", "1 min 36 s"]
+    assert rows[2][3:8] == ["v00002-0123abcd", "0.8001", "-0.25%", "1.010", "81,234"]
+    assert rows[2][8].startswith("1 min 36 s")
     assert [row[0] for row in rows_of(page, "Versions that served")] == ["v00002-0123abcd", "v00001-0123abcd"]
     assert rows_of(page, "Versions that served")[0][2:4] == ["now", "3.0 days"]
     assert rows_of(page, "Other runs")[0][:2] == ["try", "done"]
