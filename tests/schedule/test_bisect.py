@@ -460,3 +460,17 @@ def test_the_command_prints_what_was_found_and_ends_with_6_where_nothing_was(
     assert "labels of " in capsys.readouterr().out
     assert cli.main(["bisect", "clicks-2026-01-01", "--store", str(tmp_path)]) == 7
     assert "hint: nightjar nights ls" in capsys.readouterr().err
+
+
+def test_the_sign_that_names_the_culprit_is_printed_once(
+    runs: Runs, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.run(HELD, checks=(LABELS,))
+    drift = {"checks": {"drift": {"C1": {"missing_share": 0.4}}}}
+    dataset = steps(HELD, runs.store, last="ingest")[0].path
+    runs.store.write_bytes(f"{dataset}/quality.json", json.dumps(drift).encode())
+    assert cli.main(["bisect", RUN, "--replays", "0", "--store", runs.store.url]) == 0
+    said = capfd.readouterr()
+    assert (said.out + said.err + caplog.text).count(LABELS.words) == 1
+    assert "labels 2026-01-02: named above" in said.out
+    assert "features C1: missing share of C1 moved by 0.4 since the day before" in said.out
