@@ -472,5 +472,5 @@ def test_the_sign_that_names_the_culprit_is_printed_once(
     assert cli.main(["bisect", RUN, "--replays", "0", "--store", runs.store.url]) == 0
     said = capfd.readouterr()
     assert (said.out + said.err + caplog.text).count(LABELS.words) == 1
-    assert "labels 2026-01-02: named above" in said.out
+    assert "labels this log: named above" in said.out
     assert "features C1: missing share of C1 moved by 0.4 since the day before" in said.out
