@@ -474,3 +474,14 @@ def test_the_sign_that_names_the_culprit_is_printed_once(
     assert (said.out + said.err + caplog.text).count(LABELS.words) == 1
     assert "labels this log: named above" in said.out
     assert "features C1: missing share of C1 moved by 0.4 since the day before" in said.out
+
+
+def test_a_held_night_says_where_its_gate_page_is_and_what_spoilt_it(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.spoilt = spoilt_by("train.lr")
+    with caplog.at_level("INFO", logger="pipeline"):
+        assert runs.nights(*CHANGED, "nightly.bisect=1") == 6
+    said = [record.getMessage() for record in caplog.records]
+    assert f"gate       {runs.store.url_of(f'runs/{RUN}/publish/k/gate.html')}" in said
+    assert sum("changed back" in line for line in said) == 1
