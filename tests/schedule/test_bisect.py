@@ -1,6 +1,7 @@
 """``nightjar bisect`` on a store whose runs are only their records: which replays are made, and what they show."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -473,7 +474,7 @@ def test_the_sign_that_names_the_culprit_is_printed_once(
     said = capfd.readouterr()
     assert (said.out + said.err + caplog.text).count(LABELS.words) == 1
     assert "labels this log: named above" in said.out
-    assert "features C1: missing share of C1 moved by 0.4 since the day before" in said.out
+    assert re.search(r"features C1: .*missing.share.* by 0\.4", said.out)
 
 
 def test_a_held_night_says_where_its_gate_page_is_and_what_spoilt_it(
