@@ -40,8 +40,8 @@ class FeatureImportance(GateCheck):
         if not changes:
             first = max(now, key=lambda name: now[name].rise)
             words = (
-                f"no feature clearly carries less than {FALL:.0%} of what it carried with the incumbent {WHEN}, or more "
-                f"than {JUMP:g} times as much; {first!r} carries most ({SETTING})"
+                f"no feature clearly carries less than {FALL:.0%} of what it carried with the incumbent {WHEN}, "
+                f"or more than {JUMP:g} times as much; {first!r} carries most ({SETTING})"
             )
             yield Check(NAME, SETTING, True, words)
             return
