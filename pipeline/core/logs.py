@@ -186,6 +186,15 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     _install(level, _LineWriter(_line_on_stderr, full), _LineWriter(put, brief, logging.WARNING))
 
 
+def hide_tracing_advice() -> None:
+    """Hide what FX advises once a process where TorchRec asks whether it is traced: nobody who trains can follow it."""
+    logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_no_tracing_advice)
+
+
+def _is_no_tracing_advice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("is_fx_tracing will return true")
+
+
 def _line_on_stderr(text: str) -> None:
     TERMINAL.line(text, _to_stderr)
 

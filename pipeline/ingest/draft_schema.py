@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from pipeline.core.units import plural
 from pipeline.ingest.infer import Guess, Schema, feature_name
 from pipeline.ingest.sample import LogSample
 from pipeline.specs.connector import CONNECTORS
@@ -20,8 +21,11 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     label, text = schema.label, sample.text
     # A package adds a connector and no file data/<connector>.yaml; columns of Parquet are typed as a table's are.
     of_package = sample.kind in CONNECTORS.names() and bool(CONNECTORS.package(sample.kind))
+    rows = plural(sample.rows, "row")
+    if sample.total != sample.rows:
+        rows = f"{sample.rows:,} of about {plural(sample.total, 'row')}"
     lines = [
-        f"# Written by nightjar init from {sample.rows:,} of about {sample.total:,} rows in {sample.files} file(s).",
+        f"# Written by nightjar init from {rows} in {plural(sample.files, 'file')}.",
         "# Every line is a guess from this sample: read it, and change what you know better (docs/data.md).",
         f"defaults: [{'parquet' if of_package else sample.kind}]",
         f"name: {quoted(name)}",

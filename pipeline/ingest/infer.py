@@ -308,9 +308,12 @@ class _Facts:
         exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
         few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
         few = few and (self.periods is None or exact < 1)
-        if not few and min(binned, 1.0) - exact < ALSO_AN_ID:
+        if min(binned, 1.0) - exact >= ALSO_AN_ID:
+            why = f"its exact values say more than {BINS} bins of them: NE {exact:.3f} alone, not {binned:.3f}"
+        elif few:
+            why = f"a whole number with few values, {column.distinct:,}"
+        else:
             return [dense]
-        why = f"its exact values: NE {exact:.3f} alone, {binned:.3f} by {BINS} bins"
         ids = self._guess_ids(column, f"{name}-value", why)
         return [dense, replace(ids, settings={"column": column.name, **ids.settings})]
 

@@ -39,6 +39,8 @@ TOP = 100
 # Train rows that are looked at for ids that give the label away.
 LEAK_ROWS = 1 << 17
 LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
+# What is compared, as a reader wants to hear of it: lost clicks and values first, drift of values last.
+FIGURES = ("label_rate", "missing_share", "distinct", "psi")
 # Share that a bin without rows is taken to have.
 _SMALLEST = 1e-4
 
@@ -69,11 +71,11 @@ class Drift:
     def line(self) -> str:
         """In words, by name."""
         if self.what == "label_rate":
-            return f"label rate {self.before:.4g} is now {self.now:.4g}"
+            return f"label rate was {self.before:.4g}, is now {self.now:.4g}"
         if self.what == "psi":
             return f"feature {self.feature!r}: its values moved, PSI {self.change:.3g}"
-        word = {"missing_share": "missing share", "distinct": "distinct values"}[self.what]
-        return f"feature {self.feature!r}: {word} {self.before:.4g}, now {self.now:.4g}"
+        word = {"missing_share": "missing share", "distinct": "number of distinct values"}[self.what]
+        return f"feature {self.feature!r}: {word} was {self.before:.4g}, is now {self.now:.4g}"
 
 
 def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCounts) -> list[Drift]:
@@ -106,13 +108,13 @@ def psi(before: np.ndarray, now: np.ndarray) -> float:
 
 
 def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
-    """Those that moved further than ``limits``."""
+    """Those that moved further than ``limits``: what is most likely a fault upstream first, then the furthest."""
     drifted = []
     for drift in moved:
         limit = getattr(limits, drift.what)
         if limit is not None and drift.change > limit:
             drifted.append(drift)
-    return drifted
+    return sorted(drifted, key=lambda drift: (FIGURES.index(drift.what), -drift.change))
 
 
 class LabelLeakCounts:

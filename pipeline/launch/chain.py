@@ -246,7 +246,7 @@ class StageChain:
             raise ArtifactError(damage, hint=hint)
         STAGES.get(step.name).require_meant(step, self.config, self.store)
         self._skip(step, committed)
-        log.info("%-10s skipped: %s is committed", step.name, step.path)
+        log.info("%-10s skipped: %s exists already", step.name, step.path)
         return True
 
     def _make(self, step: Step) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from pipeline.core.errors import ArtifactError
+from pipeline.core.logs import hide_tracing_advice
 from pipeline.core.retrying import passes
 from pipeline.store.artifacts import Draft
 
@@ -144,7 +143,8 @@ def write_program(
         shapes += [{0: count}, {0: count}]
     # To torch, *events are one argument.
     dynamic_shapes = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)
-    with torch.no_grad(), _without_tracing_advice():
+    hide_tracing_advice()
+    with torch.no_grad():
         program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=dynamic_shapes)
     # It would be pickled.
     program.example_inputs = None
@@ -157,18 +157,6 @@ def write_program(
     torch.export.save(program, buffer)
     with draft.open(PROGRAM) as sink:
         sink.write(buffer.getvalue())
-
-
-@contextmanager
-def _without_tracing_advice() -> Iterator[None]:
-    # Torch logs advice when torchrec asks whether it is tracing.
-    logger = logging.getLogger("torch.fx._symbolic_trace")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def read_program(path: Path) -> Program:

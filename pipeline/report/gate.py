@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.core import units
@@ -73,6 +74,7 @@ def _slice_plot(slices: Sequence[Slice]) -> Figure:
     corners = [(0.0, min(0.0, *ends)), (len(slices) + 1.0, max(0.0, *ends))]
     x = Axis(title="slice, in the order of the table", whole=True)
     frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
+    frame = replace(frame, x_ticks=[tick for tick in frame.x_ticks if 1 <= tick <= len(slices)])
     body = [*frame.grid(), *reference_lines(frame, [ReferenceLine(0.0, "as the incumbent")])]
     for place, (row, (point, low, high)) in enumerate(zip(slices, changes, strict=True), 1):
         text = f"{row.slice}={row.value}: {point:+.2%} [{low:+.2%}, {high:+.2%}]"
@@ -188,7 +190,7 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
         if power.rows_needed is not None:
             under += f"; the limit is {power.limit:.2%}"
             if power.rows_needed > record.rows:
-                under += f", for {units.count(power.rows_needed)} rows"
+                under += f", and detecting that takes {units.count(power.rows_needed)} rows"
         cards.append(("Minimum detectable change", f"{power.resolved:+.2%}", under))
     if budget := record.budget:
         cards.append(("Error budget spent", f"{budget.spent:.2g}", budget.words))
@@ -311,8 +313,12 @@ def _answer(check: Check) -> int:
 
 
 def _checks(record: GateRecord) -> list[Check]:
-    # Failed checks first, then warnings. Slices that passed are only in their own table.
-    shown = [check for check in record.checks if not (check.passed and check.name.startswith(_SLICE))]
+    # Failed checks first, then warnings. Slices that passed are one line here, and have a table of their own.
+    passed = [check for check in record.checks if check.passed and check.name.startswith(_SLICE)]
+    shown = [check for check in record.checks if check not in passed]
+    if passed:
+        words = f"{units.plural(len(passed), 'check')} of slices passed; their figures are in the table of slices"
+        shown.append(Check("slices", "gate.slices", True, words))
     return sorted(shown, key=_answer)
 
 

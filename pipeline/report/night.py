@@ -86,7 +86,8 @@ def bisect_text(record: BisectRecord) -> str:
     if record.suspects:
         lines += ["", "suspects, in the order in which they are tried:"]
     for number, suspect in enumerate(record.suspects, 1):
-        lines.append(f"  {number}. {suspect.kind} {', '.join(suspect.names)}: {suspect.sign}")
+        named = record.culprit is not None and suspect.sign in record.culprit.words
+        lines.append(f"  {number}. {suspect.title}: {'named above' if named else suspect.sign}")
     return "\n".join(lines)
 
 

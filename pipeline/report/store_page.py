@@ -30,7 +30,11 @@ CURVES = (
     PlotCurve("incumbent", 3, ()),
     PlotCurve("baseline, on the first night", 5, ()),
 )
-MARKS = "Dots on the curve: nights that the gate held. Strokes below: failed nights. Point at a night for its figures."
+# What else the plots show, by the outcome of a night that shows it.
+MARKS = {HELD: "Rings on the curve: nights that the gate held.", FAILED: "Strokes below: failed nights."}
+TOOLTIPS = "Point at a night for its figures; they are in the table of nights, too."
+# Share of the bar of versions from which a version has room for its number.
+LEAST_NAMED = 0.06
 # Of what served, the newest rows; all of it is in the bar.
 MOST_SERVED = 12
 MOST_REASON = 240
@@ -69,7 +73,6 @@ def store_page(overview: StoreOverview, now: float) -> str:
         problems=overview.problems,
         models=models,
         curves=CURVES,
-        marks=MARKS,
         stages=[PlotCurve(name, place % COLOURS, ()) for place, name in enumerate(STAGES.names())],
         runs=_runs(overview.runs or ()),
         runs_note=runs_note,
@@ -114,8 +117,10 @@ def _model(
         "name": name,
         "cards": _cards(nights, served, budget),
         "figures": _figures(nights),
+        "marks": _explain_marks(nights),
         "served": _served_table(served[-MOST_SERVED:], now),
         "served_bar": _served_bar(served, now),
+        "served_names": _served_names(served, now),
         "served_from": _utc(served[0].since) if served else "",
         "served_note": older,
         "nights": _nights_table(nights),
@@ -178,6 +183,14 @@ def _figures(nights: Sequence[NightLine]) -> list[Figure]:
     curves = [lambda night: night.calibration, lambda night: night.incumbent_calibration]
     figures += _plot(nights, "Calibration", "predicted / observed clicks; 1 is right", curves)
     return figures + _plot(nights, "Time", "minutes of all stages", [_minutes])
+
+
+def _explain_marks(nights: Sequence[NightLine]) -> str:
+    marks = []
+    for outcome, words in MARKS.items():
+        if any(night.outcome == outcome for night in nights):
+            marks.append(words)
+    return " ".join([*marks, TOOLTIPS])
 
 
 def _minutes(night: NightLine) -> Interval | None:
@@ -278,6 +291,16 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
     return tag("svg", *parts, class_="bar", **attributes)
 
 
+def _served_names(served: Sequence[ServedVersion], now: float) -> list[tuple[str, str]]:
+    # Under each stretch of the bar its share, and the number of its version where there is room for one.
+    names = []
+    for span in served:
+        share = (min(span.until or now, now) - span.since) / max(now - served[0].since, 1.0)
+        number = span.version.partition("-")[0]
+        names.append((f"{share:.4f}", number if share >= LEAST_NAMED else ""))
+    return names
+
+
 def _served_table(served: Sequence[ServedVersion], now: float) -> PageTable:
     rows = []
     for span in reversed(served):
@@ -300,24 +323,24 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
             _link(pages.get("night"), night.date),
             pill(_PILLS.get(night.outcome, "idle"), night.outcome),
         ]
-        cells.append(units.printable(reason, MOST_REASON) or units.ABSENT)
-        cells.append(tag("div", _link(pages.get("version"), night.version or units.ABSENT), class_="word"))
+        cells.append(_first_reason(night))
+        cells.append(_link(pages.get("version"), night.version or units.ABSENT))
         cells.append(units.decimal(_point(night.ne)))
         change = units.ABSENT
         if night.ne_change is not None:
             change = tag("span", f"{night.ne_change.point:+.2%}", title=_signed(night.ne_change))
         cells.append(change)
         cells += [units.decimal(_point(night.calibration), 3), units.count(night.rows)]
-        cells.append(units.duration(sum(seconds.values()) if seconds else None))
+        took = units.duration(sum(seconds.values()) if seconds else None)
+        cells.append(tag("div", took, _stages_bar(seconds, longest)))
         if priced:
             cells.append(_cost(night))
-        cells.append(_stages_bar(seconds, longest))
         links = [_link(pages[name], name) for name in ("gate", "run") if name in pages]
-        cells.append(tag("div", Markup(" ").join(links) or units.ABSENT, class_="word"))
+        cells.append(tag("div", Markup(" ").join(links) or units.ABSENT))
         rows.append(cells)
         titles.append(reason)
-    head = ["Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time*"]
-    return PageTable([*head, *(["Cost*"] if priced else []), "By stage", "Pages"], rows, titles)
+    head = ["Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time by stage*"]
+    return PageTable([*head, *(["Cost*"] if priced else []), "Pages"], rows, titles)
 
 
 def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:
@@ -357,6 +380,14 @@ def _point(value: Interval | None) -> float | None:
 
 def _reason(night: NightLine) -> str:
     return "; ".join(night.reasons)
+
+
+def _first_reason(night: NightLine) -> str:
+    # The others are in the row's tooltip, and on the page of the night.
+    if not night.reasons:
+        return units.ABSENT
+    more = f" (and {len(night.reasons) - 1} more)" if len(night.reasons) > 1 else ""
+    return units.printable(night.reasons[0], MOST_REASON) + more
 
 
 def _link(path: str | None, text: str) -> Markup:

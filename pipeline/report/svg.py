@@ -244,7 +244,8 @@ def percent_tick(value: float, spread: float) -> str:
 
 
 def signed_tick(value: float, spread: float) -> str:
-    return f"{value:+.{_percent_digits(spread)}%}"
+    sign = "+" if value else ""
+    return f"{value:{sign}.{_percent_digits(spread)}%}"
 
 
 def _percent_digits(spread: float) -> int:

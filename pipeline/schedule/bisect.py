@@ -111,7 +111,7 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
         log.info("bisect     %s: %d suspects, at most %d replays", name, len(suspects), limit)
         culprit = None
         for place, suspect in enumerate(suspects):
-            log.info("bisect     suspect %d of %d: %s: %s", place + 1, len(suspects), suspect.title, suspect.sign)
+            log.info("bisect     suspect %d of %d: %s", place + 1, len(suspects), suspect.title)
             if suspect.kind in (SETTINGS, FEATURES):
                 culprit = search.try_suspect(suspect)
             elif suspect.kind == LIMITS:
@@ -122,7 +122,6 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
                 break
         search.save(culprit=culprit, stopped="; ".join(search.untold) or None)
         if culprit is not None:
-            log.info("bisect     %s", culprit.words)
             _name_on_page(store, name, culprit)
         return search.record
 

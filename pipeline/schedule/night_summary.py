@@ -34,6 +34,7 @@ from pipeline.store.artifacts import Store
 _EXPECTED: tuple[str, ...] = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate.force")
 _EXPECTED += ("data.day", "data.mapping_from", "checkpoint.init_from", "plan.former")
 MAX_SETTINGS = 12
+MAX_WARNINGS = 6
 TRIES = 3  # to post a verdict
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 2.0
@@ -154,10 +155,11 @@ def _describe_changes(store: Store, record: NightRecord, result: Result) -> list
     # What changed since the base of this night was trained, in sentences.
     base, hosts = record.base, hosts_lines(result.shrunk, result.grown)
     if base is None:
-        return ["the first version, trained from scratch with new id mappings", *hosts]
+        return ["the first version, trained from scratch with new id mappings", *_describe_warnings(result), *hosts]
     return [
         f"started from {base.version}, which was trained on {base.day or base.run}",
         *_describe_rows(store, base.dataset, result.artifact("ingest")),
+        *_describe_warnings(result),
         *_describe_plan(store, base.plan, result.artifact("plan")),
         *hosts,
         *_describe_settings(store, record.model, base, record.run),
@@ -182,6 +184,16 @@ def _describe_rows(store: Store, before: str, now: str | None) -> list[str]:
     quarantined = new.summary["rows_quarantined"]
     if quarantined:
         lines.append(f"{plural(quarantined, 'row')} in quarantine ({then.summary['rows_quarantined']:,} before)")
+    return lines
+
+
+def _describe_warnings(result: Result) -> list[str]:
+    # What the checks of ingestion found about the day.
+    warnings = (result.ingest or IngestPart()).warnings or ()
+    lines = [f"ingestion warns: {line}" for line in warnings[:MAX_WARNINGS]]
+    more = len(warnings) - MAX_WARNINGS
+    if more > 0:
+        lines.append(f"and {plural(more, 'other warning')} of ingestion")
     return lines
 
 

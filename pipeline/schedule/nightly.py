@@ -170,8 +170,9 @@ def run_night(
     record = replace(record, outcome=outcome, exit_code=code, finished=time.time())
     record = _complete_record(config, store, record, error)
     log.info("night      %s", line_of(record))
-    if record.summary is not None:
-        log.info("summary    %s", store.url_of(record.summary))
+    for title, page in (("gate", record.gate_page), ("summary", record.summary)):
+        if page is not None:
+            log.info("%-10s %s", title, store.url_of(page))
     _post(config, store, record)
     write_store_page(store)
     return record
@@ -185,7 +186,9 @@ def _is_searched(store: Store, record: NightRecord) -> bool:
 def _bisect(store: Store, record: NightRecord, run: Run, limit: int, deadline: datetime | None) -> int:
     # Find what spoilt a held night, once all nights have their verdicts. Returns a signal's exit code, else 0.
     try:
-        bisect_run(store, record.run, run, limit, deadline)
+        culprit = bisect_run(store, record.run, run, limit, deadline).culprit
+        if culprit is not None:
+            log.info("bisect     %s", culprit.words)
     except Exception as problem:
         log.warning("bisect     nothing was found: %s", _as_known_error(problem))
     except Interrupted as stop:

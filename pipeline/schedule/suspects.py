@@ -212,6 +212,17 @@ def _moved_before_labels(signs: Signs) -> Iterator[Suspect]:
             yield Suspect(kind=FEATURES, names=(name,), sign=words)
 
 
+def _missing_values(signs: Signs) -> Iterator[Suspect]:
+    # Features of which more values are missing than the day before, beyond the limit.
+    limit, words = signs.moved.missing_share, {}
+    for name in signs.features:
+        change = signs.drift.get(name, {}).get("missing_share", 0.0)
+        if limit is not None and change > limit:
+            words[name] = f"missing share of {name} moved by {change:.3g} since the day before"
+    if words:
+        yield Suspect(kind=FEATURES, names=tuple(words), sign="; ".join(words.values()))
+
+
 def _changed_features(signs: Signs) -> Iterator[Suspect]:
     # One after the other: those whose importance changed most, then those whose values moved furthest.
     changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
@@ -333,6 +344,7 @@ ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
     _moved_before_labels,  # wrong values of a feature look like wrong labels, and are seen in the values, too
     _wrong_labels,  # the incumbent was right when it was published, so these rows are not what it knew
     _odd_rows,  # delivered twice or in part, sampled upstream, of another clock: no feature or label alone is wrong
+    _missing_values,  # values that are missing were lost somewhere, while those that moved may be right
     _changed_features,  # drift is common and mostly harmless, and each of them costs a training
     _all_rows,  # what is left: without the day's rows the candidate is the incumbent
 )

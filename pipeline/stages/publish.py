@@ -94,17 +94,17 @@ class Publish(Stage):
         if len(gate.reasons) > 1:
             message += f" (and {len(gate.reasons) - 1} more)"
         serving = f"{gate.incumbent} keeps serving" if gate.incumbent else "nothing is published"
-        hint = f"{artifact.path}/gate.html says why; "
+        hint = f"{artifact.path}/gate.html says why. "
         if any(limit in reason for reason in gate.reasons for limit in _LABEL_LIMITS):
             hint += (
-                "if label_rate in the dataset's profile.json differs from the day before, the labels are likely "
-                "wrong: correct the logs and run the same command again; "
+                "If the labels of the day are wrong (what ingestion warns of may tell), correct the logs and run the "
+                "same command again. "
             )
-        hint += f"nightjar models promote {model} {gate.version} --reason '...' publishes it anyway"
         # Where too few rows held the model.
         if gate.max_ne_increase is not None:
             limit = f"gate.max_ne_increase={gate.max_ne_increase:g}"
-            hint += f"; {limit} is the smallest limit that this many rows can test"
+            hint += f"{limit} is the smallest limit that this many rows can test. "
+        hint += f"To publish it although it was held: nightjar models promote {model} {gate.version} --reason '...'"
         raise GateHeldError(f"the gate held {gate.version} of model {model}: {message}; {serving}", hint=hint)
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:

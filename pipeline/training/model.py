@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from pipeline.config.model import ModelConfig
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
+from pipeline.core.logs import hide_tracing_advice
 from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors, penalised
 from pipeline.embeddings.row_access import RowAccess, RowStore
 from pipeline.embeddings.sharding import shard_model, whole_tables
@@ -510,6 +511,7 @@ def assemble(
         ConfigError: Device or plan lack what ``train`` asks for.
         PlanError: The plan does not fit.
     """
+    hide_tracing_advice()
     rules = table_rules(settings.model, settings.train)
     if trained:
         use_tf32(settings.train.precision, device)

@@ -54,8 +54,6 @@ def probe(
     the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
     GuardError where the probe diverged.
     """
-    # FX warns of a deprecation in TorchRec's own code, which nobody who reads the stage's log can change.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     alone, outside = _alone(settings), dist.is_initialized()
     device = connect(alone.hardware, alone.train.threads_per_rank)
     try:

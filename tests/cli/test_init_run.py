@@ -59,7 +59,9 @@ def test_a_log_that_is_too_small_ends_as_its_run_does_with_the_verdict(tmp_path:
     done = nightjar("init", "log/clicks.csv", "--run", "-cd", "my conf", cwd=tmp_path)
     assert done.returncode == 6, done.stdout + done.stderr
     warned, _, ended = done.stdout.partition("verdict     HOLD")
-    assert "the run ends with exit code 6 and publishes nothing: 300 rows of so small a log are held out" in warned
+    assert (
+        "the run ends with exit code 6 and publishes nothing: about 300 rows of so small a log are held out" in warned
+    )
     assert "next        take a log of well over 5,000 rows" in ended
     assert "verdict     HOLD: no version of model clicks serves" in done.stdout
     assert "look at     store/runs/clicks/report.html" in done.stdout.replace(f"{tmp_path}/", "")

@@ -136,3 +136,17 @@ def test_the_output_of_ranks_reaches_a_caller_that_captures_text() -> None:
     with contextlib.redirect_stdout(io.StringIO()) as captured:
         logs.Terminal().pass_on("step 1 – loss".encode())
     assert captured.getvalue() == "step 1 – loss"
+
+
+def test_advice_on_tracing_is_hidden_and_other_warnings_of_fx_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    from torch.fx._symbolic_trace import is_fx_tracing_warning
+
+    logger = logging.getLogger("torch.fx._symbolic_trace")
+    logger.addHandler(caplog.handler)
+    try:
+        logs.hide_tracing_advice()
+        is_fx_tracing_warning.__wrapped__()
+        logger.warning("another one")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records if record.name == logger.name} == {"another one"}

@@ -48,6 +48,16 @@ def test_a_change_that_costs_less_is_explained(setting: str, words: str, capsys:
     assert " ".join(capsys.readouterr().out.split()).endswith(words)
 
 
+def test_of_a_group_the_usual_cost_of_a_change_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "gate"]) == 0
+    out = capsys.readouterr().out
+    said = " ".join(out.split())
+    assert said.endswith(
+        "Unless a setting says otherwise: if you change it, " + said.rpartition("if you change it, ")[2]
+    )
+    assert said.count("all that read their output: publish.") == 1 and "gate.max_ne_increase: " in out
+
+
 def test_an_entry_of_a_dictionary_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "data.sparse.C1.min_count"]) == 0
     assert capsys.readouterr().out.startswith(

@@ -390,7 +390,7 @@ def test_rises_that_pass_one_by_one_do_not_add_up() -> None:
 @pytest.mark.parametrize(
     ("best", "words", "warned"),
     [
-        (Best(version="v2"), "by their records the incumbent is the best of them", False),
+        (Best(version="v2"), "the incumbent is the best of them by their recorded NE", False),
         (Best(version="v2", notes=("v1 is gone",)), "v1 is gone; no version before the incumbent was compared", True),
         (
             Best(version="v1", predictions_not_finite=3),

@@ -64,15 +64,18 @@ def test_days_alike_say_nothing(nights, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rate": 0.5}, ["label rate 0."]),
+        ({"rate": 0.5}, ["label rate was 0."]),
         ({"shift": 15.0}, ["feature 'x': its values moved, PSI ", "feature 'b': its values moved, PSI "]),
-        ({"missing": 0.2}, ["feature 'x': missing share 0, now 0.", "feature 'b': missing share 0, now 0."]),
+        (
+            {"missing": 0.2},
+            ["feature 'x': missing share was 0, is now 0.", "feature 'b': missing share was 0, is now 0."],
+        ),
         (
             {"ids": 60},
             [
-                "feature 'c': distinct values 20, now 60",
+                "feature 'c': number of distinct values was 20, is now 60",
                 "feature 'c': its values moved, PSI",
-                "feature 'h': distinct values 20, now 60",
+                "feature 'h': number of distinct values was 20, is now 60",
             ],
         ),
     ],
@@ -82,6 +85,14 @@ def test_what_moves_is_named(nights, tmp_path, change, said, caplog):
     for text in said:
         assert any(text in line for line in warnings), (text, warnings)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == warnings
+
+
+def test_missing_values_are_named_before_values_that_moved_and_those_by_how_far(nights, tmp_path):
+    warnings = two_days(nights, tmp_path, missing=0.2, shift=15.0, rate=0.5).summary["warnings"]
+    kinds = [line.partition(": ")[2].split(" ")[0] for line in warnings[1:]]
+    assert warnings[0].startswith("label rate was ") and kinds == sorted(kinds, key=["missing", "number", "its"].index)
+    indices = [float(line.rpartition("PSI ")[2]) for line in warnings if "PSI" in line]
+    assert len(indices) > 1 and indices == sorted(indices, reverse=True)
 
 
 def test_thresholds_hold_a_day(nights, tmp_path):
@@ -96,9 +107,9 @@ def test_thresholds_hold_a_day(nights, tmp_path):
 
 def test_a_label_rate_that_trebles_is_the_gates_question_unless_it_is_told_to_hold(nights, tmp_path):
     dataset = two_days(nights, tmp_path, rate=0.9)
-    assert [line for line in dataset.summary["warnings"] if line.startswith("label rate 0.")]
+    assert [line for line in dataset.summary["warnings"] if line.startswith("label rate was 0.")]
     checks = ChecksConfig(hold=DriftLimits(label_rate=1.0))
-    with pytest.raises(DataError, match="hold the logs of 2026-01-02: label rate 0.*is now 0.9"):
+    with pytest.raises(DataError, match="hold the logs of 2026-01-02: label rate was 0.*is now 0.9"):
         two_days(Nights(tmp_path / "held"), tmp_path, checks=checks, rate=0.9)
 
 

@@ -118,7 +118,7 @@ def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stag
     again = run_chain(store, stages)
     assert stages.ran == default_stages()
     assert {o.status for o in again.stages.values()} == {"skipped"}
-    assert said[0] == "ingest     skipped: artifacts/ingest is committed"
+    assert said[0] == "ingest     skipped: artifacts/ingest exists already"
     assert again.eval == first.eval
 
 

@@ -54,16 +54,17 @@ def test_a_hold_for_labels_says_how_to_check_and_correct_them_before_how_to_publ
 ) -> None:
     with pytest.raises(GateHeldError) as caught:
         SPEC.accept(published("HOLD", reasons))
-    labels, promote = "correct the logs and run the same command again; ", "nightjar models promote clicks v00002"
+    labels = "correct the logs and run the same command again. "
+    promote = "To publish it although it was held: nightjar models promote clicks v00002"
     assert (labels in caught.value.hint) is of_labels
-    assert ("label_rate in the dataset's profile.json" in caught.value.hint) is of_labels
-    assert caught.value.hint.partition(labels if of_labels else "says why; ")[2].startswith(promote)
+    assert ("what ingestion warns of" in caught.value.hint) is of_labels
+    assert caught.value.hint.partition(labels if of_labels else "says why. ")[2].startswith(promote)
 
 
 def test_a_hold_for_too_few_rows_offers_the_limit_that_they_can_test() -> None:
     with pytest.raises(GateHeldError) as caught:
         SPEC.accept(published("HOLD", ["NE is 1.2: too few rows to tell"], max_ne_increase=0.015))
-    assert caught.value.hint.endswith("; gate.max_ne_increase=0.015 is the smallest limit that this many rows can test")
+    assert ". gate.max_ne_increase=0.015 is the smallest limit that this many rows can test. " in caught.value.hint
 
 
 @pytest.mark.parametrize("verdict", ["PASS", "HOLD"])

@@ -1,5 +1,6 @@
 """The gate's page, Markdown and lines: what they say, that they are whole without an incumbent, that all is escaped."""
 
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -89,7 +90,7 @@ def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
     page, text = gate_page(shown), gate_markdown(shown)
     assert "Warnings" in page and "predictions moved &lt;b&gt;" in page and ">warning</span>" in page
     assert page.index(">failed<") < page.index(">warning<") < page.index(">passed<")
-    assert "of NE; the limit is 0.20%, for 520,000 rows" in page and "+1.30%" in page
+    assert "of NE; the limit is 0.20%, and detecting that takes 520,000 rows" in page and "+1.30%" in page
     for name in ("best of the last versions: v00001-aa", "logistic regression"):
         assert name in page and f"| {name} |" in text
     assert "| warning | prediction shift |" in text and f"- warning: {for_chat(words)}" in text
@@ -143,3 +144,21 @@ def test_an_id_of_the_log_does_nothing_in_markdown() -> None:
     assert "<img" not in gate_page(known)
     assert [each for each in ("<img", "\x1b", "@everyone", "@here", "](", "\nb") if each in text] == []
     assert "city=&lt;img src=x&gt;" in text
+
+
+def test_checks_of_slices_that_passed_are_counted_under_checks_and_others_are_shown() -> None:
+    slices = [
+        Check(f"slice: NE, country={value}", "gate.slice_max_ne_increase", value != "c", value) for value in "abc"
+    ]
+    page, text = (made(record(checks=(*CHECKS, *slices))) for made in (gate_page, gate_markdown))
+    for shown in (page, text):
+        assert "2 checks of slices passed" in shown and "slice: NE, country=c" in shown
+        assert "slice: NE, country=a" not in shown
+    assert "of slices passed" not in gate_page(record())
+
+
+def test_the_plot_of_slices_has_a_tick_at_each_slice_and_none_beside_them() -> None:
+    part = Slice(slice="c", value="x", rows=9, clicks=3, candidate=figures(), incumbent=figures(), change=figures(0.02))
+    plot = gate_page(record(slices=(part,) * 3)).partition("Change of NE by slice")[2].partition("</svg>")[0]
+    assert [label for label in re.findall(r">([^<>]+)</text>", plot) if label.isdecimal()] == ["1", "2", "3"]
+    assert ">0%<" in plot and "+0%" not in plot

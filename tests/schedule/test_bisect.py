@@ -1,6 +1,7 @@
 """``nightjar bisect`` on a store whose runs are only their records: which replays are made, and what they show."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -506,3 +507,28 @@ def test_the_command_prints_what_was_found_and_ends_with_6_where_nothing_was(
     assert "labels of " in capsys.readouterr().out
     assert cli.main(["bisect", "clicks-2026-01-01", "--store", str(tmp_path)]) == 7
     assert "hint: nightjar nights ls" in capsys.readouterr().err
+
+
+def test_the_sign_that_names_the_culprit_is_printed_once(
+    runs: Runs, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.run(HELD, checks=(LABELS,))
+    drift = {"checks": {"drift": {"C1": {"missing_share": 0.4}}}}
+    dataset = steps(HELD, runs.store, last="ingest")[0].path
+    runs.store.write_bytes(f"{dataset}/quality.json", json.dumps(drift).encode())
+    assert cli.main(["bisect", RUN, "--replays", "0", "--store", runs.store.url]) == 0
+    said = capfd.readouterr()
+    assert (said.out + said.err + caplog.text).count(LABELS.words) == 1
+    assert "labels this log: named above" in said.out
+    assert re.search(r"features C1: .*missing.share.* by 0\.4", said.out)
+
+
+def test_a_held_night_says_where_its_gate_page_is_and_what_spoilt_it(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.spoilt = spoilt_by("train.lr")
+    with caplog.at_level("INFO", logger="pipeline"):
+        assert runs.nights(*CHANGED, "nightly.bisect=1") == 6
+    said = [record.getMessage() for record in caplog.records]
+    assert f"gate       {runs.store.url_of(f'runs/{RUN}/publish/k/gate.html')}" in said
+    assert sum("changed back" in line for line in said) == 1

@@ -173,6 +173,18 @@ def test_features_that_drifted_come_by_how_far() -> None:
     assert rising == [("features", "I1"), ("features", "C2"), ("rows", "this log")], "two at most"
 
 
+def test_features_whose_values_are_missing_come_together_before_those_that_only_drifted() -> None:
+    drift = {"C1": {"missing_share": 0.2}, "C2": {"psi": 3.0}, "C3": {"psi": 1.0, "missing_share": 0.38}}
+    moved = DriftLimits(psi=0.25, missing_share=0.1)
+    first, second, _ = find_suspects(
+        Signs(gate=held(), limits=LIMITS, features=FEATURES, drift=drift, moved=moved, now=IngestPart(day="d"))
+    )
+    assert (first.names, second.names) == (("C1", "C3"), ("C2",))
+    assert "missing share of C3 moved by 0.38 since the day before" in first.sign
+    no_limit = kinds(held(), drift=drift, moved=DriftLimits(psi=5.0))
+    assert no_limit == [("rows", "this log")]
+
+
 def test_the_rows_suspect_says_what_is_odd_about_them_and_names_slices() -> None:
     now = IngestPart(day="2026-01-03", rows=2000, rows_quarantined=100)
     then = IngestPart(day="2026-01-02", rows=1000, rows_quarantined=0)

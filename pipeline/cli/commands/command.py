@@ -75,7 +75,7 @@ def store_of(options: argparse.Namespace) -> Store:
 
     store = Store(options.store, "--store ")
     if not store.answers():
-        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
+        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>, or store=<URL>")
     return store
 
 

@@ -30,7 +30,7 @@ def _explain(options: argparse.Namespace) -> int:
         sys.stdout.write(settings_page.markdown())
     else:
         records = [settings_page.record(place) for place in settings_page.chosen(options.name)]
-        tell(options.json, records, lambda shown: "\n".join(map(settings_page.shown, shown)))
+        tell(options.json, records, settings_page.shown)
     return 0
 
 

@@ -132,7 +132,7 @@ def _warn_of_small_log(what: str, rows: float, of: str) -> None:
     held_out, least = int(rows * SplitConfig().test_share), GateConfig().min_rows
     if held_out < least:
         show(
-            f"{what} ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
+            f"{what} ends with exit code 6 and publishes nothing: about {held_out:,} rows {of} are "
             f"held out, and the gate wants {least:,} (gate.min_rows)"
         )
 

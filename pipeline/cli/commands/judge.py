@@ -66,7 +66,8 @@ def _judge(options: argparse.Namespace) -> int:
     files = [word for word in words if word not in overrides]
     if len(files) not in (1, 2):
         raise ConfigError(
-            f"got {len(files)} files ({', '.join(files) or 'none'}), expected the candidate's, and perhaps the other's",
+            f"got {len(files)} files ({', '.join(files) or 'none'}), expected the candidate's, "
+            "and optionally the incumbent's",
             hint="nightjar judge candidate.parquet incumbent.parquet; overrides begin with gate. or seed=",
         )
     settings, seed = gate_settings_of(overrides, options.config_dir)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 import typing
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -107,19 +109,31 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-def shown(known: dict[str, Any]) -> str:
-    """Format the record of a setting or a group as text for the terminal."""
-    if "group" in known:
-        return f"{known['group']}: {known['doc']}"
+def shown(records: Sequence[dict[str, Any]]) -> str:
+    """Format records of settings and groups as text for the terminal; what changes of most of them cost, once."""
+    consequences = Counter(_consequence(known) for known in records if "group" not in known)
+    (common, count) = consequences.most_common(1)[0] if consequences else ("", 0)
+    lines = []
+    for known in records:
+        if "group" in known:
+            lines.append(f"{known['group']}: {known['doc']}")
+            continue
+        lines.append(f"{known['setting']}: {_figures(known)}")
+        consequence = _consequence(known)
+        for text in (known["doc"], *([consequence] if count == 1 or consequence != common else [])):
+            lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    if count > 1:
+        lines += textwrap.wrap(f"Unless a setting says otherwise: {common[0].lower()}{common[1:]}", WIDTH)
+    return "\n".join(lines)
+
+
+def _consequence(known: dict[str, Any]) -> str:
     stages = [stage.name for stage in STAGES if set(stage.keys()) & set(known["keys"])]
     consequence = "If you change it, no finished stage runs again."
     if stages:
         consequence = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
         consequence += _resumption(known["keys"])
-    lines = [f"{known['setting']}: {_figures(known)}"]
-    for text in (known["doc"], consequence):
-        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join(lines)
+    return consequence
 
 
 def _resumption(keys: list[str]) -> str:

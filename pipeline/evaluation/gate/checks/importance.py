@@ -39,7 +39,10 @@ class FeatureImportance(GateCheck):
                 changes[name] = importance.rise - before[name].rise
         if not changes:
             first = max(now, key=lambda name: now[name].rise)
-            words = f"every feature carries about what it carried {WHEN}, most of all {first!r} ({SETTING})"
+            words = (
+                f"no feature clearly carries less than {FALL:.0%} of what it carried with the incumbent {WHEN}, "
+                f"or more than {JUMP:g} times as much; {first!r} carries most ({SETTING})"
+            )
             yield Check(NAME, SETTING, True, words)
             return
         largest_first = sorted(changes, key=lambda name: -abs(changes[name]))

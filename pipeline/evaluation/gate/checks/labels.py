@@ -46,7 +46,7 @@ def _check_click_rate(now: Interval, former: Former, limit: float, confidence: f
     chance = _explained_by_chance(now, then, former.calibration_error, confidence)
     passed = abs(shift) - chance <= math.log1p(limit)
     words = (
-        f"calibration of the incumbent on these rows is {with_ends(now)}, {then:.4f} "
+        f"calibration of the incumbent on these rows is {with_ends(now)}; it was {then:.4f} "
         f"{WHEN}: {_explain(passed)} ({place(abs(shift), math.log1p(limit), passed)} {limit:.0%}, gate.max_label_shift)"
     )
     return Check("click rate", "gate.max_label_shift", passed, words)
@@ -59,9 +59,9 @@ def _check_by_prediction(incumbent: ModelFigures, former: Former, limit: float, 
     chance = quantile_of(confidence) * error
     passed = now - then - chance <= limit
     words = (
-        f"calibration of the incumbent by prediction is off by {now:.1%} of the clicks, {then:.1%} {WHEN} "
-        f"(chance explains {chance:.1%}): {_explain(passed)} ({place(now - then, limit, passed)} {limit:.0%}, "
-        "gate.max_label_shift)"
+        f"calibration of the incumbent by prediction is off by {now:.1%} of the clicks; it was off by {then:.1%} "
+        f"{WHEN}, and chance explains a rise of {chance:.1%}: {_explain(passed)} "
+        f"({place(now - then, limit, passed)} {limit:.0%}, gate.max_label_shift)"
     )
     return Check("labels", "gate.max_label_shift", passed, words)
 
@@ -70,8 +70,9 @@ def _check_drift(whose: str, now: Interval, former: Former, limit: float, confid
     rise = now.point / former.ne - 1
     chance = _explained_by_chance(now, former.ne, former.ne_error, confidence)
     passed = math.log1p(rise) - chance <= math.log1p(limit)
+    then = "it was" if whose else "the incumbent's was"
     words = (
-        f"NE{whose} is {with_ends(now)}, the incumbent's was {former.ne:.4f} {WHEN}: "
+        f"NE{whose} is {with_ends(now)}; {then} {former.ne:.4f} {WHEN}: "
         f"{rise:+.1%}, {place(rise, limit, passed)} {limit:+.0%} (gate.max_ne_drift)"
     )
     return Check(f"NE{whose} against former days", "gate.max_ne_drift", passed, words)

@@ -109,7 +109,7 @@ class BestVersionCheck(GateCheck):
         if best.predictions_not_finite:
             notes.append(f"{best.predictions_not_finite:,} of the predictions of {best.version} are not finite")
         if best.ne is None or best.change is None:
-            words = "by their records the incumbent is the best of them"
+            words = "the incumbent is the best of them by their recorded NE"
             if notes:
                 words = "; ".join([*notes, "no version before the incumbent was compared"])
             yield Check(name, setting, True, f"{words} (gate.best_of_last)", warned=bool(notes))
