@@ -78,7 +78,7 @@ def train(seed: int, requests: int, ways: list[str], weights: list[float], more:
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         write_log(Path(folder, "log.csv"), requests, seed)
-        # A table of three rows has none for a request, which no model could use later; GAUC knows them by their hashes.
+        # All requests but one share a row of their table, since no model could use them later; GAUC tells them apart.
         features = "{user: {rows: 2100}, item: {rows: 600}, hour: {rows: 30}, request: {rows: 3}}"
         world = words(f"""data=csv data.path={folder}/log.csv data.label.column=clicked data.timestamp=time
             data.split.by=time data.split.test_share=0.2 model=dlrm_small train.shuffle=false train.global_batch=1024
