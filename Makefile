@@ -255,7 +255,7 @@ bench-tasks: install ## test NE of a rare label, learnt alone or with the click 
 	@.venv/bin/python -m benchmarks.tasks
 
 .PHONY: bench-ranking
-bench-ranking: install ## GAUC and NE with a pairwise or listwise loss beside the log loss, against the log loss alone (10 minutes)
+bench-ranking: install ## GAUC and NE with a pairwise or listwise loss beside the log loss, against the log loss alone (5 minutes)
 	@.venv/bin/python -m benchmarks.ranking
 
 .PHONY: bench-optimizers

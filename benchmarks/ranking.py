@@ -1,9 +1,11 @@
 """``make bench-ranking``: GAUC and NE of trainings with a ranking loss beside the log loss, against the log loss alone.
 
-The log is made up: users, who differ much in how often they click, see requests of twelve items each. Which item they
-click depends on its quality and on the user's taste, a product of hidden vectors. So most of the log loss is about
-users, and little of it about the order of a request's items. All trainings have the same rows in the order of the log,
-so that a batch holds whole requests, the same model and settings; a seed draws another log and other initial values.
+The log is made up: users see requests of twelve items each. Which item they click depends on its quality and on the
+user's taste, a product of hidden vectors; how often they click depends on the user, and even more on the request, by
+what no feature tells. So little of the log loss is about the order of a request's items, which GAUC is about: it is
+that within a request. All trainings have the same rows in the order of the log, so that a batch holds whole requests,
+the same model and settings; the last fifth of the requests are test rows. A seed draws another log and other initial
+values.
 
 ``ratio``: the mean of 1 - GAUC without a ranking loss over that of the best way with one, among those whose NE is at
 most ``NE_BAR`` above. ``p_values``: of each way having the higher GAUC, by a one-sided paired t-test over the seeds.
@@ -22,7 +24,7 @@ from pipeline.core.cpus import available_cpus
 from pipeline.evaluation.metrics import sigmoid
 
 USERS, ITEMS, SHOWN, DIM = 2000, 500, 12, 4
-# Standard deviations of what users, items and tastes add to the log odds.
+# Standard deviations of what users, requests, items and tastes add to the log odds.
 ACTIVITY, MOOD, QUALITY, TASTE = 1.0, 2.0, 0.8, 0.8
 BIAS = -2.5
 FIRST_SECOND = 1_767_225_600
@@ -40,9 +42,9 @@ Figures = dict[str, dict[str, float]]  # by way NE, calibration, AUC and GAUC of
 def main() -> None:
     given = options(
         __doc__,
-        seeds=3,
+        seeds=6,
         requests=(20_000, "of a log, twelve rows each, a fifth of which are test rows"),
-        weights=([0.3, 1.0], "values of train.rank_loss.weight"),
+        weights=([1.0], "values of train.rank_loss.weight"),
         ways=([*WAYS], "ways to train", {"choices": [*WAYS]}),
         jobs=(available_cpus(), "processes at a time"),
         set=SET,
@@ -76,7 +78,7 @@ def train(seed: int, requests: int, ways: list[str], weights: list[float], more:
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         write_log(Path(folder, "log.csv"), requests, seed)
-        # A table of three rows has none for a request, which no model could use later; GAUC knows them by their hashes.
+        # All requests but one share a row of their table, since no model could use them later; GAUC tells them apart.
         features = "{user: {rows: 2100}, item: {rows: 600}, hour: {rows: 30}, request: {rows: 3}}"
         world = words(f"""data=csv data.path={folder}/log.csv data.label.column=clicked data.timestamp=time
             data.split.by=time data.split.test_share=0.2 model=dlrm_small train.shuffle=false train.global_batch=1024

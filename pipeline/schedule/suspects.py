@@ -341,10 +341,10 @@ ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
     _dead_features,  # the gate measured that they carry nothing, and that this is the size of the loss
     _leaking_features,  # nothing becomes the best feature overnight by honest means
     _unknown_ids,  # ids that no training saw: a source that restarted its numbering, or is late
+    _missing_values,  # values that are missing were lost somewhere, while those that moved may be right
     _moved_before_labels,  # wrong values of a feature look like wrong labels, and are seen in the values, too
     _wrong_labels,  # the incumbent was right when it was published, so these rows are not what it knew
     _odd_rows,  # delivered twice or in part, sampled upstream, of another clock: no feature or label alone is wrong
-    _missing_values,  # values that are missing were lost somewhere, while those that moved may be right
     _changed_features,  # drift is common and mostly harmless, and each of them costs a training
     _all_rows,  # what is left: without the day's rows the candidate is the incumbent
 )
