@@ -1,7 +1,7 @@
 # Nightjar. `make demo` and `make test` are all a new user needs; both may be run again at any time.
 
 PYTHON      ?= python3
-# cpu | cuda: which lock file is installed.
+# cpu | cuda | newest: which lock file is installed. newest: the newest torch, on a CPU.
 DEVICE      ?= cpu
 # The package index that serves torch for DEVICE; empty: the default index. Nothing else comes from it.
 TORCH_INDEX ?=
@@ -314,6 +314,8 @@ lock: ## write requirements/*.txt anew from pyproject.toml and requirements/*.in
 	@cd requirements && ../$(UV) --override overrides-cpu.txt $(CUDA_PACKAGES:%=--no-emit-package %) \
 		--no-emit-package torch ../pyproject.toml cpu.in -o cpu.txt
 	@cd requirements && ../$(UV) --override overrides-cuda.txt --no-emit-package torch ../pyproject.toml cuda.in -o cuda.txt
+	@cd requirements && ../$(UV) --override overrides-cpu.txt --no-emit-package torch ../pyproject.toml newest.in -o newest.txt
+	@cd requirements && ../$(UV) --no-deps torch-newest.in -o torch-newest.txt
 	@cd requirements && ../$(UV) dev.in -o dev.txt
 	@cd requirements && ../$(UV) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch-$(DEVICE).in -o torch-$(DEVICE).txt
 	@wc -l requirements/*.txt

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 from benchmarks.harness import finish
 
 # What the torch of the machine goes with; pipeline/core/package_versions.py has the versions that CI runs.
-TRIPLES = {"2.11": "1.6.0", "2.12": "1.7.0", "2.13": "1.8.0"}
+TRIPLES = {"2.11": "1.6.0", "2.12": "1.7.0", "2.13": "1.8.0", "2.14": "1.9.0"}
 PYTHON, PLATFORM = "3.12", "manylinux_2_28_x86_64"
 # Installed with torch, and large.
 WITH_TORCH = re.compile(r"(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==")

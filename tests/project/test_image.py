@@ -7,9 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from pipeline.core.package_versions import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -43,6 +46,8 @@ def test_the_user_of_the_image_is_that_of_the_pods() -> None:
 
 
 def test_the_bill_of_materials_has_every_package_of_the_lock_file_and_of_debian(tmp_path: Path) -> None:
+    if f"torchrec=={version('torchrec')}" != PACKAGES["torchrec"]:
+        pytest.skip(f"torchrec {version('torchrec')} is here, and the image has {PACKAGES['torchrec']}")
     done = subprocess.run([sys.executable, str(ROOT / "docker/sbom.py")], capture_output=True, text=True, check=True)
     bill = json.loads(done.stdout)
     assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "nightjar")

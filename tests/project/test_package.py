@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import requires
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
@@ -86,6 +86,9 @@ def named(requirements: list[str]) -> set[str]:
 
 def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
     """What the packages of ``core/package_versions.py`` need is named, as they are installed without what they need."""
+    pinned = package_versions.PACKAGES["torch"].partition("==")[2]
+    if version("torch").partition("+")[0] != pinned:
+        pytest.skip(f"torch {version('torch')} is here, and another build needs other packages than torch {pinned}")
     dependencies = named(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     apart = named([*package_versions.PACKAGES.values(), "fbgemm-gpu"])
     needed = set()
@@ -106,6 +109,21 @@ def test_the_lock_files_keep_to_the_dependencies_and_to_the_triple(device: str) 
     for wanted in map(Requirement, [*asked, *pinned]):
         (version,) = here[canonicalize_name(wanted.name)].specifier
         assert wanted.specifier.contains(version.version), wanted
+
+
+def pins_of(name: str) -> dict[str, str]:
+    """The version of each package of a lock file."""
+    text = (ROOT / f"requirements/{name}.txt").read_text()
+    locked = [Requirement(line.rstrip("\\ ")) for line in text.splitlines() if line[:1].strip()]
+    return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in locked}
+
+
+def test_the_newest_triple_is_one_that_doctor_expects_and_changes_no_other_package() -> None:
+    newest, locked = pins_of("newest"), pins_of("cpu")
+    torch = minor(pins_of("torch-newest")["torch"])
+    assert TRIPLES[torch] == (minor(newest["torchrec"]), minor(newest["fbgemm-gpu-cpu"])) and torch == max(TRIPLES)
+    assert {name for name in locked if newest[name] != locked[name]} == {"torchrec", "fbgemm-gpu-cpu"}
+    assert all(name.startswith(("nvidia-", "cuda-", "triton")) for name in newest.keys() - locked.keys())
 
 
 HIDING = """

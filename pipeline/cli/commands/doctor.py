@@ -29,7 +29,7 @@ from pipeline.core.units import GIB, plural
 from pipeline.specs import REGISTRIES
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
-TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
+TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8"), "2.14": ("1.9", "1.9")}
 COMPILE = "install a C compiler, then run make install, or pip install with --no-deps, again"
 ROWS_BY_TORCH = "torch; compiled, lazy Adam and FTRL are five times as fast"
 LOCK = "make install installs the locked set (requirements/*.txt, with --no-deps)"
