@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from pipeline.evaluation.score_files import Table
     from pipeline.records.gate import GateRecord
     from pipeline.records.result import Result
 
@@ -209,8 +210,8 @@ def load_version(
 
 
 def judge(
-    candidate: str | os.PathLike[str] | Any,
-    incumbent: str | os.PathLike[str] | Any | None = None,
+    candidate: Table,
+    incumbent: Table | None = None,
     *overrides: str,
     label: str = "label",
     score: str | None = None,

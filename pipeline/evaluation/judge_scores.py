@@ -186,7 +186,7 @@ def _open_ledger(settings: GateConfig, ledger: str | os.PathLike[str] | None, da
     if not url.strip():
         raise ConfigError("ledger '' is empty, expected the name of a file", hint=hint)
     if day is not None:
-        check_day(day, "day ")
+        check_day(day, "--day ")
     return _find_ledger(url)
 
 

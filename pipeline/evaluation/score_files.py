@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -26,8 +26,15 @@ from pipeline.store.retrying_fs import Steady
 if TYPE_CHECKING:
     import polars as pl
 
-    # The path or fsspec URL of a file, or its rows in a frame: of Polars, or of whatever hands on Arrow's streams.
-    Table = str | os.PathLike[str] | Any
+
+class Frame(Protocol):
+    """A frame of Polars, pandas, Arrow, or any other library that hands on Arrow's streams."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the PyCapsule of a stream of its rows."""
+
+
+Table = str | os.PathLike[str] | Frame  # the path or fsspec URL of a file, or its rows
 
 # Names of the column of scores where none is given; nightjar predict writes the second.
 SCORES = ("score", "probability")

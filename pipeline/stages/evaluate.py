@@ -88,7 +88,9 @@ class Evaluate(Stage):
             clicked = clicked & (weights > 0)  # rows of no weight count as none in the intervals, too
         figures["clicks"] = int(clicked.sum())
         figures |= evaluation_intervals(labels, main, weights)
-        groups = number_groups(config, SplitReader(store, dataset, "test"))
+        groups = None
+        if config.evaluate.group_by is not None:
+            groups = number_groups(config, SplitReader(store, dataset, "test"))
         if groups is not None:
             scored = ScoredRows(labels=labels, candidate=main, weights=weights, users=groups)
             figures |= {"group_by": config.evaluate.group_by, **evaluation_gauc(scored)}

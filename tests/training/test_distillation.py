@@ -259,6 +259,18 @@ def test_a_version_that_cannot_read_the_rows_fails_no_run_unless_it_is_named(sai
     assert code == 7 and "model 'clicks' has no version 'v00009-00000000'" in text
 
 
+def test_a_named_version_that_cannot_read_the_rows_is_refused_each_time(said, capsys):
+    store, _ = said
+    version = result(store, "first")["model"]["version"]
+    other = ["data.dense_transform=percentile", "data.synthetic.rows=5000", "stages=[ingest,plan,partition,train]"]
+    for _ in range(2):
+        named = ["run=refused", TEACH, f"train.distill.teacher={version}", *other]
+        assert cli.main(["run", f"store={store.url}", *SMALL, *named]) == 2
+        error = capsys.readouterr().err
+        assert f"train.distill.teacher={version} cannot teach this training: " in error
+        assert "hint: train.distill.weight=0" in error
+
+
 def test_a_teacher_without_a_share_is_refused():
     with pytest.raises(ConfigError) as caught:
         compose(["run=r", "train.distill.teacher=v00001-00000000"])

@@ -40,7 +40,7 @@ FEWEST_NIGHTS, MOST_NIGHTS = 3, 28
 FEWEST_ROWS = 20_000
 # What the bad day loses. Ingestion would refuse a column that is empty in more than half of the rows.
 LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
-LOG, ASKED = "demo.log", "demo.json"
+LOG, SETTINGS = "demo.log", "demo.json"
 # On two cores, beside the seconds that its rows take.
 SECONDS_PER_NIGHT = 10
 
@@ -101,9 +101,9 @@ def _make_folder(options: argparse.Namespace) -> Path:
     if "://" in options.store:
         raise ConfigError(f"--store {options.store}, expected a folder of this machine", hint="--store demo-store")
     folder = Path(options.store)
-    asked = {"nights": options.nights, "rows": options.rows, "seed": options.seed}
+    settings = {"nights": options.nights, "rows": options.rows, "seed": options.seed}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        _check_asked(folder, asked)
+        _require_same_demo(folder, settings)
         return folder
     # What the settings cannot hold, such as a folder's name with a quote or too large a seed.
     try:
@@ -114,7 +114,9 @@ def _make_folder(options: argparse.Namespace) -> Path:
         raise ConfigError(f"no night can run with {given}: {error.message}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ASKED).write_text(json.dumps(asked))
+        draft = folder / f"{SETTINGS}.draft"
+        draft.write_text(json.dumps(settings))
+        draft.replace(folder / SETTINGS)
     except OSError as error:
         reason = error.strerror or str(error)
         hint = "--store <a folder that you may make>"
@@ -122,17 +124,18 @@ def _make_folder(options: argparse.Namespace) -> Path:
     return folder
 
 
-def _check_asked(folder: Path, asked: dict[str, int]) -> None:
+def _require_same_demo(folder: Path, settings: dict[str, int]) -> None:
     # A demo continues in its own folder alone: other settings draw other logs.
     hint = f"--store <a new folder>; if {folder} is of an earlier demo, you can also remove it"
     try:
-        former = json.loads((folder / ASKED).read_text())
+        former = json.loads((folder / SETTINGS).read_text())
     except (OSError, ValueError):
-        text = f"{folder} has content already, and the demo needs a store of its own"
-        raise ConfigError(text, hint=hint) from None
-    if former != asked:
-        words = [" ".join(f"--{name} {value}" for name, value in each.items()) for each in (former, asked)]
-        raise ConfigError(f"{folder} is of a demo with {words[0]}, not {words[1]}", hint=hint)
+        former = None
+    if not isinstance(former, dict):
+        raise ConfigError(f"{folder} has content already, and the demo needs a store of its own", hint=hint)
+    if former != settings:
+        options = " ".join(f"--{name} {value}" for name, value in former.items())
+        raise ConfigError(f"{folder} is of a demo with {options}", hint=f"these options continue it; else {hint}")
 
 
 def _night_arguments(folder: Path, seed: int) -> list[str]:
@@ -180,7 +183,8 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
     store, width = Store(str(folder)), columns() if live else 0
     stdout = sys.stdout if live else io.StringIO()
     lock = night_lock(store, MODEL, NightlyConfig().lease_seconds, "demo")
-    with (folder / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log), lock:
+    # The lock first: where another demo was killed, waiting for its lease to end is seen.
+    with lock, (folder / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
         logs.start()
         for number, day in enumerate(days, 1):
             title = f"night {number} of {len(days)}  {day}"

@@ -19,8 +19,7 @@ rows in the same order, unless --key names them. Overrides are those of group ga
   nightjar judge candidate.parquet --page verdict.html     a first model: limits alone
 
 exit code 0: PASS; 6: HOLD; 2: a wrong option, column or setting; 3: no such file, or rows that do not match or allow
-no figures;
-7: a ledger that cannot be read; 8: a ledger that others write all the time, or a store that does not answer
+no figures; 7: a ledger that cannot be read; 8: a ledger that others write all the time, or a store that does not answer
 """
 # A file may have a = in its path, as in date=2026-01-31/scores.parquet.
 _OVERRIDE = re.compile(r"[+~]*(gate=|seed=|[a-z_]+\.[\w.]+=)")
