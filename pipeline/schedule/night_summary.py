@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pipeline.config import Config
 from pipeline.config.prices import ON_DEMAND, SPOT, offer_of
-from pipeline.config.renamed import config_changes, with_new_names
+from pipeline.config.renamed import config_changes, parse_recorded, with_new_names
 from pipeline.core.errors import ArtifactError, NightjarError
 from pipeline.core.units import decimal, plural
 from pipeline.launch.elastic import MoreRoomError
@@ -245,15 +245,13 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
 
     A version keeps its settings when its run is gone. None of either where one is missing.
     """
-    from omegaconf import OmegaConf
-
     configs: list[Any] = []
     before, version = f"{run_directory(base.run)}/config.yaml", f"{version_path(model, base.version)}/config.yaml"
     for path in (before if store.exists(before) else version, f"{run_directory(run)}/config.yaml"):
         if not store.exists(path):
             return {}, {}
         with store.open(path) as source:
-            configs.append(OmegaConf.to_container(OmegaConf.create(source.read().decode())))
+            configs.append(parse_recorded(source.read().decode()))
     then, now = map(with_new_names, configs)
     if then.get("train", {}).get("global_batch") == "auto":
         # Nights keep the batch size that auto meant in the training of the base's checkpoint.

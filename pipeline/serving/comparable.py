@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from pipeline.config.checkpoint import is_allowed
+from pipeline.config.renamed import parse_recorded
 from pipeline.config.sequences import event_feature
 from pipeline.ingest.schema import CRITEO_COLUMNS, QUOTE
 from pipeline.store.artifacts import Store
@@ -102,7 +101,7 @@ def _data_settings(store: Store, path: str) -> Mapping[str, Any]:
     # Group data of a version or a dataset: records of earlier releases do not say everything.
     if store.exists(f"{path}/config.yaml"):
         with store.open(f"{path}/config.yaml") as source:
-            config: Mapping[str, Any] = yaml.safe_load(source.read())
+            config: Mapping[str, Any] = parse_recorded(source.read().decode())
     else:
         artifact = store.find(path)
         config = {} if artifact is None else artifact.config

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.gate import GateConfig
+from pipeline.config.renamed import parse_recorded
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import LABEL
 from pipeline.records.gate import GateRecord, Interval
@@ -95,13 +96,11 @@ def ne_change(store: Store, run: str, other: str, *, gate: GateConfig | None = N
 
 def settings_of(store: Store, run: str) -> Settings:
     """Return the settings of ``run`` by dotted name, from its ``config.yaml``; none where it has no such file."""
-    from omegaconf import OmegaConf
-
     path = f"{run_directory(run)}/config.yaml"
     if not store.exists(path):
         return {}
     with store.open(path) as source:
-        tree = OmegaConf.to_container(OmegaConf.create(source.read().decode()))
+        tree = parse_recorded(source.read().decode())
     return {name: value for name, value in _flat(tree).items() if name not in NO_SETTING}
 
 

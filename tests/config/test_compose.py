@@ -241,6 +241,9 @@ def test_texts_of_a_recorded_configuration_mean_themselves(text: str) -> None:
 
 def test_the_resolved_yaml_comes_back_equal_and_is_checked() -> None:
     config = compose(["train.lr=0.5", "+data.sparse.more={separator: '|'}"])
+    first = from_yaml(to_yaml(config))
+    assert first == config
+    first.data.missing.append("changed by whoever read it")
     assert from_yaml(to_yaml(config)) == config
     with pytest.raises(ConfigError, match="train.lrr is unknown"):
         from_yaml("train: {lrr: 1}")

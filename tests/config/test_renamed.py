@@ -9,7 +9,8 @@ import yaml
 from pipeline.checkpoint import config_compatibility
 from pipeline.config.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
-from pipeline.config.renamed import RENAMED, config_changes, with_first_names, with_new_names
+from pipeline.config.renamed import RENAMED, config_changes, parse_recorded, with_first_names, with_new_names
+from pipeline.config.secrets import recorded
 from pipeline.core.errors import ConfigError
 from pipeline.stages.execution import load
 from pipeline.store import Artifact, Store
@@ -31,6 +32,13 @@ def old_names(text: str) -> str:
         (group, name), former = now.split("."), first.rpartition(".")[2]
         record[group][former] = record[group].pop(name)
     return yaml.safe_dump(record)
+
+
+def test_the_quick_reader_reads_what_the_checked_one_does() -> None:
+    awkward = ["data.name='2026-11-30'", "train.lr=1e-9", "data.missing=['','null','yes','1e5','0x10','12:30:45','~']"]
+    config = compose([*awkward, "run=r"])
+    assert parse_recorded(to_yaml(config)) == recorded(config)
+    assert asdict(from_yaml(to_yaml(config)))["data"]["missing"] == parse_recorded(to_yaml(config))["data"]["missing"]
 
 
 @pytest.mark.parametrize(("first", "now"), RENAMED.items(), ids=list(RENAMED))

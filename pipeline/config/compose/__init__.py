@@ -7,6 +7,7 @@ No Hydra output directory, working directory change or logging set-up happens he
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -27,7 +28,15 @@ from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.compose import overrides as complaints
 from pipeline.config.compose.hardware import with_machine
-from pipeline.config.compose.trees import GROUP, check_settings, compose_cached, compose_lines, schema_for, store_models
+from pipeline.config.compose.trees import (
+    CACHED_TREES,
+    GROUP,
+    check_settings,
+    compose_cached,
+    compose_lines,
+    schema_for,
+    store_models,
+)
 from pipeline.config.fields import check_name
 from pipeline.config.gate import gate_settings
 from pipeline.config.renamed import with_first_names, with_new_names
@@ -228,20 +237,28 @@ def to_yaml(config: Config) -> str:
 def from_yaml(text: str) -> Config:
     """The configuration that ``to_yaml`` wrote, of any age, checked; ConfigError where it does not fit the schema."""
     try:
-        recorded = OmegaConf.to_container(OmegaConf.create(text))
-        if not isinstance(recorded, dict):
-            raise ConfigError(
-                "the configuration is not a mapping of settings",
-                hint="use runs/<run>/config.yaml, which nightjar run writes",
-            )
-        plain = cast(dict[str, Any], _without_interpolations(recorded))
-        tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
-        config = OmegaConf.to_object(tree)
+        config = OmegaConf.to_object(_recorded_tree(text, Registry.state))
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     check(config)
     return config
+
+
+# A night reads the same few files again and again (its own, that of the run that it goes on from), and OmegaConf takes
+# a third of a second to read one. ``registered`` is a part of the key only: plugins decide what the schema is.
+@functools.lru_cache(maxsize=CACHED_TREES)
+def _recorded_tree(text: str, registered: object) -> DictConfig:
+    written = OmegaConf.to_container(OmegaConf.create(text))
+    if not isinstance(written, dict):
+        raise ConfigError(
+            "the configuration is not a mapping of settings",
+            hint="use runs/<run>/config.yaml, which nightjar run writes",
+        )
+    plain = cast(dict[str, Any], _without_interpolations(written))
+    tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
+    assert isinstance(tree, DictConfig)
+    return tree
 
 
 def _without_interpolations(value: Any) -> Any:
