@@ -25,7 +25,9 @@ _LISTS_SETTINGS = "checkpoint.allow"  # its values are names of settings
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
     """The error for an old name; None for any other. ``before``, ``after``: text around the new name in the hint."""
     now = RENAMED.get(path)
-    return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
+    if now is None:
+        return None
+    return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}")
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,9 +47,11 @@ def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = 
         path = f"{prefix}{name}"
         last = names.get(path, path).rpartition(".")[2]
         if isinstance(value, Mapping):
-            made[last] = _renamed(value, names, f"{path}.")
-        else:
-            made[last] = [names.get(each, each) for each in value] if path == _LISTS_SETTINGS and value else value
+            value = _renamed(value, names, f"{path}.")
+        elif path == _LISTS_SETTINGS and value:
+            value = [names.get(each, each) for each in value]
+        # Where the former name stood: keys of artifacts are hashes of text, in which the order counts.
+        made[last] = value
     return made
 
 
@@ -65,4 +69,9 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
-    return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}
+    changes = {}
+    # Not the union of two sets: the order is that of the settings, and so the same in each report.
+    for path in {**a, **b}:
+        if a.get(path) != b.get(path):
+            changes[path] = [a.get(path), b.get(path)]
+    return changes

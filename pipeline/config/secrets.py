@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -48,7 +48,8 @@ _OF_ENVIRONMENT = re.compile(
 
 def is_secret(text: str) -> bool:
     """Whether ``text`` is a URL with a password or a signature, a connection string with a key, or a private key."""
-    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY, _TOKEN))
+    patterns = (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY, _TOKEN)
+    return any(pattern.search(text) for pattern in patterns)
 
 
 def recorded(config: Config) -> dict[str, Any]:
@@ -61,7 +62,10 @@ def recorded(config: Config) -> dict[str, Any]:
 def without_secret(override: str) -> str:
     """``override`` as messages show it: without its value where that is a webhook or holds a secret."""
     key = override.partition("=")[0]
-    return f"{key}=<its value>" if key.lstrip("+") == WEBHOOK or is_secret(override) else override
+    # Any webhook, whether or not its URL is known to be secret: those of many services carry their token in the path.
+    if key.lstrip("+") == WEBHOOK or is_secret(override):
+        return f"{key}=<its value>"
+    return override
 
 
 def check_secrets(config: Config) -> None:
@@ -99,7 +103,8 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
     """Raise ConfigError where an override of a schedule, which its manifest shows, spells a webhook out."""
     for text in overrides:
         name, _, value = text.lstrip("+").partition("=")
-        of_group = name == "nightly" and "webhook" in value  # nightly={webhook: ..}
+        # As in nightly={webhook: ..}, whose inner value is not taken apart here: it is refused, whatever it is.
+        of_group = name == "nightly" and "webhook" in value
         if of_group or name == WEBHOOK and not _OF_ENVIRONMENT.fullmatch(value):
             raise ConfigError(
                 f"{WEBHOOK} is given as it is, and the schedule's manifest would show it",
@@ -111,6 +116,7 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
 def _tells_secret(name: str, value: str) -> bool:
     # Whether variable ``name`` has a secret as its ``value``; the path of a mounted file is none.
     is_path = _FILE.search(name) is not None and value.startswith("/")
+    # A webhook is told by its URL alone: nothing in the name of its variable need say that whoever knows it may post.
     return SECRETIVE.search(name) is not None and not is_path or _WEBHOOKS.search(value) is not None
 
 
@@ -118,8 +124,7 @@ def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
     # All strings below ``value`` with their paths.
     if isinstance(value, str):
         yield path, value
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, each in entries:
+    for name, each in _entries(value):
         yield from _texts(f"{path}.{name}".lstrip("."), each)
 
 
@@ -127,6 +132,13 @@ def _variables(path: str, value: Any) -> Iterator[tuple[str, str, str]]:
     # Path, name and value of every mapping below ``value`` that has both, as variables in a pod's manifest have.
     if isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
         yield path, value["name"], value["value"]
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, each in entries:
+    for name, each in _entries(value):
         yield from _variables(f"{path}.{name}", each)
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, list):
+        return enumerate(value)
+    return ()

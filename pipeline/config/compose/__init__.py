@@ -38,7 +38,8 @@ from pipeline.specs.model import MODELS
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
-OWN = "my"  # the user's own configuration directory, beside the store
+# The user's own configuration directory, beside the store.
+OWN = "my"
 # Settings of where and how a run works; they do not change its results, nor its name.
 NOT_IN_RUN_NAME = (
     "run",
@@ -94,7 +95,8 @@ def _store_schema() -> None:
     # Tell Hydra the schema, anew where registries have changed: some defaults are their contents.
     global _stored
     if _stored != Registry.state:
-        gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
+        # Says what is wrong with a package's check; OmegaConf would add lines of its own.
+        gate_settings()
         ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
         _stored = Registry.state
     store_models()
@@ -121,7 +123,9 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
     lines = complaints.parse(mended)
     known = [*complaints.parse(extra), *lines]
     try:
-        if (places := search_places(known)) is None:
+        places = search_places(known)
+        # Of packages, or of another place that only Hydra can read, nobody can tell whether it has changed since.
+        if places is None:
             return compose_lines(hydra, ROOT, [*extra, *mended])
         return compose_cached(hydra, ROOT, extra, lines, group_options(known), places)
     except complaints.config_errors() as error:
@@ -171,6 +175,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     config = with_machine(config)
+    # Here and not in ``check`` is what recorded configurations may lack, which are older than some of these rules.
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)
@@ -186,7 +191,8 @@ def config_hash(config: Config) -> str:
     record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
-    del record["train"]["guard"]  # it may stop a run, and the fix must continue the same run
+    # It may stop a run, and the fix must continue the same run.
+    del record["train"]["guard"]
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -211,9 +217,10 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
             )
         key = override.get_key_element()
         choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-    jobs = [list(job) for job in itertools.product(*choices)]
-    for number, job in enumerate(jobs):
-        job.extend(f"run={override.value()}-{number}" for override in named)
+    jobs = []
+    for number, values in enumerate(itertools.product(*choices)):
+        names = [f"run={override.value()}-{number}" for override in named]
+        jobs.append([*values, *names])
     return jobs
 
 
@@ -221,7 +228,8 @@ def to_yaml(config: Config) -> str:
     """``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
     try:
         return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
-    except complaints.config_errors() as error:  # a text with an interpolation that does not end
+    except complaints.config_errors() as error:
+        # A text with an interpolation that does not end: composing keeps it as it is, reading it again would not.
         raise complaints.translate(error) from None
 
 
@@ -250,4 +258,7 @@ def _without_interpolations(value: Any) -> Any:
         return {key: _without_interpolations(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_interpolations(each) for each in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    # In OmegaConf's grammar a backslash escapes ${, and two of them are one backslash before it.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)

@@ -36,16 +36,24 @@ def part_of(text: str, part: str) -> str:
     head, _, rest = text.partition(KEYS)
     settings, _, examples = rest.rpartition(EXAMPLES)
     lines = list(_lines(settings))
-    if part in ("", ALL):
-        shown = lines if part else _overview(lines)
-        return "".join([head, KEYS, *(line for _, line in shown), EXAMPLES, examples])
+    if part == ALL:
+        return f"{head}{KEYS}{_joined(lines)}{EXAMPLES}{examples}"
+    if not part:
+        return f"{head}{KEYS}{_joined(_overview(lines))}{EXAMPLES}{examples}"
     shown = _below(lines, part)
     if not shown:
         near = nearest(part)
         meant = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"there is no group or setting {part!r}{meant}", hint=f"--help {near or ALL}")
-    parents = part.split(".")[:-1]
-    return "".join([*(f"{'  ' * depth}{name}:\n" for depth, name in enumerate(parents)), *(line for _, line in shown)])
+    # The groups above it, or its lines would be YAML of another place.
+    above = ""
+    for depth, name in enumerate(part.split(".")[:-1]):
+        above += f"{'  ' * depth}{name}:\n"
+    return above + _joined(shown)
+
+
+def _joined(lines: Sequence[Line]) -> str:
+    return "".join(line for _, line in lines)
 
 
 def _overview(lines: Sequence[Line]) -> list[Line]:
@@ -54,8 +62,11 @@ def _overview(lines: Sequence[Line]) -> list[Line]:
     for path, line in lines:
         if "." in path:
             continue
+        # A setting of several lines counts once; one is the group's own line.
         settings = len({each for each, _ in _below(lines, path)}) - 1
-        more = f" {settings} setting{'s'[: settings > 1]}: --help {path}" if settings else ""
+        more = ""
+        if settings:
+            more = f" {settings} setting{'s'[: settings > 1]}: --help {path}"
         shown.append((path, f"{line.rstrip()}{more}\n"))
     return shown
 
@@ -66,15 +77,20 @@ def _below(lines: Sequence[Line], part: str) -> list[Line]:
 
 def _lines(settings: str) -> Iterator[Line]:
     # Lines of YAML, each setting's first sentence after its own; lines of a list belong to the setting above them.
-    parents, path = list[tuple[int, str]](), ""
+    parents: list[tuple[int, str]] = []
+    path = ""
     for line in settings.splitlines(keepends=True):
         key = re.match(r"( *)([\w.-]+):(?= |$)", line)
         if key:
-            parents = [*(each for each in parents if each[0] < len(key[1])), (len(key[1]), key[2])]
+            # Of the keys above, those that are indented less are its groups.
+            while parents and parents[-1][0] >= len(key[1]):
+                parents.pop()
+            parents.append((len(key[1]), key[2]))
             path = ".".join(name for _, name in parents)
             place = find_place(path)
-            sentence = re.split(r"(?<=[.]) ", setting_of(place.field).doc)[0] if place else ""
-            line = f"{line.rstrip():<32} # {sentence}\n" if sentence else line
+            sentence = place and re.split(r"(?<=[.]) ", setting_of(place.field).doc)[0]
+            if sentence:
+                line = f"{line.rstrip():<32} # {sentence}\n"
         yield path, line
 
 
