@@ -38,7 +38,9 @@ def distributed(name: str) -> bool:
 
 def ranks_of(stage: str, config: Config) -> int:
     """Ranks that ``stage`` runs on here: all of this machine's, or one."""
-    return config.machine_ranks if distributed(stage) else 1
+    if not distributed(stage):
+        return 1
+    return config.machine_ranks
 
 
 def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, launcher: int = 0) -> AppDef:
@@ -56,7 +58,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     if config.launch.name == "hosts" and hosts > 1:
         arguments = _rendezvous(config, hosts, f"{config.run}-{stage}", config.launch.first_host, [])
         # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
-        arguments[-1] += f",is_host={'true' if config.launch.host_index == 0 else 'false'}"
+        is_host = config.launch.host_index == 0
+        arguments[-1] += f",is_host={str(is_host).lower()}"
         workers = config.hardware.hosts - config.hardware.embedding_hosts
         arguments += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
     timeout = str(seconds_to_end(stage, config))
@@ -90,17 +93,19 @@ def rank_environment(stage: str, config: Config) -> dict[str, str]:
 
 def hosts_of(stage: str, config: Config) -> int:
     """Pods that ``stage`` runs in on a cluster: one a host, or one."""
-    return config.hardware.hosts if distributed(stage) else 1
+    if not distributed(stage):
+        return 1
+    return config.hardware.hosts
 
 
 def roles_of(stage: str, config: Config) -> dict[str, int]:
     """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
     hosts = hosts_of(stage, config)
-    embedding_hosts = config.hardware.embedding_hosts if distributed(stage) else 0
-    roles = {stage: hosts - embedding_hosts}
-    if embedding_hosts:
-        roles[EMBEDDING] = embedding_hosts
-    return roles
+    embedding_hosts = config.hardware.embedding_hosts
+    if not embedding_hosts or not distributed(stage):
+        return {stage: hosts}
+    # Workers come first, and so do their ranks (``place_of_role``).
+    return {stage: hosts - embedding_hosts, EMBEDDING: embedding_hosts}
 
 
 def place_of_role(hardware: HardwareConfig, rank: int) -> int:
@@ -122,6 +127,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
     agents_store, _, world = next(rendezvous("env://"))
     store = PrefixStore("nightjar/roles", agents_store)
     store.set(str(rank), role)
+    # ``get`` waits until the other rank has said its role.
     roles = [store.get(str(other)).decode() for other in range(world)]
     started = roles.count(EMBEDDING) // hardware.ranks_per_host
     if started != hardware.embedding_hosts:
@@ -130,6 +136,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
             f"hardware.embedding_hosts is {hardware.embedding_hosts}",
             hint=f"hardware.embedding_hosts={started}, or start as many hosts with torchrun --role {EMBEDDING}",
         )
+    # Python's sort is stable: within a role the order stays that of torchrun, in which ranks of a host are neighbours.
     place = sorted(range(world), key=lambda other: roles[other] == EMBEDDING).index(rank)
     os.environ["RANK"] = str(place)
     return place
@@ -183,6 +190,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
 
 
 def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options: list[str]) -> list[str]:
+    # Whole seconds: torchrun parses them as integers.
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
     arguments = ["--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *options]
     endpoint = ["--rdzv-endpoint", f"{first_host}:{config.launch.port}"]
@@ -191,7 +199,9 @@ def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options:
 
 
 def _role(stage: str, config: Config, role: str) -> list[str]:
-    return ["--role", role] if len(roles_of(stage, config)) > 1 else []
+    if len(roles_of(stage, config)) == 1:
+        return []
+    return ["--role", role]
 
 
 def pod_environment(stage: str, config: Config, role: str = "") -> dict[str, str]:

@@ -144,6 +144,7 @@ class Growth:
         # The room was taken away, or held for long enough.
         if hosts is None:
             self.postpone()
+        # What counts of the room is how long there has been some without a break.
         if not hosts:
             self._since = self._checkpoint = None
             return 0

@@ -34,7 +34,9 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
     ``columns``: the terminal's width, 0 where there is none.
     """
     launcher = launcher_of(config)
-    return LocalStages(config, columns) if launcher is None else launcher.runner(config)
+    if launcher is None:
+        return LocalStages(config, columns)
+    return launcher.runner(config)
 
 
 def require_one_machine(config: Config) -> None:
@@ -103,6 +105,7 @@ class LocalStages:
                 self._torchx = LocalRunner()
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             return self._torchx.submit(app)
+        # Every attempt has log files of its own: what the last one says must not be read as this one's.
         self._forks += 1
         return ForkedJob(
             self._fork_server(step.name),
@@ -135,7 +138,9 @@ class LocalStages:
         if self._server is None or not self._server.lives():
             if self._server is not None:
                 self._server.close()
-            modules = [module for name in expected or [stage] for module in STAGES.get(name).modules(self.config)]
+            modules: list[str] = []
+            for name in expected or [stage]:
+                modules += STAGES.get(name).modules(self.config)
             self._server = ForkServer(modules, rank_environment(stage, self.config), self._log_directory())
         return self._server
 
@@ -175,6 +180,7 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
     runner = LocalStages(config)
     try:
         with handled():
+            # Host 0 may start the stage again, and its ranks then wait for those of this host once more.
             for _ in range(config.launch.attempts):
                 if store.find(step.path) is not None:
                     return
@@ -194,7 +200,9 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
     report = read_report(store, run, step.name, text)
     if report is not None and (known := report.exception()) is not None:
         raise known
-    message = job.death(text) or (report.message if report is not None else "see its output")
+    message = job.death(text)
+    if not message:
+        message = report.message if report is not None else "see its output"
     raise LaunchError(f"the ranks of host {index} ended: {message}", hint="the log of host 0")
 
 

@@ -49,8 +49,9 @@ class MemoryCgroup:
                 self.path.rmdir()
             raise
         # A kernel that does not count swap has no such file. Version 1 counts memory and swap together.
+        most_swapped = limit if self._version == 1 else 0
         with contextlib.suppress(OSError):
-            self._write(_SWAP[self._version], limit if self._version == 1 else 0)
+            self._write(_SWAP[self._version], most_swapped)
 
     def add(self, pid: int) -> None:
         """Move process ``pid`` into the group; its memory from then on counts."""
@@ -110,7 +111,9 @@ def _parent_group() -> tuple[Path, int]:
 
 def plan_of(step: Step, store: Store) -> Artifact | None:
     """Return the plan that ``step`` reads; None where it reads none."""
-    return store.find(step.inputs["plan"]) if "plan" in step.inputs else None
+    if "plan" not in step.inputs:
+        return None
+    return store.find(step.inputs["plan"])
 
 
 def is_held(config: Config, plan: Artifact | None) -> bool:
@@ -126,10 +129,12 @@ def hold(config: Config, launcher: int) -> str:
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
     hardware, ranks = config.hardware, config.machine_ranks
+    # Ranks of embedding hosts may have another size, so it counts which of all ranks are here.
     first = config.launch.host_index * ranks if ranks < config.world_size else 0
     limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + ranks)) * GIB)
-    several = f" for each of {ranks} ranks" if ranks > 1 else ""
-    settings = f"hardware.ddr_gib={hardware.ddr_gib:g}{several}"
+    settings = f"hardware.ddr_gib={hardware.ddr_gib:g}"
+    if ranks > 1:
+        settings += f" for each of {ranks} ranks"
     if hardware.embedding_ddr_gib is not None:
         settings += f", hardware.embedding_ddr_gib={hardware.embedding_ddr_gib:g} on embedding hosts"
     try:
@@ -165,7 +170,9 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
         limit = group.limit()
     except OSError:
         return None
-    ranks = f"{config.machine_ranks} ranks" if config.machine_ranks > 1 else "rank"
+    ranks = "rank"
+    if config.machine_ranks > 1:
+        ranks = f"{config.machine_ranks} ranks"
     less, checkpoint = "a smaller evaluate.global_batch", ""
     # Only a training has scratch folders: its checkpoints.
     if step.scratch:

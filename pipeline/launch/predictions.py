@@ -57,6 +57,7 @@ def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPr
         LaunchError: Another process sealed one of this configuration at the same time.
     """
     sealed = SealedPrediction.of(prediction)
+    # By the last number and not by how many there are: somebody may have removed one.
     known = sealed_paths(store, prediction.config)
     number = 1
     if known:
@@ -95,8 +96,11 @@ def compare_with_prediction(
     try:
         paths = list(reversed(sealed_paths(store, config)))
         if not starts:
-            kept = [_read_compared(store, path) for path in paths]
-            return next((each.prediction for each in kept if each is not None and each.run == result.run), None)
+            for path in paths:
+                kept = _read_compared(store, path)
+                if kept is not None and kept.run == result.run:
+                    return kept.prediction
+            return None
         for path in paths:
             part = _compare_with(store, path, config, result, min(starts), machine)
             if part is not None:
@@ -116,6 +120,7 @@ def _compare_with(
     except ArtifactError as error:
         log.warning("%s", error)
         return None
+    # Read before the seal is opened: one that is broken may be younger than the run, and then it is none of its affair.
     created = sealed.prediction.get("created")
     if isinstance(created, int | float) and created > began:
         return None
@@ -129,19 +134,23 @@ def _compare_with(
 
 def _keep_compared(store: Store, path: str, compared: ComparedRun) -> None:
     # The first comparison with a figure stays, whatever the run's own result says later or another run gives.
-    beside = _compared_path(path)
     former = _read_compared(store, path)
     if former is not None and former.prediction.error is not None:
         return
+    beside = _compared_path(path)
+    data = (json.dumps(compared.to_json(), indent=1) + "\n").encode()
+    # Of two runs that end at the same time, either one is as good.
     with suppress(SwappedError):
-        swap(store, beside, read_marked(store, beside), (json.dumps(compared.to_json(), indent=1) + "\n").encode())
+        swap(store, beside, read_marked(store, beside), data)
 
 
 def _read_compared(store: Store, path: str) -> ComparedRun | None:
     # With which run the prediction at ``path`` was compared.
     beside = _compared_path(path)
     try:
-        return read(ComparedRun, store, beside) if store.exists(beside) else None
+        if not store.exists(beside):
+            return None
+        return read(ComparedRun, store, beside)
     except ArtifactError as error:
         log.warning("%s", error.message)
         return None
@@ -210,11 +219,13 @@ def _compared_runs(store: Store) -> dict[tuple[str, str], list[ComparedRun]]:
     def read_part(run: str) -> tuple[float, ComparedRun] | None:
         path = f"{run_directory(run)}/{Result.FILE}"
         try:
-            result = read(Result, store, path) if store.exists(path) else None
+            if not store.exists(path):
+                return None
+            result = read(Result, store, path)
         except NightjarError as error:
             log.warning("run %s is left out: %s", run, error.message)
             return None
-        if result is None or result.prediction is None:
+        if result.prediction is None:
             return None
         started = max((stage.started or 0.0 for stage in result.stages.values()), default=0.0)
         return started, ComparedRun(run=run, prediction=result.prediction)

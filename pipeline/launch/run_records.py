@@ -71,6 +71,7 @@ def _status_path(run: str, stage: str) -> str:
 
 def clear_report(store: Store, run: str, stage: str) -> None:
     """Forget an earlier attempt's report."""
+    # ``write_report`` keeps the first one: left in place, it would explain the next attempt's failure.
     path = _status_path(run, stage)
     if store.exists(path):
         store.fs.rm(store.full(path))
@@ -141,6 +142,7 @@ def assemble(
     for stage in STAGES:
         if stage.name in artifacts:
             parts |= stage.parts(artifacts[stage.name].summary)
+    # Parts of stages that plugins add have no fields of their own.
     known = {field.name: parts.pop(field.name) for field in fields(Result) if field.name in parts}
     return Result(
         run=run,
@@ -156,6 +158,7 @@ def assemble(
 
 def error_part(error: BaseException) -> ErrorPart:
     """Describe what stopped a run or an attempt."""
+    # ``str`` of a NightjarError has the hint too, which is a field here. An assertion may have no text at all.
     message = str(getattr(error, "message", "") or error or type(error).__name__)
     if isinstance(error, NightjarError):
         message = error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import signal
 import tempfile
@@ -78,7 +79,9 @@ class LocalJob(LoggedJob):
             codes = [replica.proc.poll() for replica in self._replicas()]
             if any(codes):
                 return "failed"
-            return "running" if None in codes else "succeeded"
+            if None in codes:
+                return "running"
+            return "succeeded"
         # TorchX does not know the app.
         if status is None:
             return "lost"
@@ -86,7 +89,9 @@ class LocalJob(LoggedJob):
         return ended.get(status.state, "running")
 
     def _replicas(self) -> list[Any]:
-        return [each for role in self.runner.local._apps[self._app].role_replicas.values() for each in role]
+        # TorchX has no call that tells the processes of an app.
+        roles = self.runner.local._apps[self._app].role_replicas
+        return list(itertools.chain.from_iterable(roles.values()))
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM, and wait up to ``seconds``."""

@@ -18,8 +18,10 @@ class Interrupted(BaseException):
     """A signal asked the launcher to end; ``exit_code`` is 128 + its number, as shells have it."""
 
     def __init__(self, number: int, words: str = "") -> None:
-        name = signal.Signals(number).name
-        super().__init__(f"stopped by {name}; {words}" if words else f"stopped by {name}")
+        message = f"stopped by {signal.Signals(number).name}"
+        if words:
+            message += f"; {words}"
+        super().__init__(message)
         self.number, self.exit_code = number, SIGNALLED + number
 
 

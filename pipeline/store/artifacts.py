@@ -48,6 +48,7 @@ class _HashingFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        # xxHash takes bytes that lie behind each other, which a slice of an array need not do.
         view = memoryview(data)
         if not view.c_contiguous:
             view = memoryview(bytes(view))
@@ -149,7 +150,7 @@ class Draft:
 
     def discard_uncommitted(self) -> None:
         """Remove the draft unless it was committed."""
-        # Only the store can tell: the answer to a commit may be lost.
+        # Only the store can tell: the answer to a commit may be lost, and then the artifact is there all the same.
         if not self.store.exists(f"{self.path}/{MANIFEST}"):
             self.discard()
 
@@ -171,6 +172,7 @@ class Store(Files):
         """Return this store with a cache of ``limit`` bytes in ``folder``; itself if that is None, and on a disk."""
         if folder is None or self.is_local:
             return self
+        # A copy, which shares the connections of this one: only who asked for it keeps what it reads.
         other = copy(self)
         other.cache = PartCache(Path(folder), limit)
         return other
@@ -204,6 +206,8 @@ class Store(Files):
         """Return the artifact at ``path``, or None. DamagedError if the manifest does not parse in two equal reads."""
         former = None
         where = f"{self.url_of(path)}/{MANIFEST}"
+        # A bit that flips on the way from a disk or a network is another one at the next read, and is no damage: an
+        # artifact that counts as damaged may be written again.
         for _ in range(_READS):
             try:
                 data = self.fs.cat_file(self.full(f"{path}/{MANIFEST}"))

@@ -129,6 +129,7 @@ class PartCache:
         return parts
 
     def _make_room(self, used: int, needed: int) -> int:
+        # By when they were written, not read: a read would have to write to the disk to be remembered.
         if used + needed <= self._limit:
             return used
         parts = sorted(self._stat_parts())
@@ -166,7 +167,8 @@ class CachedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place; returns it."""
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        begins = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}
+        self._at = begins[whence] + offset
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
@@ -178,6 +180,7 @@ class CachedFile(io.RawIOBase):
             return b""
 
         def fetch() -> bytes:
+            # Not before: a file whose parts are all in the cache costs no request at all.
             if self._file is None:
                 self._file = self._opened()
             self._file.seek(self._at)
@@ -202,7 +205,9 @@ def _read_part(path: Path, size: int) -> bytes | None:
     except OSError:
         return None
     part, digest = data[:-_DIGEST], data[-_DIGEST:]
-    return part if len(part) == size and xxhash.xxh3_128_digest(part) == digest else None
+    if len(part) != size or xxhash.xxh3_128_digest(part) != digest:
+        return None
+    return part
 
 
 def _write_part(path: Path, data: bytes) -> None:

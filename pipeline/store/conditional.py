@@ -59,6 +59,7 @@ def read_marked(store: Files, path: str, seconds: float | None = None) -> Seen:
         fs: Any = store.fs
         bucket, key, _ = fs.split_path(full)
 
+        # Past s3fs: its reads do not say of which version the bytes are.
         def get_object() -> Seen:
             answer = _call_s3(fs, "get_object", seconds, Bucket=bucket, Key=key)
             return Seen(sync(fs.loop, answer["Body"].read, timeout=seconds), answer["ETag"])
@@ -125,7 +126,9 @@ def _writer(store: Files) -> Callable[[Files, str, Seen, bytes | None], Seen]:
 
 def _protocols(store: Files) -> tuple[str, ...]:
     protocol = store.fs.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+    if isinstance(protocol, str):
+        return (protocol,)
+    return tuple(protocol)
 
 
 def _is_s3(store: Files) -> bool:
@@ -161,7 +164,7 @@ def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
     if data is None:
         return seen
 
-    # There is no file to lock yet, so a hard link decides who creates it.
+    # There is no file to lock yet, so a hard link decides who creates it: unlike a rename, it fails where there is one.
     def link(temporary: Path) -> None:
         try:
             os.link(temporary, full)
@@ -210,8 +213,10 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         # The HTTP status of a refusal is in botocore's error, or in that of s3fs, which has botocore's as its cause.
         answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        # Not implemented: a store that speaks S3 without conditions.
         if status == 501:
             return _unconditional(store, path, seen, data)
+        # The file is gone, is being written by somebody else, or is not what was seen.
         if status in (404, 409, 412):
             now = read_marked(store, path)
             # Two requests at once, neither of which succeeded.

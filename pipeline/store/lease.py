@@ -110,6 +110,7 @@ class LeaseTarget(Protocol):
 
 def request_seconds(seconds: float) -> float:
     """Return how long one request may take for a lease of ``seconds``."""
+    # A request that hangs must leave time for others before the lease ends; below a second, slow stores would fail all.
     return max(LEAST_SECONDS, seconds / CHECKS)
 
 
@@ -185,6 +186,7 @@ class Lease:
                 holder.seconds,
                 holder.skew(holder.seconds),
             )
+            # By the time that the holder promised: this process's own configuration may say another one.
             current = watched(self.place.read, holder.seconds, seen, self.acquire_seconds, self.clock)
             if current == seen:
                 log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
@@ -248,6 +250,7 @@ class Lease:
             self.release()
 
     def _is_mine(self, seen: Seen) -> bool:
+        # By an id, because host and process number come again: in containers every launcher may be process 1.
         holder = self.place.holder(seen)
         return holder is not None and holder.id == self.place.id
 
@@ -362,7 +365,9 @@ class LeaseFile:
     @property
     def agreement_delay(self) -> float:
         """Known after the first write, whose answer shows whether an S3 has conditional writes."""
-        return 0.0 if is_conditional(self.store) else SETTLE_SECONDS
+        if is_conditional(self.store):
+            return 0.0
+        return SETTLE_SECONDS
 
     def read(self) -> Seen:
         """Read the file."""
@@ -372,6 +377,7 @@ class LeaseFile:
         """Return the holder in the ``seen`` record. ArtifactError if the file is invalid."""
         if seen.data is None:
             return None
+        # A record that cannot be read counts as held: its writer may be alive, and of another release.
         with suppress(ValueError, RecursionError):
             record = json.loads(seen.data)
             if isinstance(record, dict) and record.keys() >= _FIELDS:

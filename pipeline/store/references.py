@@ -102,6 +102,8 @@ def pins(store: Store, run: str | None = None) -> dict[str, str]:
 
 def of_manifest(record: Record) -> References:
     """Return the references of a manifest: its inputs by key, and checkpoints by their paths in inputs and summary."""
+    # Found by how they look, wherever they stand: what a summary says of a checkpoint may change with any release, and
+    # one that is overlooked would be removed.
     inputs = set(_find_texts(record.get("inputs")))
     checkpoints: set[str] = set()
     for text in inputs.union(_find_texts(record.get("summary"))):
@@ -121,12 +123,16 @@ def _find_texts(value: Any) -> Iterator[str]:
 
 def key_of(path: Any) -> frozenset[str]:
     """Return the key at the end of a path; empty for no path."""
-    return frozenset({str(path).rpartition("/")[2]} if path else ())
+    if not path:
+        return frozenset()
+    return frozenset({str(path).rpartition("/")[2]})
 
 
 def run_of(path: Any) -> frozenset[str]:
     """Return the run of a checkpoint, which is named by path or as users type it; empty for no checkpoint."""
-    return frozenset({str(path).removeprefix("runs/").partition("/")[0]} if path else ())
+    if not path:
+        return frozenset()
+    return frozenset({str(path).removeprefix("runs/").partition("/")[0]})
 
 
 def read_record(store: Store, path: str) -> Record | None:
@@ -183,13 +189,16 @@ def _read_manifest(store: Store, folder: str) -> Record | None:
     path = f"{folder}/{MANIFEST}"
     try:
         artifact = store.find(folder)
-        return None if artifact is None else artifact.to_json()
+        if artifact is None:
+            return None
+        return artifact.to_json()
     except DamagedError as error:
         problem = error.message.removeprefix(f"{store.url_of(path)} ")
     # Another program may have written it, without a seal.
     with suppress(ArtifactError):
         record = store.read_json(path)
         keys = record.keys() if isinstance(record, dict) else set()
+        # With one of the first two it is ours, and damaged.
         if not {"seal", "schema_version"} & keys and {"inputs", "summary"} & keys:
             return cast(Record, record)
     raise unknown(store, path, problem)

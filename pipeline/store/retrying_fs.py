@@ -106,7 +106,10 @@ class Steady:
     def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
         """Open a file; reading bytes from it survives temporary errors."""
         file = retried(lambda: self.inner.open(path, mode, **more), f"opening {path}")
-        return SteadyFile(file, path) if mode == "rb" else file
+        # Only a read of bytes can be repeated from the same place.
+        if mode != "rb":
+            return file
+        return SteadyFile(file, path)
 
     def _kind(self, path: str) -> str | None:
         return retried(lambda: self._find_kind(path), f"reading {path}")
@@ -154,6 +157,7 @@ class SteadyFile:
         return self._again(lambda: self._inner.readinto(buffer))
 
     def _again(self, work: Callable[[], Any]) -> Any:
+        # Before the first try: a read that fails may have moved on some bytes.
         place: int = self._inner.tell()
 
         def attempt() -> Any:
