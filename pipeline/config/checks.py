@@ -297,7 +297,7 @@ def _check_tasks(config: Config) -> None:
                 raise ConfigError(f"{path} names {name!r}, {has}", hint=f"~{path}.{name}")
     for name, limits in config.gate.tasks.items():
         # Limits that are not set have defaults of both kinds: only one that somebody has changed is a mistake.
-        foreign = ("max_ne", "min_auc")
+        foreign: tuple[str, ...] = ("max_ne", "min_auc")
         if LABEL_KINDS.get(tasks[name].kind).classes:
             foreign = ("max_rmse",)
         for figure in foreign:

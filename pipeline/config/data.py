@@ -28,7 +28,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
 
-DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
+# In a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says.
+DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
 # Of files, and of what is no log; tables and streams are CONNECTORS.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
 
@@ -342,6 +343,7 @@ class DataConfig:
     @property
     def shared_tables(self) -> list[list[str]]:
         """The features, and the sequences, of every table that several share, in order."""
+        # Tables of features come first, also those that a sequence shares.
         by_table: dict[str, list[str]] = {}
         for name in self.sparse:
             by_table.setdefault(self.table_of(name), []).append(name)
@@ -388,9 +390,7 @@ class DataConfig:
     @property
     def connector(self) -> Connector | None:
         """How the table or stream is read that ``format`` names; None for files."""
-        if self.format not in CONNECTORS.names():
-            return None
-        return CONNECTORS.get(self.format)
+        return CONNECTORS.get(self.format) if self.format in CONNECTORS.names() else None
 
     @property
     def has_file_per_day(self) -> bool:

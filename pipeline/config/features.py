@@ -14,12 +14,16 @@ from pipeline.specs.id_mapping import id_mapping_docs, id_mapping_names
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "mdl", "max_norm", "unit", "none")
 PERCENTILE, MDL = "percentile", "mdl"
-BINNINGS = (PERCENTILE, MDL)  # transforms that keep the bin of a number, and how bins of ids are cut
-NOT_OF_VECTORS = (*BINNINGS, "max_norm")  # transforms of one number; unit is one of vectors alone
-ONE, LIST, MAP = "one", "list", "map"  # what a field of a categorical feature holds
+# Transforms that keep the bin of a number, and how bins of ids are cut.
+BINNINGS = (PERCENTILE, MDL)
+# Transforms of one number; unit is one of vectors alone.
+NOT_OF_VECTORS = (*BINNINGS, "max_norm")
+# What a field of a categorical feature holds.
+ONE, LIST, MAP = "one", "list", "map"
 
 WHEN_FULL = ("replace", "keep")
-MOST_ROWS = 2**31 - 1  # row numbers are int32
+# Row numbers are int32.
+MOST_ROWS = 2**31 - 1
 # What a feature that shares a table takes from the one whose table it is.
 OF_TABLES = ("mapping", "rows", "min_count", "when_full", "evict_after_days", "bins")
 
@@ -92,7 +96,8 @@ class DenseFeature:
 
     def check(self, path: str) -> None:
         # The two numbers of ``clip`` must rise; a vector and a number have transforms of their own.
-        wrong, what = ("unit",), "a number"
+        wrong: tuple[str, ...] = ("unit",)
+        what = "a number"
         hint = f"{path}.width=<numbers of the vector>"
         if self.width > 1:
             wrong, what = NOT_OF_VECTORS, f"a vector of {self.width} numbers"

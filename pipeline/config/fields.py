@@ -40,9 +40,7 @@ class Setting:
     @property
     def text(self) -> str:
         """The whole documentation."""
-        if self.more is None:
-            return self.doc
-        return f"{self.doc} {self.more()}"
+        return f"{self.doc} {self.more()}" if self.more else self.doc
 
     def allowed(self) -> tuple[str, ...]:
         """The allowed values; empty if every value of the type is allowed."""
@@ -76,9 +74,7 @@ def setting(
 
 def default_of(each: Field[Any]) -> Any:
     """The default of a dataclass field; ``MISSING`` where it has none."""
-    if each.default_factory is not MISSING:
-        return each.default_factory()
-    return each.default
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def setting_of(each: Field[Any]) -> Setting:
@@ -147,7 +143,18 @@ def check_value(value: Any, path: str, known: Setting) -> None:
         if value != AUTO:
             raise ConfigError(f"{path} is {value!r}, expected {AUTO} or {besides_auto(known)}", hint=f"{path}={AUTO}")
     elif known.low is not None or known.high is not None:
-        _check_range(float(value), path, known.low, known.high)
+        number = float(value)
+        # Not a number is neither below nor above a bound, and would pass.
+        if not math.isfinite(number):
+            raise ConfigError(f"{path} is {number}, expected a finite number", hint=f"{path}={_plain(known.low or 0)}")
+        if known.low is not None and number < known.low:
+            bound = known.low
+        elif known.high is not None and number > known.high:
+            bound = known.high
+        else:
+            return
+        expected = span(known.low, known.high)
+        raise ConfigError(f"{path} is {number:.10g}, expected {expected}", hint=f"{path}={_plain(bound)}")
 
 
 def besides_auto(known: Setting) -> str:
@@ -155,19 +162,6 @@ def besides_auto(known: Setting) -> str:
     if known.low is None and known.high is None:
         return "true or false"
     return "a whole number"
-
-
-def _check_range(value: float, path: str, low: float | None, high: float | None) -> None:
-    # Not a number is neither below nor above a bound, and would pass.
-    if not math.isfinite(value):
-        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={_plain(low or 0)}")
-    if low is not None and value < low:
-        bound = low
-    elif high is not None and value > high:
-        bound = high
-    else:
-        return
-    raise ConfigError(f"{path} is {value:.10g}, expected {span(low, high)}", hint=f"{path}={_plain(bound)}")
 
 
 def span(low: float | None, high: float | None) -> str:
@@ -238,7 +232,8 @@ def check_time_format(path: str, form: str | None) -> None:
 def check_time_zone(path: str, zone: str | None) -> None:
     """Raise ConfigError if ``zone`` is not a time zone."""
     try:
-        if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed
+        # The default works where no zones are installed.
+        if zone not in (None, "Etc/UTC"):
             ZoneInfo(str(zone))
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ConfigError(

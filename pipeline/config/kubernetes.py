@@ -25,10 +25,13 @@ CRON_FIELDS = {
     "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-LAUNCHER = "launcher"  # its key in ``resources`` and ``patch``, besides the stages
-EMBEDDING = "embedding"  # that of pods on embedding hosts, of any stage
+# Its key in ``resources`` and ``patch``, besides the stages.
+LAUNCHER = "launcher"
+# That of pods on embedding hosts, of any stage.
+EMBEDDING = "embedding"
 KUEUE_JOBS = ("indexed", "jobset")
-PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
+# Key in ``patch`` of what is for every pod.
+PATCH_ALL = "all"
 
 
 def check_kubernetes(config: Config) -> None:
@@ -41,6 +44,7 @@ def check_kubernetes(config: Config) -> None:
             hint="launch.pods.image=<registry>/<name>@sha256:<64 hex digits>; skopeo inspect or docker push shows it",
         )
     _check_names(config.launch, config.schedule)
+    # A CronJob names each Job after itself and its minute, and a Job's name has at most 63 characters.
     if len(config.schedule.name) > 52:
         raise ConfigError(
             f"schedule.name has {len(config.schedule.name)} characters, expected at most 52, "
@@ -114,6 +118,7 @@ def _cron_problem(text: str) -> str:
 
 def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
     # ConfigError for a name that the API server would refuse.
+    # Without an account of its own a pod has the one that every namespace has, default.
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace),
@@ -147,6 +152,7 @@ def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
             f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={hardware.name}",
             hint=f"launch.min_hosts={hosts}, or null",
         )
+    # A run must have time to give hosts up before the stage fails for want of them.
     for name in ("pending_minutes", "rendezvous_minutes"):
         if launch.shrink_after_minutes >= getattr(launch, name):
             raise ConfigError(

@@ -74,7 +74,8 @@ class TableConfig:
             )
 
 
-COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
+# FBGEMM's kernels move rows of float32 in units of 16 bytes.
+COLUMN_STEP = 4
 
 
 @dataclass(kw_only=True)

@@ -148,7 +148,8 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
             kind = typing.get_args(kind)[0]
         else:
             return None, None
-    assert place is not None  # a path has one part at least
+    # A path has one part at least.
+    assert place is not None
     return place, kind
 
 
@@ -157,6 +158,7 @@ def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
     owners = [node]
     if type(node) is ModelConfig:
         owners += [spec.config() for spec in MODELS]
+    # Of a setting that several models have, the first one's declaration counts.
     seen: set[str] = set()
     for owner in owners:
         hints = _hints(type(owner))
@@ -182,6 +184,7 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
     # As of train.seed: the setting is at the top.
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
         return name
+    # Below the same parent first: a slip of the fingers is likelier than a setting of another group.
     siblings = children(parent) if parent else [*children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:
@@ -220,6 +223,7 @@ def entry_type(kind: Any) -> Any:
 def strip_none(kind: Any) -> Any:
     """``X`` of ``X | None``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        # Of several types none stands for the setting.
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
         return rest[0] if len(rest) == 1 else kind
     return kind

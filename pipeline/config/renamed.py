@@ -19,15 +19,14 @@ RENAMED = {
     "nightly.timezone": "nightly.time_zone",
 }
 _FIRST = {now: first for first, now in RENAMED.items()}
-_LISTS_SETTINGS = "checkpoint.allow"  # its values are names of settings
+# Its values are names of settings.
+_LISTS_SETTINGS = "checkpoint.allow"
 
 
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
     """The error for an old name; None for any other. ``before``, ``after``: text around the new name in the hint."""
     now = RENAMED.get(path)
-    if now is None:
-        return None
-    return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}")
+    return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +69,8 @@ def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
     changes = {}
-    # Not the union of two sets: the order is that of the settings, and so the same in each report.
+    # Not the union of two sets: the order is that of the settings, and so the same in each report. A setting that is
+    # null counts as absent: a release that adds one with this default changes nothing.
     for path in {**a, **b}:
         if a.get(path) != b.get(path):
             changes[path] = [a.get(path), b.get(path)]

@@ -10,7 +10,8 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 
-WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a schedule takes it from the environment
+# May be secret: it is recorded nowhere, and a schedule takes it from the environment.
+WEBHOOK = "nightly.webhook"
 # Names of variables and options whose value is a secret.
 SECRETIVE = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASS_?PHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
@@ -23,12 +24,14 @@ SECRETIVE = re.compile(
 _FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS|JSON)$", re.IGNORECASE)
 # Options of libraries that say where something is: sasl.oauthbearer.token.endpoint.url, ssl.key.location.
 _PLACE = re.compile(r"(URL|URI|ENDPOINT|FILE|PATH|DIR|LOCATION)$", re.IGNORECASE)
-_PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)  # values that are no secret, whatever the name
+# Values that are no secret, whatever the name.
+_PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)
 # A user name alone is a token too: https://<token>@github.com, a DSN. Passwords are not always quoted, so they may have
 # a slash; what stands after a host's port is a path.
 _WITH_PASSWORD = re.compile(r"://[^/@\s:\[]*:(?!\d{1,5}([/?#,;]|$))[^@\s]+@|https?://[^/@\s:]+@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
-_SIGNED = re.compile(  # what signs a URL
+# What signs a URL.
+_SIGNED = re.compile(
     r"[?&;#](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|code|secret)=[^&;\s]",
     re.IGNORECASE,
 )
@@ -36,7 +39,8 @@ _SIGNED = re.compile(  # what signs a URL
 _TOKEN = re.compile(
     r"^Bearer\s+\S|\bgh[pousr]_[A-Za-z0-9]{20}|\bgithub_pat_|\bxox[abpr]-|\bAKIA[0-9A-Z]{12}|api\.telegram\.org/bot"
 )
-_CONNECTION = re.compile(  # a password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate
+# A password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate.
+_CONNECTION = re.compile(
     r"(^|[?&;\s])(password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*[^&;\s]", re.IGNORECASE
 )
 _WEBHOOKS = re.compile(r"https?://(hooks\.|[^/\s]*(hooks\.slack\.|webhook))|/api/webhooks/")
@@ -54,6 +58,7 @@ def is_secret(text: str) -> bool:
 
 def recorded(config: Config) -> dict[str, Any]:
     """All settings of ``config`` as files and trackers get them: without the webhook, whose URL may be a secret."""
+    # ``asdict`` copies the groups, so ``config`` keeps its webhook.
     tree = asdict(config)
     tree["nightly"]["webhook"] = None
     return tree
@@ -89,6 +94,7 @@ def check_secrets(config: Config) -> None:
                 f"{path} sets {name}, whose value manifests and the run's records would show",
                 hint=f"leave it out of the patch: launch.pods.secret_env={{{name}:<secret>/<key>}}",
             )
+    # Names of options have dots and dashes where those of variables have underscores.
     for name, value in config.data.options.items():
         plain = _PLAIN.fullmatch(value) or _PLACE.search(name)
         if SECRETIVE.search(re.sub(r"[^A-Za-z0-9]", "_", name)) and not plain:

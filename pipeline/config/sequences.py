@@ -13,8 +13,10 @@ from pipeline.core.registry import with_options
 from pipeline.specs.id_mapping import mapping_of
 from pipeline.specs.model import SEQUENCE_BLOCKS, SequenceBlock
 
-AGE = "age"  # the column of a sequence that its times give
-EVENT_TIME = "time"  # the field of the times of events that are built from the log
+# The column of a sequence that its times give.
+AGE = "age"
+# The field of the times of events that are built from the log.
+EVENT_TIME = "time"
 QUARANTINE, DROP = "quarantine", "drop"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 

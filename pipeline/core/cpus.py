@@ -25,10 +25,13 @@ def share_cpus() -> None:
     """
     cpus = str(available_cpus())
     own = {
-        "OMP_NUM_THREADS": cpus,  # torch, MKL, OpenBLAS, Arrow
+        # Of torch, MKL, OpenBLAS and Arrow.
+        "OMP_NUM_THREADS": cpus,
         "POLARS_MAX_THREADS": cpus,
-        "GOMP_SPINCOUNT": str(_SPINS),  # GNU's OpenMP, which torch's wheels bring along
-        "KMP_BLOCKTIME": "0",  # milliseconds; LLVM's and Intel's OpenMP, in other builds of torch
+        # GNU's OpenMP, which torch's wheels bring along.
+        "GOMP_SPINCOUNT": str(_SPINS),
+        # Milliseconds; LLVM's and Intel's OpenMP, in other builds of torch.
+        "KMP_BLOCKTIME": "0",
     }
     for name, value in own.items():
         os.environ.setdefault(name, value)

@@ -53,6 +53,7 @@ class NightjarError(Exception):
         # Without the class's own __init__: its arguments did not cross.
         error = kind.__new__(kind)
         NightjarError.__init__(error, str(record.get("message", "")), hint=str(record.get("hint", "")))
+        # Whoever catches one asks which file it is.
         if isinstance(error, DamagedError):
             error.file = str(record.get("file", ""))
         return error

@@ -33,6 +33,7 @@ class Terminal:
     def __init__(self, put: Callable[[str], None] | None = None) -> None:
         self._put = put or _to_stdout
         self._open = False
+        # Reentrant, because ``line`` ends the open line and writes under one lock.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
@@ -46,6 +47,7 @@ class Terminal:
         """Write output of a child process, which may end inside a character, to standard output."""
         if data:
             with self._lock:
+                # What was written as text so far comes first: the bytes below go past its buffer.
                 sys.stdout.flush()
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)

@@ -120,6 +120,7 @@ def gpus() -> tuple[Gpu, ...]:
     """
     if not _has_driver():
         return ()
+    # The driver's tool and not torch, which would begin to use CUDA: a process that has done so cannot be forked.
     command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -281,6 +282,7 @@ def _private(folder: Path) -> Path:
     # write to it, a new one of another name takes its place.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # lstat, because a link would lead to a folder of somebody else's choice.
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return folder

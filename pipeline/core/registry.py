@@ -24,17 +24,22 @@ from typing import Any, Generic, Protocol, TypeVar
 from pipeline.core.errors import ConfigError
 
 NIGHTJAR = "nightjar"  # this distribution
-ENGINES = "nightjar.engines"  # entry points of engines of ingestion
-LAUNCHERS = "nightjar.launchers"  # entry points of what runs stages on other machines
-STEP_EXECUTORS = "nightjar.step_executors"  # entry points of what takes training's steps
-VALIDATIONS = "nightjar.validations"  # entry points of what looks at the validation rows while a model trains
+# Entry points of engines of ingestion.
+ENGINES = "nightjar.engines"
+# Entry points of what runs stages on other machines.
+LAUNCHERS = "nightjar.launchers"
+# Entry points of what takes training's steps.
+STEP_EXECUTORS = "nightjar.step_executors"
+# Entry points of what looks at the validation rows while a model trains.
+VALIDATIONS = "nightjar.validations"
 BUILT_IN = "built in"
 ADDED = "added by this process"
 
 
 @functools.lru_cache(1)
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    # Reads one file of each installed package, some 20 ms in all: once in a process unless sys.path changes.
+    # Reads one file of each installed package, some 20 ms in all: once in a process unless sys.path changes. So all
+    # groups are picked out at once: most processes ask for several.
     installed = entry_points()
     points: list[EntryPoint] = []
     for group in installed.groups:
@@ -113,6 +118,7 @@ def find_package_at_fault(error: BaseException) -> str:
     for point in _installed(tuple(sys.path)):
         if not _is_own(point):
             packages[point.module.partition(".")[0]] = _package_of(point)
+    # Walked to the end: a later frame of Nightjar takes the fault back from a package that has called it.
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -171,7 +177,8 @@ class Registry(Generic[T]):
     ``all_apply``: no setting chooses, all of them are used at once; then ``setting`` stands for those that they bring.
     """
 
-    state = 0  # another number whenever the choices of any registry are others than those that packages bring
+    # Another number whenever the choices of any registry are others than those that packages bring.
+    state = 0
 
     def __init__(
         self,
@@ -283,7 +290,8 @@ class Registry(Generic[T]):
         return specs
 
 
-_OWN = ("name", "doc")  # fields of every choice, which are no options
+# Fields of every choice, which are no options.
+_OWN = ("name", "doc")
 
 
 def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T:

@@ -50,9 +50,7 @@ def for_chat(text: str) -> str:
 
 def count(value: object) -> str:
     """Whole number with thousands separators: ``81,234``."""
-    if not known(value):
-        return ABSENT
-    return f"{round(value):,}"
+    return f"{round(value):,}" if known(value) else ABSENT
 
 
 def plural(number: object, noun: str) -> str:
@@ -63,16 +61,12 @@ def plural(number: object, noun: str) -> str:
 
 def decimal(value: object, digits: int = 4) -> str:
     """Fixed number of decimals: ``0.8321``."""
-    if not known(value):
-        return ABSENT
-    return f"{value:.{digits}f}"
+    return f"{value:.{digits}f}" if known(value) else ABSENT
 
 
 def percent(value: object, digits: int = 1) -> str:
     """A share in [0, 1] as per cent: ``0.4%``."""
-    if not known(value):
-        return ABSENT
-    return f"{100 * value:.{digits}f}%"
+    return f"{100 * value:.{digits}f}%" if known(value) else ABSENT
 
 
 def size(value: object) -> str:

@@ -38,9 +38,7 @@ def distributed(name: str) -> bool:
 
 def ranks_of(stage: str, config: Config) -> int:
     """Ranks that ``stage`` runs on here: all of this machine's, or one."""
-    if not distributed(stage):
-        return 1
-    return config.machine_ranks
+    return config.machine_ranks if distributed(stage) else 1
 
 
 def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, launcher: int = 0) -> AppDef:
@@ -93,9 +91,7 @@ def rank_environment(stage: str, config: Config) -> dict[str, str]:
 
 def hosts_of(stage: str, config: Config) -> int:
     """Pods that ``stage`` runs in on a cluster: one a host, or one."""
-    if not distributed(stage):
-        return 1
-    return config.hardware.hosts
+    return config.hardware.hosts if distributed(stage) else 1
 
 
 def roles_of(stage: str, config: Config) -> dict[str, int]:
@@ -183,6 +179,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
+        # The log of a pod is rank 0's, with the errors of all: only what the others print goes to files.
         arguments += ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))]
     arguments += _role(stage, config, role)
     worker = ["-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments()]
@@ -199,9 +196,7 @@ def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options:
 
 
 def _role(stage: str, config: Config, role: str) -> list[str]:
-    if len(roles_of(stage, config)) == 1:
-        return []
-    return ["--role", role]
+    return ["--role", role] if len(roles_of(stage, config)) > 1 else []
 
 
 def pod_environment(stage: str, config: Config, role: str = "") -> dict[str, str]:

@@ -305,8 +305,10 @@ class StageChain:
         A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them. One
         attempt stays one, whatever it committed. Every try is added to ``attempts``.
         """
+        # Fewer or more hosts are no fault, so neither takes an attempt.
         attempt, allowed = 1, self.config.launch.attempts
         while True:
+            # Looked up before the try: whether it made progress is the difference.
             before = self._reached(step)
             try:
                 with _recorded(attempts):
@@ -328,6 +330,7 @@ class StageChain:
 
     def _reached(self, step: Step) -> str | None:
         """Return the newest committed checkpoint of ``step``; "" where there is none, None where the store fails."""
+        # The last name is the newest: names count steps, in digits of one length.
         with contextlib.suppress(NightjarError, OSError):
             for directory in step.scratch:
                 for name in sorted(self.store.names(directory), reverse=True):

@@ -40,6 +40,7 @@ class ForkServer:
         self, modules: Sequence[str], environment: Mapping[str, str], directory: Path, command: str = "worker"
     ) -> None:
         words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
+        # Its errors go to a file: a full pipe that nobody reads would stop it.
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
             self._process = start_server(words, {**os.environ, **environment}, log)
@@ -97,6 +98,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and with it the processes it waits for."""
+        # The ranks have asked the kernel to end them with it.
         self._process.kill()
         self._process.wait()
         for pipe in (self._requests, self._answers):
@@ -182,6 +184,7 @@ class ForkedJob(LoggedJob):
         if not processes:
             self._server.close()
         for rank, process in enumerate(processes):
+            # The whole group, and no rank that has ended: its number may be another program's by now.
             if rank not in ended:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process, number)

@@ -128,6 +128,7 @@ def _report(processes: Sequence[int], answers: TextIO) -> None:
     # All of them before the first exit code, which may come at once: the launcher counts lines.
     for process in processes:
         _answer(answers, str(process))
+    # The process that keeps the store is a child, too, and no rank.
     ranks = {process: rank for rank, process in enumerate(processes)}
     while ranks:
         process, status = os.wait()

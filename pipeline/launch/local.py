@@ -34,9 +34,7 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
     ``columns``: the terminal's width, 0 where there is none.
     """
     launcher = launcher_of(config)
-    if launcher is None:
-        return LocalStages(config, columns)
-    return launcher.runner(config)
+    return LocalStages(config, columns) if launcher is None else launcher.runner(config)
 
 
 def require_one_machine(config: Config) -> None:
@@ -151,6 +149,7 @@ class LocalStages:
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
+        # The logs go last: ranks write into them until they are ended.
         if self._server is not None:
             self._server.close()
         if self._torchx is not None:

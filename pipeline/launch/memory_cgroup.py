@@ -41,6 +41,7 @@ class MemoryCgroup:
         self.path = parent / name
         if limit is None:
             return
+        # Each rank comes here, and the first one makes the group.
         self.path.mkdir(exist_ok=True)
         try:
             self._write(_LIMIT[self._version], limit)
@@ -67,6 +68,7 @@ class MemoryCgroup:
 
     def killed(self) -> int:
         """Return how many processes the kernel killed because the group had no memory left."""
+        # An old kernel with version 1 does not count them, and then nobody knows.
         for line in self._read(_EVENTS[self._version]).splitlines():
             name, count = line.split()
             if name == "oom_kill":
@@ -111,9 +113,7 @@ def _parent_group() -> tuple[Path, int]:
 
 def plan_of(step: Step, store: Store) -> Artifact | None:
     """Return the plan that ``step`` reads; None where it reads none."""
-    if "plan" not in step.inputs:
-        return None
-    return store.find(step.inputs["plan"])
+    return store.find(step.inputs["plan"]) if "plan" in step.inputs else None
 
 
 def is_held(config: Config, plan: Artifact | None) -> bool:
@@ -182,6 +182,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
             if (newest := store.find(f"{step.scratch[0]}/{name}")) is not None:
                 checkpoint = f"; the last checkpoint, {newest.path}, is intact"
                 break
+    # Half as much again is proposed, in tenths of a GiB.
     ddr_gib = config.hardware.ddr_gib
     return GuardError(
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="

@@ -53,6 +53,7 @@ class Report:
         name, message, hint = UNEXPECTED, f"{type(error).__name__}: {error}", ""
         if isinstance(error, NightjarError):
             name, message, hint = type(error).__name__, error.message, error.hint
+        # Whoever finds a fault is to look for it in the right place: an installed package may have added what failed.
         elif package := find_package_at_fault(error):
             message = f"{message}; raised in {package}"
         code = exit_code_of(error)

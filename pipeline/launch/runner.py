@@ -51,6 +51,7 @@ class LocalRunner:
             info = self.torchx.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
             return LocalJob(self, str(self.torchx.schedule(info)), app.roles[0].name)
         except (OSError, ValueError, IndexError, AssertionError) as error:
+            # TorchX has no class of errors of its own.
             raise LaunchError(f"TorchX could not start {app.name}: {error}", hint="nightjar doctor") from error
 
     def close(self) -> None:

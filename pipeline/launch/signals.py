@@ -28,6 +28,7 @@ class Interrupted(BaseException):
 @contextmanager
 def handled() -> Iterator[None]:
     """Have SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
+    # Python lets no other thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

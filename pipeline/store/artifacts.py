@@ -105,6 +105,7 @@ class Draft:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as indented JSON to file ``name``."""
+        # Small enough to be written again as a whole, unlike the files that are written while they are computed.
         data = (json.dumps(value, indent=1) + "\n").encode()
 
         def write() -> None:
@@ -246,6 +247,7 @@ class Store(Files):
         The caller must ``commit``. An exception, or leaving without a commit, discards the draft. Raises LaunchError if
         another process writes the same path.
         """
+        # Locked before it is cleared: what looks like leftovers may be what another process is writing.
         draft = Draft(self, path, kind, key, config, inputs)
         hint = "run the same command again once that one has ended; it uses the finished artifact"
         with self.locked(path, taken(f"{path} is already being written", "another process", self.full(path), hint)):

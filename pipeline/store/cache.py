@@ -105,7 +105,13 @@ class PartCache:
                     # It is damaged.
                     path.unlink()
                     recorded = b""
-                used = int(recorded) if recorded.isdigit() else self._count_bytes()
+                if recorded.isdigit():
+                    used = int(recorded)
+                else:
+                    # What killed writers left goes.
+                    for left in self._folder.glob(f"{_WRITING}*"):
+                        left.unlink(missing_ok=True)
+                    used = sum(size for _, size, _ in self._stat_parts())
                 used = self._make_room(used, size)
                 _write_part(path, data)
                 book.write(b"%d" % (used + size))
@@ -113,12 +119,6 @@ class PartCache:
             if not self._refused:
                 log.warning("%s keeps no more parts of files: %s", self._folder, error)
             self._refused = True
-
-    def _count_bytes(self) -> int:
-        # What killed writers left goes.
-        for left in self._folder.glob(f"{_WRITING}*"):
-            left.unlink(missing_ok=True)
-        return sum(size for _, size, _ in self._stat_parts())
 
     def _stat_parts(self) -> list[tuple[int, int, Path]]:
         # When each part was written, its bytes and its file.

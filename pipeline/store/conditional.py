@@ -126,9 +126,7 @@ def _writer(store: Files) -> Callable[[Files, str, Seen, bytes | None], Seen]:
 
 def _protocols(store: Files) -> tuple[str, ...]:
     protocol = store.fs.protocol
-    if isinstance(protocol, str):
-        return (protocol,)
-    return tuple(protocol)
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 def _is_s3(store: Files) -> bool:
@@ -149,7 +147,11 @@ def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         now = _read_local(full)
-        if now != seen or not _is_at(handle, full):
+        # Another file may have been renamed over the open one, which alone is locked.
+        is_locked = False
+        with suppress(FileNotFoundError):
+            is_locked = os.path.samestat(os.fstat(handle), full.stat())
+        if now != seen or not is_locked:
             raise SwappedError(now)
         if data is None:
             full.unlink()
@@ -187,14 +189,6 @@ def _read_local(full: Path) -> Seen:
         return Seen(full.read_bytes())
     except FileNotFoundError:
         return Seen(None)
-
-
-def _is_at(handle: int, full: Path) -> bool:
-    # Another file may have been renamed over the open one.
-    try:
-        return os.path.samestat(os.fstat(handle), full.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float | None = None) -> Seen:
@@ -238,6 +232,7 @@ def _swap_memory(store: Files, path: str, seen: Seen, data: bytes | None) -> See
 
 
 def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    # Once for a store: leases are written every few seconds.
     if store.url not in _warned:
         _warned.add(store.url)
         sys.stderr.write(

@@ -159,9 +159,7 @@ class Files:
 
     def url_of(self, path: str) -> str:
         """Return the URL of ``path``, which another process can open."""
-        if self.is_local:
-            return self.full(path)
-        return self.fs.unstrip_protocol(self.full(path))
+        return self.full(path) if self.is_local else self.fs.unstrip_protocol(self.full(path))
 
     def answers(self) -> bool:
         """Whether the store exists and is a folder; UnreachableError if it does not answer."""

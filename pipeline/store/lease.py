@@ -239,6 +239,7 @@ class Lease:
         try:
             self.place.put(self.seen, free=True)
         except SwappedError as other:
+            # The last renewal may have been written without its answer. Any other record is another process's.
             if self._is_mine(other.now):
                 self.seen = other.now
                 self.release()
@@ -365,9 +366,7 @@ class LeaseFile:
     @property
     def agreement_delay(self) -> float:
         """Known after the first write, whose answer shows whether an S3 has conditional writes."""
-        if is_conditional(self.store):
-            return 0.0
-        return SETTLE_SECONDS
+        return 0.0 if is_conditional(self.store) else SETTLE_SECONDS
 
     def read(self) -> Seen:
         """Read the file."""

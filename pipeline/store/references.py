@@ -123,16 +123,12 @@ def _find_texts(value: Any) -> Iterator[str]:
 
 def key_of(path: Any) -> frozenset[str]:
     """Return the key at the end of a path; empty for no path."""
-    if not path:
-        return frozenset()
-    return frozenset({str(path).rpartition("/")[2]})
+    return frozenset({str(path).rpartition("/")[2]} if path else ())
 
 
 def run_of(path: Any) -> frozenset[str]:
     """Return the run of a checkpoint, which is named by path or as users type it; empty for no checkpoint."""
-    if not path:
-        return frozenset()
-    return frozenset({str(path).removeprefix("runs/").partition("/")[0]})
+    return frozenset({str(path).removeprefix("runs/").partition("/")[0]} if path else ())
 
 
 def read_record(store: Store, path: str) -> Record | None:
@@ -207,6 +203,7 @@ def _read_manifest(store: Store, folder: str) -> Record | None:
 def _parse(name: str, data: bytes) -> Any:
     if not name.endswith(".yaml"):
         return json.loads(data)
+    # Of all records only a run's configuration is YAML.
     import yaml
 
     try:

@@ -60,8 +60,8 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
     if nested:
         store.fs.invalidate_cache(full)
         with removing(path):
-            # Deltas have later names than the checkpoints they depend on. The second sort is stable: among checkpoints the
-            # order of the first one stays.
+            # Deltas have later names than the checkpoints they depend on. The second sort is stable, so among
+            # checkpoints the order of the first one stays.
             manifests = [file for file in store.fs.find(full) if file.rpartition("/")[2] == MANIFEST]
             manifests.sort(reverse=True)
             manifests.sort(key=lambda name: "/checkpoints/" in name)
@@ -110,17 +110,13 @@ def age(store: Files, full: str, now: float) -> float:
     """Return the seconds from a file's last write to ``now``, a ``store_time``; 0 if the store does not say."""
     # Without a stamp it counts as new: what is young is not removed.
     when = _stamp(store, full)
-    if when is None:
-        return 0.0
-    return now - when
+    return 0.0 if when is None else now - when
 
 
 def written(store: Files, full: str) -> float:
     """Return when a file was last written by the clock of the store, seconds since 1970; now if it does not say."""
     when = _stamp(store, full)
-    if when is None:
-        return time.time()
-    return when
+    return time.time() if when is None else when
 
 
 def _stamp(store: Files, full: str) -> float | None:

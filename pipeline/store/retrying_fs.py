@@ -41,6 +41,7 @@ class Steady:
 
         def again(*args: Any, **more: Any) -> Any:
             where = args[0] if args else name
+            # Anew for each call, as it remembers whether it was tried before.
             attempts = _attempts(method, missing_is_done=name in _REMOVES)
             return retried(lambda: attempts(*args, **more), f"{_DOING[name]} {where}")
 
@@ -177,6 +178,7 @@ def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..
         try:
             return work(*args, **more)
         except FileNotFoundError:
+            # The first try may have removed it, and only its answer was lost.
             if not (tried and missing_is_done):
                 raise
         finally:

@@ -56,11 +56,13 @@ NOT_IN_RUN_NAME = (
 )
 
 
-_stored = -1  # Registry.state when Hydra was told the schema
+# Registry.state when Hydra was told the schema.
+_stored = -1
 
 
 def conf_directory() -> Path:
     """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
+    # The checkout's own first; there, ``pipeline/conf`` is a link to it.
     here = Path(__file__).resolve().parents[1]
     for candidate in (here.parent / "conf", here / "conf"):
         if (candidate / f"{ROOT}.yaml").is_file():
@@ -84,15 +86,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         if not path.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
-    _store_schema()
-    with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        yield hydra, extra
-
-
-def _store_schema() -> None:
-    # Tell Hydra the schema, anew where registries have changed: some defaults are their contents.
+    # Hydra is told the schema once, and anew where registries have changed: some defaults are their contents.
     global _stored
     if _stored != Registry.state:
         # Says what is wrong with a package's check; OmegaConf would add lines of its own.
@@ -100,6 +94,10 @@ def _store_schema() -> None:
         ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
         _stored = Registry.state
     store_models()
+    with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        yield hydra, extra
 
 
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
@@ -117,6 +115,7 @@ def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: b
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
     """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
+    # Hydra's own messages speak of structs and packages: what can be told without it is told before it is asked.
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
@@ -188,6 +187,8 @@ def _resolve(tree: DictConfig) -> Config:
 
 def config_hash(config: Config) -> str:
     """Hash (64 hex digits) of what a run computes; its name, store, stages and launcher do not count."""
+    # By the first names of settings and in the order of the alphabet: neither a renaming nor a setting that moves
+    # within its group gives a run another name.
     record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
@@ -242,6 +243,7 @@ def from_yaml(text: str) -> Config:
                 "the configuration is not a mapping of settings",
                 hint="use runs/<run>/config.yaml, which nightjar run writes",
             )
+        # The file has the settings as the launcher resolved them; whatever looks like a reference is text.
         plain = cast(dict[str, Any], _without_interpolations(recorded))
         tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
         config = OmegaConf.to_object(tree)

@@ -75,7 +75,8 @@ def answer(arguments: Sequence[str], commands: Sequence[str], composing: Sequenc
     if list(arguments) == ["uninstall=bash"]:
         return uninstall()
     if list(arguments) == ["query=bash"]:
-        return " ".join(query(os.environ.get("COMP_LINE", ""))) + "\n"  # bash's contract
+        # bash's contract: the function that completes finds the line in this variable.
+        return " ".join(query(os.environ.get("COMP_LINE", ""))) + "\n"
     raise ConfigError(
         f"-sc got {' '.join(arguments) or 'nothing'}, expected install=bash or uninstall=bash",
         hint='eval "$(nightjar run -sc install=bash)"',

@@ -64,7 +64,7 @@ def _settings(tree: DictConfig) -> dict[str, Any]:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    # What has to be set on ``before`` to get ``after``.
+    # What has to be set on ``before`` to get ``after``. Hydra has no way to remove a setting in a file.
     changes: dict[str, Any] = {}
     if gone := sorted(before.keys() - after.keys()):
         raise ConfigError(

@@ -98,7 +98,7 @@ def _pinned() -> dict[str, Any]:
 
 
 def _rounded(gib: float) -> float:
-    # Down, to one of ``_STEPS`` sizes between two powers of two.
+    # To one of ``_STEPS`` sizes between two powers of two. Down: a plan must not count on memory that is not there.
     if gib <= 0:
         return 0.0
     step = 2.0 ** math.floor(math.log2(gib)) / _STEPS

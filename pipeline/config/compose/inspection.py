@@ -24,8 +24,10 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 
 ALL = "all"
-KEYS, EXAMPLES = "== Keys: set with group.key=value ==\n", "Examples:\n"  # of conf/config.yaml
-Line = tuple[str, str]  # the path of the setting, such as train.lr, and its line of YAML with a sentence
+# Of conf/config.yaml.
+KEYS, EXAMPLES = "== Keys: set with group.key=value ==\n", "Examples:\n"
+# The path of the setting, such as train.lr, and its line of YAML with a sentence.
+Line = tuple[str, str]
 
 
 def part_of(text: str, part: str) -> str:
@@ -39,7 +41,18 @@ def part_of(text: str, part: str) -> str:
     if part == ALL:
         return f"{head}{KEYS}{_joined(lines)}{EXAMPLES}{examples}"
     if not part:
-        return f"{head}{KEYS}{_joined(_overview(lines))}{EXAMPLES}{examples}"
+        # The settings of the top level, and a line for each group with the number of its settings.
+        overview = ""
+        for path, line in lines:
+            if "." in path:
+                continue
+            # A setting of several lines counts once; one is the group's own line.
+            settings_below = len({each for each, _ in _below(lines, path)}) - 1
+            more = ""
+            if settings_below:
+                more = f" {settings_below} setting{'s'[: settings_below > 1]}: --help {path}"
+            overview += f"{line.rstrip()}{more}\n"
+        return f"{head}{KEYS}{overview}{EXAMPLES}{examples}"
     shown = _below(lines, part)
     if not shown:
         near = nearest(part)
@@ -54,21 +67,6 @@ def part_of(text: str, part: str) -> str:
 
 def _joined(lines: Sequence[Line]) -> str:
     return "".join(line for _, line in lines)
-
-
-def _overview(lines: Sequence[Line]) -> list[Line]:
-    # The settings of the top level, and a line for each group with the number of its settings.
-    shown = []
-    for path, line in lines:
-        if "." in path:
-            continue
-        # A setting of several lines counts once; one is the group's own line.
-        settings = len({each for each, _ in _below(lines, path)}) - 1
-        more = ""
-        if settings:
-            more = f" {settings} setting{'s'[: settings > 1]}: --help {path}"
-        shown.append((path, f"{line.rstrip()}{more}\n"))
-    return shown
 
 
 def _below(lines: Sequence[Line], part: str) -> list[Line]:

@@ -47,18 +47,16 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             # Hydra's reason quotes the override, too.
             if shown == text:
                 message += f": {str(error).splitlines()[0]}"
-            raise ConfigError(message, hint=_suggest_quotes(shown)) from None
+            # Quotes around the value are for Hydra's grammar, those around all of it for the shell.
+            key, _, value = shown.partition("=")
+            if key != key.rstrip():
+                hint = f"leave out the blanks around =: {key.strip()}={value.strip()}"
+            elif not value or re.search("['\"]", value):
+                hint = "quote values with spaces or brackets: 'data.separator=\"|\"'"
+            else:
+                hint = f"quote the value: '{key}=\"{value}\"'"
+            raise ConfigError(message, hint=hint) from None
     return parsed
-
-
-def _suggest_quotes(text: str) -> str:
-    # Quotes around the value are for Hydra's grammar, those around all of it for the shell.
-    key, _, value = text.partition("=")
-    if key != key.rstrip():
-        return f"leave out the blanks around =: {key.strip()}={value.strip()}"
-    if not value or re.search("['\"]", value):
-        return "quote values with spaces or brackets: 'data.separator=\"|\"'"
-    return f"quote the value: '{key}=\"{value}\"'"
 
 
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
@@ -91,6 +89,7 @@ def refuse_sweeps(overrides: Iterable[Override]) -> None:
     """Raise ConfigError for the first override that gives several values without ``-m``."""
     for override in overrides:
         if override.is_sweep_override():
+            # To Hydra a,b is a sweep, also where the setting is a list and [a,b] was meant: the hint has both.
             key, shown = override.get_key_element(), without_secret(override.input_line or "")
             raise ConfigError(
                 f"{shown} has several values, expected one",
@@ -158,7 +157,7 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
 
 
 def _listing(key: str) -> str:
-    # Where the settings beside ``key`` are listed.
+    # Where the settings beside ``key`` are listed: nothing resembles it enough to be proposed.
     parent = key.rpartition(".")[0]
     if parent and find_place(parent) is not None:
         return f"nightjar explain {parent} lists its settings"
@@ -180,6 +179,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
             return _about_key(str(cause.full_key), cause, overrides)
         cause = cause.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A wrong value in a file of a group: Hydra has put file, reason and key into one text.
     in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
     if in_file:
         about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
@@ -193,6 +193,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
     # The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
+    # A setting of another model is known to ``field_type``: only the error tells which dataclass refused it.
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and re.fullmatch(r"model\.\w+", key):
         return _about_model(key, refused[1])

@@ -29,6 +29,7 @@ _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
     """The tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
+    # As one run: sweeps are taken apart before (``sweep``).
     tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
     with open_dict(tree):
         del tree["hydra"]
@@ -97,6 +98,7 @@ def store_models() -> None:
 
     Once a process: Hydra makes a tree of them, which takes a while.
     """
+    # By its class, and not by its name alone: a test may add another model of a name that was used before.
     for spec in MODELS:
         if _stored.get(spec.name) is not spec.config:
             ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
@@ -113,6 +115,7 @@ def schema_for(recorded: dict[Any, Any]) -> DictConfig:
     """The schema of a configuration, with the settings of the model that ``recorded`` names."""
     # Says what is wrong with a package's check; OmegaConf would add lines of its own.
     gate_settings()
+    # The field ``model`` is declared with what all models have, and would refuse every setting of one of them.
     schema: DictConfig = OmegaConf.structured(Config)
     model = recorded.get(GROUP)
     if isinstance(model, dict) and "name" in model:
