@@ -137,6 +137,7 @@ def stage(
             f"--embedding_hosts is {embedding_hosts} of --hosts {hosts}: no host is left to train",
             hint=f"--hosts {embedding_hosts + 1}, or more",
         )
+    # 0 leaves the hosts to the hardware group, as of ranks.
     arguments = [f"hardware.hosts={hosts}"] if hosts else []
     arguments += _ranks(nproc)
     if embedding_hosts:

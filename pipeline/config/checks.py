@@ -60,6 +60,7 @@ def check_parts(config: Config) -> None:
     parts, batch, ranks = config.train.accumulate, config.train.global_batch, config.hardware.workers
     if parts == 1:
         return
+    # ``auto`` is settled by the number of rows, which nobody knows yet.
     if isinstance(batch, int) and batch < parts * ranks:
         of_rank = f"a rank has {batch // ranks} of the {batch} samples of train.global_batch"
         raise ConfigError(

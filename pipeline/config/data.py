@@ -185,6 +185,7 @@ class DataConfig:
         # A format needs its settings, features need usable names, and days must be known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
+        # Tables that are described by figures have no logs, so nothing that is about logs matters.
         if self.format == "tables":
             self._check_tables(path)
             return
@@ -259,6 +260,7 @@ class DataConfig:
                 f"{path}.sparse is empty, expected at least one categorical feature",
                 hint=f"'+{path}.sparse.<column>={{}}'",
             )
+        # Both would be one column of the dataset.
         if shared := sorted(set(self.dense) & set(self.sparse)):
             raise ConfigError(
                 f"feature {shared[0]!r} is in {path}.dense and in {path}.sparse, expected one of them",
@@ -485,6 +487,7 @@ class DataConfig:
                     f"{path}.split.by is 'time', but neither {path}.timestamp nor {path}.day_column names a column",
                     hint=f"{path}.timestamp=<column with the time of a row>, or {path}.split.by=hash",
                 )
+            # Within one day, only the time of a row tells earlier from later.
             tells_time = time_column or self.format == "synthetic"
             if self.day is not None and ".." not in self.day and not tells_time:
                 raise ConfigError(

@@ -207,6 +207,7 @@ class SamplingConfig:
 
     def check(self, path: str) -> None:
         # A share is above 0, comes from one place, and is there where it is to be corrected.
+        # The ranges of settings are closed, so that 0 has to be refused here.
         for name in ("negatives", "rate"):
             if getattr(self, name) == 0:
                 raise ConfigError(f"{path}.{name} is 0, expected a share above 0", hint=f"{path}.{name}=0.1")

@@ -76,6 +76,7 @@ def read_prices(path: str) -> Prices:
 
     try:
         text = Path(path).read_text()
+        # Twice: only the tree still has both of two equal keys.
         content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(
@@ -151,6 +152,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
         value = entry.get(key)
         if value is None and key != ON_DEMAND:
             continue
+        # What is no number stays not a number, which fails the comparison below.
         number = math.nan
         if isinstance(value, int | float) and not isinstance(value, bool):
             # A whole number of some hundred digits is no float.

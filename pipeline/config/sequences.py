@@ -224,6 +224,7 @@ def check_sequences(
 ) -> None:
     """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
+        # In the dataset the columns of a sequence lie beside those of features, so their names must be free, too.
         columns = {event_feature(name, column) for column in (*sequence.features, AGE)}
         if not _NAME.fullmatch(name) or name in taken | TAKEN_NAMES or columns & taken:
             raise ConfigError(

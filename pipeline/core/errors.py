@@ -182,4 +182,5 @@ def exit_code_of(error: BaseException) -> int:
         return SIGNALLED + signal.SIGINT
     if isinstance(error, BrokenPipeError):
         return SIGNALLED + signal.SIGPIPE
+    # Not only the family has one: so do a signal, a lost lease and a stage that died.
     return int(getattr(error, "exit_code", UNEXPECTED))

@@ -51,6 +51,7 @@ def usable_memory(root: Path | None = None) -> int:
     installed = _figure(root / "proc/meminfo", "MemTotal")
     limits = [installed or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
+        # A parent's limit holds, too. Where version 1 has none, it says a number beyond all memory.
         for folder in cgroup_folders("memory", root):
             for name in _LIMITS:
                 file = folder / name

@@ -15,6 +15,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 def known(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite number."""
+    # To Python, True is the number 1.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -120,6 +121,7 @@ def short(value: object, spread: object = None) -> str:
     step = abs(float(value)) or 1.0
     if known(spread) and spread:
         step = abs(float(spread))
+    # Up to 10,000 in full: 1,200 is as short as 1.2k.
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             scale = 1e3 if letter == "k" else limit

@@ -176,6 +176,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     arguments = _ONE_HOST
     if hosts > 1:
         arguments = _rendezvous(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
+    # Torchrun would start the ranks again after any error: the chain decides which ones may pass.
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:

@@ -81,6 +81,7 @@ def _final_problem(store: Store, artifact: Artifact) -> str:
         try:
             checkpoint = store.get(member.checkpoint, "train")
             problem = _size_problem(store, checkpoint)
+            # From the newest back, as far as a restore reads.
             for parent in reversed(checkpoint.summary.get("parents", ())):
                 below = store.get(f"{directory}/{parent}", "train")
                 problem = problem or _size_problem(store, below)

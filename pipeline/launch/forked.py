@@ -126,6 +126,7 @@ class ForkedJob(LoggedJob):
         seconds: float,
         clock: Clock = CLOCK,
     ) -> None:
+        # As TorchX's scheduler lays its logs out, so that ``LoggedJob`` finds both.
         folders = [directory / "nightjar" / name / str(rank) for rank in range(ranks)]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)

@@ -149,6 +149,7 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
     keeper = os.fork()
     if not keeper:
         _keep_store(sink)
+    # Else the read below would not end where the keeper dies without a word.
     os.close(sink)
     try:
         with os.fdopen(source) as lines:

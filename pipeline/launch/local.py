@@ -173,6 +173,7 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
         LaunchError: The hosts do not meet.
         Interrupted: A signal.
     """
+    # Host 0 refuses to begin without its inputs, and the ranks of this host would wait for it.
     for name, path in step.inputs.items():
         store.get(path, name)
     run, index = str(config.run), config.launch.host_index
@@ -186,6 +187,7 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
                 job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
                 if _follow_job(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
                     return
+            # Before the runner is closed, which removes the logs.
             text = job.logs()
     finally:
         runner.close()

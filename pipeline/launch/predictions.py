@@ -89,6 +89,7 @@ def compare_with_prediction(
         None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
         was kept when these ran.
     """
+    # What was skipped ran before this run, so no prediction was for it.
     starts = []
     for stage in result.stages.values():
         if stage.status != "skipped" and stage.started is not None:
@@ -181,6 +182,7 @@ def list_sealed(store: Store) -> SealedList:
             state = REPLACED
             problem = f"run {run} was compared with SHA-256 {sha256[:16]}.., which {where} no longer has"
         lines.append(SealedLine(sealed=path, sha256=sha256, state=state, run=run, problem=problem))
+    # Those with a broken seal come first: nobody knows when they were made.
     lines.sort(key=lambda line: (line.created or 0.0, line.sealed))
     errors = [abs(line.error) for line in lines if line.error is not None]
     return SealedList(
@@ -205,6 +207,7 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
     paths = sealed_paths(store, config)
     if not paths:
         return None
+    # Of several, the newest is what is predicted.
     sealed = read(SealedPrediction, store, paths[-1])
     prediction = sealed.open(store.url_of(paths[-1]))
     other = prediction.dataset not in (None, dataset) or prediction.machine not in (None, machine)
@@ -251,10 +254,12 @@ def _line(store: Store, path: str, compared: dict[tuple[str, str], list[Compared
     sha256 = ""
     try:
         sealed = read(SealedPrediction, store, path)
+        # Before the seal is opened: one that is broken is listed with its hash.
         sha256 = sealed.sha256
         prediction = sealed.open(store.url_of(path))
     except ArtifactError as error:
         return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=error.message)
+    # Copied to another folder, a seal would count for runs that it says nothing about.
     if not path.startswith(f"{PREDICTIONS}/{prediction.config[:DIGITS]}/"):
         problem = f"{store.url_of(path)} was sealed for another configuration, {prediction.config[:16]}.."
         return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=problem)

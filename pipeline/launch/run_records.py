@@ -97,6 +97,7 @@ def write_report(store: Store, run: str, stage: str, report: Report) -> str:
 def read_report(store: Store, run: str, stage: str, log: str = "") -> Report | None:
     """Read the stage's report from the store, else from the text ``log`` of its error stream; else None."""
     path = _status_path(run, stage)
+    # TypeError: the report of another release, which has other fields.
     with contextlib.suppress(NightjarError, OSError, TypeError):
         if store.exists(path):
             return Report(**store.read_json(path))

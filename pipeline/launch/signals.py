@@ -57,6 +57,7 @@ def deadline(stage: str, minutes: float) -> Iterator[None]:
             hint=f"launch.deadline_minutes={2 * minutes:g}",
         )
 
+    # A timer of the kernel: a stage in this process has no loop that could look at a clock.
     former = signal.signal(signal.SIGALRM, expire)
     try:
         signal.setitimer(signal.ITIMER_REAL, 60 * minutes)

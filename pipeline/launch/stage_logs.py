@@ -44,6 +44,7 @@ class LoggedJob:
             # TorchX's combined.log has both streams of the others once more.
             if path.name == "combined.log" or not size:
                 continue
+            # The end of a long file: there is the error.
             with path.open("rb") as source:
                 source.seek(max(0, size - MAX_LOG_BYTES))
                 parts.append(f"==> {path.relative_to(self._directory)} <==\n{source.read().decode(errors='replace')}")

@@ -189,7 +189,7 @@ class DatasetSchema(Record):
         for name, columns in sharing.items():
             of_events = events.get(name, [])
             # Those that share a table have the same number of rows; one of sequences alone has no feature.
-            first = [*columns, *of_events][0]
+            first: SparseColumn | SequenceColumn = [*columns, *of_events][0]
             table = TableSchema(
                 name=name,
                 rows=first.rows,

@@ -81,7 +81,7 @@ def _object(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
         # JSON without it has version 1.
         if kind.VERSION != 1:
             needed |= {kind.VERSION_KEY}
-    schema = {
+    schema: dict[str, Any] = {
         "description": " ".join((inspect.getdoc(kind) or "").replace("``", "").split()),
         "type": "object",
         "properties": properties,

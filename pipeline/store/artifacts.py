@@ -99,6 +99,7 @@ class Draft:
             with suppress(Exception):
                 inner.close()
             raise
+        # What was left in a buffer may be what no longer fits on the disk.
         with guarded():
             inner.close()
         self.files[name] = FileEntry(sink.count, f"xxh3_128:{sink.hash.hexdigest()}")

@@ -82,6 +82,7 @@ def of_run(store: Store, run: str, *, starts: bool) -> References:
         if kind.pattern.startswith("runs/") and (starts or not kind.starts):
             for _, references in _read_all(store, kind, run):
                 total |= references
+    # A run that went on from its own checkpoint does not keep itself.
     return replace(total, runs=total.runs - {run})
 
 

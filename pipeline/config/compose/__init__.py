@@ -206,6 +206,7 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
     named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
     choices = []
     for override in parsed:
+        # The run's name is no axis: every job gets it, with its number.
         if override in named:
             continue
         if not override.is_sweep_override():

@@ -53,6 +53,7 @@ def query(line: str) -> list[str]:
     from pipeline.config.compose import ROOT, hydra_session
     from pipeline.config.paths import field_type
 
+    # Behind the program and its command, which Hydra does not know.
     words = line.split(None, 2)
     rest = words[2] if len(words) > 2 else ""
     with hydra_session() as (hydra, _):

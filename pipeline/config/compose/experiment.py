@@ -48,6 +48,7 @@ def _composed(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str]) -> t
     assert isinstance(choices, dict)
     chosen = {}
     for group, name in choices.items():
+        # Groups inside of others are Hydra's own.
         if "/" not in str(group) and group not in (*NOT_IN_RUN_NAME, "experiment"):
             chosen[str(group)] = str(name)
     return _settings(whole), chosen

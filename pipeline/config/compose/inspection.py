@@ -130,6 +130,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
             if options.help is not None:
                 given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
                 hydra.config_loader = _OptionsReadOnce(hydra.config_loader.get_search_path())
+                # Hydra prints its help and returns nothing.
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
                 text = shown.getvalue()
