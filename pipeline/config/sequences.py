@@ -252,6 +252,7 @@ def check_sequences(
 
 
 def _check_table(path: str, table: str, sparse: Mapping[str, SparseFeature], default_mapping: str) -> None:
+    # An event has one row of the table, so an id must have one; rows of bins belong to the numbers of one feature.
     owner = sparse.get(table)
     if owner is None or owner.table is not None:
         if owner is not None:

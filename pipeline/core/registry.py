@@ -284,6 +284,7 @@ class Registry(Generic[T]):
                 raise ConfigError(
                     f"{added}, whose spec has the name {name!r}", hint="one name for the entry point and the spec"
                 )
+        # Here and not where it is used: the message can still say which package brought it.
         for spec in specs:
             if problem := self.problem(spec):
                 raise ConfigError(f"{added}, {problem}", hint="correct the package, or uninstall it")

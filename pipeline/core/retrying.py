@@ -54,6 +54,7 @@ def passes(error: BaseException) -> bool:
 
 def pause(error: BaseException, attempt: int) -> bool:
     """Wait before the try after number ``attempt`` (from 1); returns False at once if another try is pointless."""
+    # Without a pause after the last try: nothing comes after it.
     if attempt >= TRIES or not passes(error):
         return False
     time.sleep(FIRST_SECONDS * FACTOR ** (attempt - 1))

@@ -155,6 +155,7 @@ def hold(config: Config, launcher: int) -> str:
 
 def release(launcher: int) -> None:
     """Remove the group of the ranks of ``launcher``, if there is one and nobody is left in it."""
+    # What cannot be removed now, the next launcher removes.
     with contextlib.suppress(OSError):
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if group.path.exists():

@@ -79,6 +79,7 @@ def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
 
 
 def _metadata(config: Config, result: Result) -> dict[str, Any]:
+    # A figure that the run does not have is left out: TorchX's metadata are plain values.
     data: dict[str, Any] = {"run": result.run, "status": result.status, "store": config.store}
     for name, figures in FIGURES.items():
         for figure in figures:

@@ -174,6 +174,7 @@ class CachedFile(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """Read the next ``size`` bytes; all that are left if it is negative or None."""
         count = max(self._size - self._at, 0)
+        # A part is what is asked for: readers of Parquet ask for the same column chunks in every epoch.
         if size is not None and size >= 0:
             count = min(size, count)
         if not count:

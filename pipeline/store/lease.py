@@ -169,8 +169,8 @@ class Lease:
                 yield
             finally:
                 self._ended.set()
-                # A renewal that still hangs may be written after a release, and would hold the lease for nobody: it is left
-                # to expire.
+                # A renewal that still hangs may be written after a release, and would hold the lease for nobody. So the
+                # lease is left to expire.
                 keeper.join(self.seconds)
                 if not self.lost and not keeper.is_alive():
                     self._try_release()

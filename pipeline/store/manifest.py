@@ -81,6 +81,7 @@ def sealed(record: dict[str, Any]) -> bytes:
 
 def unsealed(data: bytes) -> dict[str, Any]:
     """Return the record that ``sealed`` wrote; ValueError if a single bit differs."""
+    # The last one: a text in the summary may look like a seal.
     body, _, seal = data.rpartition(_SEAL)
     if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
         raise ValueError("its content and its seal (a checksum of it) differ")
