@@ -97,11 +97,9 @@ def compare_with_prediction(
     try:
         paths = list(reversed(sealed_paths(store, config)))
         if not starts:
-            for path in paths:
-                kept = _read_compared(store, path)
-                if kept is not None and kept.run == result.run:
-                    return kept.prediction
-            return None
+            # All of them are read, so that each one that is damaged is named.
+            kept = [_read_compared(store, path) for path in paths]
+            return next((each.prediction for each in kept if each is not None and each.run == result.run), None)
         for path in paths:
             part = _compare_with(store, path, config, result, min(starts), machine)
             if part is not None:
