@@ -185,9 +185,15 @@ class DataConfig:
         # A format needs its settings, features need usable names, and days must be known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
-        # Tables that are described by figures have no logs, so nothing that is about logs matters.
+        # Tables that are described by figures have no logs, so nothing that is about logs matters. A table's name is a
+        # folder of checkpoints and a part of dotted paths.
         if self.format == "tables":
-            self._check_tables(path)
+            for name in self.tables:
+                if set(name) & set("/."):
+                    raise ConfigError(
+                        f"{path}.tables has a table {name!r}, expected a name without '/' and '.'",
+                        hint=f"call it {path}.tables.{re.sub('[/.]', '_', name)}",
+                    )
             return
         if self.format != "synthetic" and not self.path:
             raise ConfigError(
@@ -244,15 +250,6 @@ class DataConfig:
                 f"{path}.watermark.later_rows=true waits for rows of a later day",
             )
         connector.check(self, path)
-
-    def _check_tables(self, path: str) -> None:
-        # A table's name is a folder of checkpoints and a part of dotted paths.
-        for name in self.tables:
-            if set(name) & set("/."):
-                raise ConfigError(
-                    f"{path}.tables has a table {name!r}, expected a name without '/' and '.'",
-                    hint=f"call it {path}.tables.{re.sub('[/.]', '_', name)}",
-                )
 
     def _check_features(self, path: str) -> None:
         if not self.sparse:

@@ -39,7 +39,7 @@ def part_of(text: str, part: str) -> str:
     settings, _, examples = rest.rpartition(EXAMPLES)
     lines = list(_lines(settings))
     if part == ALL:
-        return f"{head}{KEYS}{_joined(lines)}{EXAMPLES}{examples}"
+        return "".join([head, KEYS, *(line for _, line in lines), EXAMPLES, examples])
     if not part:
         # The settings of the top level, and a line for each group with the number of its settings.
         overview = ""
@@ -62,11 +62,7 @@ def part_of(text: str, part: str) -> str:
     above = ""
     for depth, name in enumerate(part.split(".")[:-1]):
         above += f"{'  ' * depth}{name}:\n"
-    return above + _joined(shown)
-
-
-def _joined(lines: Sequence[Line]) -> str:
-    return "".join(line for _, line in lines)
+    return above + "".join(line for _, line in shown)
 
 
 def _below(lines: Sequence[Line], part: str) -> list[Line]:
