@@ -186,7 +186,7 @@ class DataConfig:
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
         # Tables that are described by figures have no logs, so nothing that is about logs matters. A table's name is a
-        # folder of checkpoints and a part of dotted paths.
+        # part of dotted paths, as in model.tables.<name>.
         if self.format == "tables":
             for name in self.tables:
                 if set(name) & set("/."):

@@ -92,7 +92,7 @@ class TablePlan(Record):
             own_tier, marks = "hbm", MARK_BYTES * shard.rows
         if self.tier == own_tier:
             return shard.rows * row + marks
-        # FBGEMM's cache has an int32 for each row of the table: its place in the cache.
+        # FBGEMM has an int32 for every row of such a table, cached or not (``cache_index_table_map``).
         places = 4 * shard.rows if self.tier == "hbm_cached" else 0
         if self.tier == "ssd" and device == "cpu":
             hosted = self.hosted(shard)
