@@ -189,10 +189,10 @@ class DatasetSchema(Record):
         for name, columns in sharing.items():
             of_events = events.get(name, [])
             # Those that share a table have the same number of rows; one of sequences alone has no feature.
-            first: SparseColumn | SequenceColumn = [*columns, *of_events][0]
+            shared: list[SparseColumn | SequenceColumn] = [*columns, *of_events]
             table = TableSchema(
                 name=name,
-                rows=first.rows,
+                rows=shared[0].rows,
                 features=tuple(column.name for column in columns),
                 weighted=any(column.weighted for column in columns),
                 events=tuple(event.name for event in of_events),
