@@ -55,9 +55,9 @@ def component(**meanings: str) -> Callable[[Component], Component]:
                 sys.stderr.write(f"nightjar: {error}\n")
                 sys.exit(error.exit_code)
 
+        # The docstring is where TorchX looks for the help.
         known = ARGUMENTS | meanings
         lines = [f"    {name}: {known[name]}" for name in signature(function).parameters if name in known]
-        # The docstring is where TorchX looks for the help.
         build.__doc__ = "\n".join([f"{function.__doc__}\n", "Args:", *lines])
         return cast(Component, build)
 
@@ -137,6 +137,7 @@ def stage(
             f"--embedding_hosts is {embedding_hosts} of --hosts {hosts}: no host is left to train",
             hint=f"--hosts {embedding_hosts + 1}, or more",
         )
+    # 0 leaves the hosts to the hardware group, as of ranks.
     arguments = [f"hardware.hosts={hosts}"] if hosts else []
     arguments += _ranks(nproc)
     if embedding_hosts:
@@ -248,6 +249,7 @@ def predict(
 
 
 def _ranks(nproc: int) -> list[str]:
+    # 0 leaves it to the hardware group that the overrides choose, which nobody composes here.
     return [f"hardware.ranks_per_host={nproc}"] if nproc else []
 
 
@@ -271,7 +273,10 @@ def _app(
         # Which host a replica is, and where the first one is, only the scheduler knows; TorchX's macros name its
         # variables. So ``sh`` puts them behind the arguments.
         first = f"$${{{macros.rank0_env}:-localhost}}"
-        index = f"$$(({before} + {macros.replica_id}))" if before else macros.replica_id
+        index = macros.replica_id
+        if before:
+            # TorchX numbers the replicas of each role from 0.
+            index = f"$$(({before} + {macros.replica_id}))"
         line = f'exec "$$0" "$$@" launch=hosts "launch.host_index={index}" "launch.first_host={first}"'
         entrypoint, arguments = "sh", ["-c", line, entrypoint, *arguments]
     resource = _resource(place)
@@ -307,6 +312,7 @@ def _resource(place: RolePlacement) -> Resource:
             return named_resources[place.h]
         except KeyError as error:
             raise ConfigError(str(error.args[0]), hint="-h, or --cpu, --gpu and --memMB") from None
+    # What a pod of a stage gets that has no entry in ``launch.pods.resources``.
     usual = PodResources()
     memory = place.memory_mb or round(1024 * usual.memory_gib)
     return Resource(cpu=place.cpu or round(usual.cpu), gpu=place.gpu, memMB=memory)

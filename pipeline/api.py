@@ -61,6 +61,7 @@ class Run:
 
         from pipeline.report.records import read_records
 
+        # By all records: a column such as that of validation rows may have its first value late.
         return pl.DataFrame(read_records(_store(self.store), self.name), infer_schema_length=None)
 
     @property
@@ -70,7 +71,9 @@ class Run:
         from pipeline.records.record import read
 
         path = self.result.artifact("publish")
-        return None if path is None else read(GateRecord, _store(self.store), f"{path}/{GateRecord.FILE}")
+        if path is None:
+            return None
+        return read(GateRecord, _store(self.store), f"{path}/{GateRecord.FILE}")
 
     @property
     def page(self) -> str | None:
@@ -78,6 +81,7 @@ class Run:
         store, path = _store(self.store), f"runs/{self.name}/report.html"
         if not store.exists(path):
             return None
+        # Read from the store, which may be a bucket that no browser can open.
         with store.open(path) as source:
             text: str = source.read().decode()
         return text
@@ -127,6 +131,7 @@ class Version:
         if done["rows_rejected"]:
             first = re.sub(r"^\S*frame\.parquet line", "row", done["rejected"][0])
             warnings.warn(f"{done['rows_rejected']:,} rows do not parse, the first: {first}", stacklevel=2)
+        # Rows that do not parse have no scores. Joined to the numbers of all lines, they have nulls.
         places = pl.DataFrame({"line": range(1, frame.height + 1)}, schema={"line": pl.Int64})
         scores = pl.concat(blocks).with_columns(pl.col("line").cast(pl.Int64)).drop("file")
         return places.join(scores, on="line", how="left", maintain_order="left").drop("line")
@@ -153,6 +158,7 @@ def run(*overrides: str, store: str | None = None, progress: bool = True) -> Run
             watched = _watch(process.stdout, progress)
             code = process.wait()
         except KeyboardInterrupt:
+            # The run saves a checkpoint before it ends, so it is waited for.
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
@@ -171,15 +177,19 @@ def runs(store: str = STORE) -> pl.DataFrame:
     from pipeline.stages.compare import run_line, run_names
 
     place = _store(store)
-    rows = [run_line(place, name).to_json() for name in run_names(place)]
-    flat = [{name: value for name, value in row.items() if not isinstance(value, dict)} for row in rows]
-    return pl.DataFrame(flat, infer_schema_length=None)
+    rows = []
+    for name in run_names(place):
+        line = run_line(place, name).to_json()
+        # Seconds by stage would be a column of structs, with a field for each stage of any run.
+        rows.append({column: value for column, value in line.items() if not isinstance(value, dict)})
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def load_run(name: str, store: str = STORE) -> Run:
     """The run ``name`` of ``store``; ArtifactError, with the runs there are, where it has none of this name."""
     from pipeline.stages.compare import run_line
 
+    # For its error alone: a wrong name is to be noticed here, and not at the first figure.
     run_line(_store(store), name)
     return Run(name, store)
 
@@ -196,7 +206,9 @@ def load_version(
     place = _store(store)
     known = versions.models(place)
     if model not in known and not (model is None and len(known) == 1):
-        message = f"models: {', '.join(known)}" if known else "it has no published model"
+        message = "it has no published model"
+        if known:
+            message = f"models: {', '.join(known)}"
         problem = f"store {place.url} has no model to take by itself"
         if model:
             problem = f"no model {model!r} in store {place.url}"
@@ -301,6 +313,8 @@ def _watch(lines: Iterable[str], shown: bool) -> Run:
 
 def _error(code: int, text: str) -> NightjarError:
     """Return the error of a run that ended with ``code`` and wrote ``text`` to its error stream."""
+    # What the command line prints of an error comes last. Without it the run was killed, or met an unexpected fault:
+    # then the end of the text says most.
     _, printed, words = text.rpartition("nightjar: ")
     if not printed:
         words = text[-4000:]

@@ -9,7 +9,8 @@ from pipeline.config.fields import setting
 from pipeline.core.errors import ConfigError
 
 CODINGS = ("auto", "mixed", "2", "3", "4", "8", "fp16", "fp32")
-DATA = "data"  # the group of settings that say how logs are read
+# The group of settings that say how logs are read.
+DATA = "data"
 
 
 def is_allowed(path: str, allow: Collection[str]) -> bool:

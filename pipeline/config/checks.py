@@ -22,6 +22,7 @@ from pipeline.specs.model import SEQUENCE_BLOCKS, TASK_ARCHITECTURES
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
+    # Single values first: what compares settings may then rely on each of them being in its bounds.
     check_values(config)
     _check_stages(config)
     batch, ranks = config.train.global_batch, config.hardware.workers
@@ -34,7 +35,7 @@ def check(config: Config) -> None:
     if config.hardware.embedding_hosts:
         _check_bipartite(config)
     if config.train.asynchronous:
-        _check_alone(config)
+        _check_asynchronous(config)
     if config.train.snapshots.active:
         _check_snapshots(config)
     _check_features(config)
@@ -59,6 +60,7 @@ def check_parts(config: Config) -> None:
     parts, batch, ranks = config.train.accumulate, config.train.global_batch, config.hardware.workers
     if parts == 1:
         return
+    # ``auto`` is settled by the number of rows, which nobody knows yet.
     if isinstance(batch, int) and batch < parts * ranks:
         of_rank = f"a rank has {batch // ranks} of the {batch} samples of train.global_batch"
         raise ConfigError(
@@ -84,20 +86,24 @@ def check_mapping_settings(data: DataConfig) -> None:
 
     This applies to composed configurations only: recorded ones may be older than the check.
     """
-    users = {setting: mapping.name for mapping in reversed(list(ID_MAPPINGS)) for setting in mapping.settings}
+    # Of several mappings that use a setting, the first one is proposed.
+    users: dict[str, str] = {}
+    for mapping in reversed(list(ID_MAPPINGS)):
+        users |= dict.fromkeys(mapping.settings, mapping.name)
     for name, feature in data.sparse.items():
         mapping = mapping_of(feature.mapping, data.sparse_defaults.mapping, feature.bins)
         unused = [each for each in users if getattr(feature, each) is not None and each not in mapping.settings]
         if not unused:
             continue
         path = f"data.sparse.{name}"
-        subject = "a feature with bins" if feature.bins else f"mapping {mapping.name}"
-        other = "" if feature.bins else f", or {path}.mapping={users[unused[0]]}"
-        raise ConfigError(
-            f"{path} sets {' and '.join(f'{each}={getattr(feature, each)}' for each in unused)}, but {subject} does "
-            f"not use {'it' if len(unused) == 1 else 'them'}",
-            hint=f"{' '.join(f'{path}.{each}=null' for each in unused)}{other}",
-        )
+        sets = " and ".join(f"{each}={getattr(feature, each)}" for each in unused)
+        them = "it" if len(unused) == 1 else "them"
+        hint = " ".join(f"{path}.{each}=null" for each in unused)
+        subject = "a feature with bins"
+        if not feature.bins:
+            subject = f"mapping {mapping.name}"
+            hint += f", or {path}.mapping={users[unused[0]]}"
+        raise ConfigError(f"{path} sets {sets}, but {subject} does not use {them}", hint=hint)
 
 
 def check_validation_settings(config: Config) -> None:
@@ -110,10 +116,10 @@ def check_validation_settings(config: Config) -> None:
     for name, default in vars(ValidateConfig()).items():
         value = getattr(config.train.validate, name)
         if value != default:
+            usual = "null" if default is None else default
             raise ConfigError(
                 f"train.validate.{name} is {value}, but there are no validation rows to look at",
-                hint="data.split.validation_share=0.1, or "
-                f"train.validate.{name}={'null' if default is None else default}",
+                hint=f"data.split.validation_share=0.1, or train.validate.{name}={usual}",
             )
 
 
@@ -123,6 +129,7 @@ def _check_stages(config: Config) -> None:
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
     for stage in STAGES:
+        # A stage that does not run may have settings that do not fit: the same file serves runs of other stages.
         if stage.name in config.stages:
             stage.check(config)
         if stage.distributed and config.world_size > 1 and stage.name in config.launch.inline:
@@ -173,34 +180,27 @@ def _check_snapshots(config: Config) -> None:
     # An ensemble needs validation rows to choose its members by, and is alone in deciding when it looks at them.
     train, path = config.train, "train.snapshots"
     looks = [each.name for each in fields(ValidateConfig) if getattr(train.validate, each.name) != each.default]
-    refused = {
-        "there are no validation rows to choose members by": (
-            not config.data.split.validates,
-            "data.split.validation_share=0.1",
-        ),
-        f"train.validate.{', train.validate.'.join(looks)} would stop or lower what snapshots cut into cycles": (
-            bool(looks),
-            f"train.validate.{looks[0] if looks else ''} at its default",
-        ),
-        f"train.average.kind={train.average.kind} averages weights over all cycles": (
-            train.average.active,
-            "train.average.kind=none",
-        ),
-        "train.schedule=constant has no minimum for a snapshot of kind cyclic": (
-            train.snapshots.kind == "cyclic" and train.schedule == "constant",
-            "train.schedule=cosine",
-        ),
-        f"partition={config.partition.name} has tower modules, which {path}.kind={RESET} cannot begin anew": (
-            train.snapshots.kind == RESET and config.partition.name != "flat",
-            f"{path}.kind=cyclic, or partition=flat",
-        ),
-    }
-    for what, (wrong, hint) in refused.items():
-        if wrong:
-            raise ConfigError(f"{path}.count is {train.snapshots.count}, but {what}", hint=f"{hint}, or {path}.count=1")
+    if not config.data.split.validates:
+        what = "there are no validation rows to choose members by"
+        hint = "data.split.validation_share=0.1"
+    elif looks:
+        what = f"train.validate.{', train.validate.'.join(looks)} would stop or lower what snapshots cut into cycles"
+        hint = f"train.validate.{looks[0]} at its default"
+    elif train.average.active:
+        what = f"train.average.kind={train.average.kind} averages weights over all cycles"
+        hint = "train.average.kind=none"
+    elif train.snapshots.kind == "cyclic" and train.schedule == "constant":
+        what = "train.schedule=constant has no minimum for a snapshot of kind cyclic"
+        hint = "train.schedule=cosine"
+    elif train.snapshots.kind == RESET and config.partition.name != "flat":
+        what = f"partition={config.partition.name} has tower modules, which {path}.kind={RESET} cannot begin anew"
+        hint = f"{path}.kind=cyclic, or partition=flat"
+    else:
+        return
+    raise ConfigError(f"{path}.count is {train.snapshots.count}, but {what}", hint=f"{hint}, or {path}.count=1")
 
 
-def _check_alone(config: Config) -> None:
+def _check_asynchronous(config: Config) -> None:
     # Asynchronous training has one rank on a CPU, and a flat model.
     hardware, mode = config.hardware, f"train.mode={config.train.mode}"
     if config.world_size > 1:
@@ -231,6 +231,7 @@ def _check_features(config: Config) -> None:
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
     for table in config.checkpoint.tables:
+        # Precisions belong to tables, and a feature that shares one has none of its own.
         if table not in data.event_tables and (table not in data.sparse or data.sparse[table].table):
             near = ", ".join([name for name, feature in data.sparse.items() if not feature.table][:5])
             raise ConfigError(
@@ -285,8 +286,10 @@ def _check_tasks(config: Config) -> None:
             f"model.tasks is {model.tasks}, but no task of data.tasks is given another one",
             hint=f"data.tasks.{name}.given={MAIN_TASK}, or model.tasks={first.name}",
         )
+    # Of a single task the weight has nothing to compare with; limits of the main task are those of the gate itself.
+    weighed = [MAIN_TASK, *tasks] if tasks else []
     for path, named, known in (
-        ("train.tasks", config.train.tasks, [MAIN_TASK, *tasks] if tasks else []),
+        ("train.tasks", config.train.tasks, weighed),
         ("gate.tasks", config.gate.tasks, [*tasks]),
     ):
         for name in named:
@@ -294,8 +297,11 @@ def _check_tasks(config: Config) -> None:
                 has = f"expected one of: {', '.join(known)}" if known else "but data.tasks is empty"
                 raise ConfigError(f"{path} names {name!r}, {has}", hint=f"~{path}.{name}")
     for name, limits in config.gate.tasks.items():
-        classes = LABEL_KINDS.get(tasks[name].kind).classes
-        for figure in ("max_rmse",) if classes else ("max_ne", "min_auc"):
+        # Limits that are not set have defaults of both kinds: only one that somebody has changed is a mistake.
+        foreign: tuple[str, ...] = ("max_ne", "min_auc")
+        if LABEL_KINDS.get(tasks[name].kind).classes:
+            foreign = ("max_rmse",)
+        for figure in foreign:
             if getattr(limits, figure) not in (None, getattr(type(limits)(), figure)):
                 raise ConfigError(
                     f"gate.tasks.{name}.{figure} is {getattr(limits, figure):g}, but task {name!r} is of kind "
@@ -309,10 +315,12 @@ def _check_sequences(config: Config) -> None:
     known = config.data.sequences
     for name in config.model.sequences:
         if name not in known:
-            near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.0)), None)
+            hint = f"~model.sequences.{name}"
+            for near in difflib.get_close_matches(name, known, n=1, cutoff=0.0):
+                hint += f" +model.sequences.{near}={{...}}"
             raise ConfigError(
                 f"model.sequences names {name!r}, expected a sequence of data.sequences: {', '.join(known) or 'none'}",
-                hint=f"~model.sequences.{name}" + (f" +model.sequences.{near}={{...}}" if near else ""),
+                hint=hint,
             )
     for name, sequence in known.items():
         if sequence.built and config.ingest.engine != "local":
@@ -332,11 +340,13 @@ def _check_sequences(config: Config) -> None:
         if block.targeted and sequence.target is None:
             tables = [each.table for each in sequence.features.values() if each.table]
             others = [each.name for each in SEQUENCE_BLOCKS if not each.targeted]
+            hint = f"'+{path}={{block: {others[0]}}}'"
+            if tables:
+                hint = f"data.sequences.{name}.target={tables[0]}, or {hint}"
             raise ConfigError(
                 f"{path}.block is {block.name}, which compares events with a target, but data.sequences.{name}.target "
                 "is null",
-                hint=(f"data.sequences.{name}.target={tables[0]}, or " if tables else "")
-                + f"'+{path}={{block: {others[0]}}}'",
+                hint=hint,
             )
         if block.ages and not sequence.timed:
             raise ConfigError(
@@ -349,8 +359,11 @@ def _check_sequences(config: Config) -> None:
 def _check_tables(config: Config) -> None:
     # ``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4.
     data = config.data
-    tables = list(data.tables) if data.format == "tables" else [name for name, f in data.sparse.items() if not f.table]
-    tables += data.event_tables
+    tables = list(data.event_tables)
+    if data.format == "tables":
+        tables = [*data.tables, *tables]
+    else:
+        tables = [*(name for name, feature in data.sparse.items() if not feature.table), *tables]
     for name, table in config.model.tables.items():
         path = f"model.tables.{name}"
         if name in data.sparse and name not in tables:
@@ -359,7 +372,8 @@ def _check_tables(config: Config) -> None:
                 "there",
                 hint=f"~{path}, and model.tables.{data.table_of(name)}",
             )
-        if name not in tables and tables:  # a dataset may name its features itself
+        # Without any table the configuration says nothing of features: a dataset may name them itself.
+        if name not in tables and tables:
             near = difflib.get_close_matches(name, tables, n=1, cutoff=0.0)[0]
             raise ConfigError(
                 f"model.tables names {name!r}, which is no table; the nearest is {near!r}",
@@ -374,14 +388,18 @@ def _check_tables(config: Config) -> None:
 
 def _check_allowed(config: Config) -> None:
     for path in config.checkpoint.allow:
+        # Only here a setting's name is a value, which no translation of keys reaches.
         if path in RENAMED:
             now = [RENAMED.get(each, each) for each in config.checkpoint.allow]
             raise ConfigError(
                 f"checkpoint.allow names {path}, which is now {RENAMED[path]}",
                 hint=f"checkpoint.allow=[{','.join(now)}]",
             )
+        if path == "dataset":
+            continue
+        # Walked by the values, not by types as ``find_place`` does: an entry of a dictionary has to be there.
         node: object = config
-        for part in path.split(".") if path != "dataset" else ():
+        for part in path.split("."):
             if isinstance(node, dict) and part in node:
                 node = node[part]
             elif part in getattr(node, "__dataclass_fields__", ()):

@@ -28,7 +28,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
 
-DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
+# In a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says.
+DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
 # Of files, and of what is no log; tables and streams are CONNECTORS.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
 
@@ -41,7 +42,10 @@ def format_names() -> tuple[str, ...]:
 def connector_at(place: str) -> tuple[Connector | None, str]:
     """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
     name, _, path = place.partition(":")
-    return (CONNECTORS.get(name), path) if path and name in CONNECTORS.names() else (None, place)
+    # A file may have a colon in its name, too.
+    if not path or name not in CONNECTORS.names():
+        return None, place
+    return CONNECTORS.get(name), path
 
 
 def connector_docs() -> str:
@@ -181,8 +185,15 @@ class DataConfig:
         # A format needs its settings, features need usable names, and days must be known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
+        # Tables that are described by figures have no logs, so nothing that is about logs matters. A table's name is a
+        # part of dotted paths, as in model.tables.<name>.
         if self.format == "tables":
-            self._check_tables(path)
+            for name in self.tables:
+                if set(name) & set("/."):
+                    raise ConfigError(
+                        f"{path}.tables has a table {name!r}, expected a name without '/' and '.'",
+                        hint=f"call it {path}.tables.{re.sub('[/.]', '_', name)}",
+                    )
             return
         if self.format != "synthetic" and not self.path:
             raise ConfigError(
@@ -207,11 +218,12 @@ class DataConfig:
                 "messages": self.messages,
                 "watermark.later_rows": limit.later_rows,
             }
-            if wrong := next((name for name, value in of_tables.items() if value), None):
-                raise ConfigError(
-                    f"{path}.{wrong} is set, but {path}.format={self.format} is no table and no stream",
-                    hint=f"{path}.format={CONNECTORS.names()[0]}, or without {path}.{wrong}",
-                )
+            for name, value in of_tables.items():
+                if value:
+                    raise ConfigError(
+                        f"{path}.{name} is set, but {path}.format={self.format} is no table and no stream",
+                        hint=f"{path}.format={CONNECTORS.names()[0]}, or without {path}.{name}",
+                    )
             return
         if DAY_FIELD.search(self.path or ""):
             raise ConfigError(
@@ -223,12 +235,14 @@ class DataConfig:
                 f"{path}.messages is {self.messages}, but {path}.format={self.format} has rows, not messages",
                 hint=f"{path}.messages=null",
             )
+        # A connector without a list passes all options on to its library, which knows them.
         known = connector.options
-        if wrong := next((name for name in self.options if known is not None and name not in known), None):
-            raise ConfigError(
-                f"{path}.options has {wrong!r}, expected some of: {', '.join(known or ())}",
-                hint=f"~{path}.options.{wrong}",
-            )
+        for name in self.options:
+            if known is not None and name not in known:
+                raise ConfigError(
+                    f"{path}.options has {name!r}, expected some of: {', '.join(known)}",
+                    hint=f"~{path}.options.{name}",
+                )
         if limit.success or limit.partitions or limit.min_partitions:
             raise ConfigError(
                 f"{path}.watermark waits for files and folders, but {path}.format={self.format} has none",
@@ -237,20 +251,13 @@ class DataConfig:
             )
         connector.check(self, path)
 
-    def _check_tables(self, path: str) -> None:
-        for name in self.tables:
-            if set(name) & set("/."):
-                raise ConfigError(
-                    f"{path}.tables has a table {name!r}, expected a name without '/' and '.'",
-                    hint=f"call it {path}.tables.{re.sub('[/.]', '_', name)}",
-                )
-
     def _check_features(self, path: str) -> None:
         if not self.sparse:
             raise ConfigError(
                 f"{path}.sparse is empty, expected at least one categorical feature",
                 hint=f"'+{path}.sparse.<column>={{}}'",
             )
+        # Both would be one column of the dataset.
         if shared := sorted(set(self.dense) & set(self.sparse)):
             raise ConfigError(
                 f"feature {shared[0]!r} is in {path}.dense and in {path}.sparse, expected one of them",
@@ -265,8 +272,11 @@ class DataConfig:
                     hint=f"{path}.leave_out=[{next(iter(near), '')}]",
                 )
         for name, feature in self.sparse.items():
+            # A feature names a submodule of the model: the methods of nn.Module, and dots, are taken.
             if name in TAKEN_NAMES or "." in name:
-                other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")
+                other = name.replace(".", "_")
+                if name in TAKEN_NAMES:
+                    other += "_id"
                 column = feature.column or name
                 raise ConfigError(
                     f"a feature of {path}.sparse is called {name!r}, a name that PyTorch reserves, expected another "
@@ -277,10 +287,12 @@ class DataConfig:
                 self._check_shared(f"{path}.sparse.{name}.table", name, feature.table)
 
     def _check_sequences(self, path: str) -> None:
+        # Features, sequences and tasks are columns of one dataset.
         names = set(self.dense) | set(self.sparse) | set(self.tasks)
         defaults = self.sparse_defaults
         check_sequences(f"{path}.sequences", self.sequences, self.sparse, names, defaults.mapping, defaults.separator)
         timed = [name for name, each in self.sequences.items() if each.timed]
+        # Ages of events are counted from the row's own time. Synthetic rows have one without a column.
         if timed and self.timestamp is None and self.format != "synthetic":
             own = "history.by" if self.sequences[timed[0]].built else "time"
             raise ConfigError(
@@ -303,18 +315,20 @@ class DataConfig:
         if owner is None or table == name or owner.table is not None:
             others = [other for other, each in self.sparse.items() if each.table is None and other != name]
             near = next(iter(difflib.get_close_matches(table, others, n=1, cutoff=0.0)), "null")
-            wrong = "shares a table itself" if owner is not None and table != name else "is no such feature"
+            wrong = "is no such feature"
+            if owner is not None and table != name:
+                wrong = "shares a table itself"
             raise ConfigError(
                 f"{path} is {table!r}, which {wrong}, expected another categorical feature with a table of its own",
                 hint=f"{path}={near}",
             )
         mapping = mapping_of(owner.mapping, self.sparse_defaults.mapping, owner.bins)
         if not mapping.shareable:
-            what = "has bins of numbers" if owner.bins else f"has mapping {mapping.name}, which looks at its rows alone"
-            raise ConfigError(
-                f"{path} is {table!r}, which {what}: no other feature can share its table",
-                hint=f"{path}=null" + ("" if owner.bins else f", or data.sparse.{table}.mapping=vocab"),
-            )
+            what, hint = "has bins of numbers", f"{path}=null"
+            if not owner.bins:
+                what = f"has mapping {mapping.name}, which looks at its rows alone"
+                hint += f", or data.sparse.{table}.mapping=vocab"
+            raise ConfigError(f"{path} is {table!r}, which {what}: no other feature can share its table", hint=hint)
 
     def table_of(self, feature: str) -> str:
         """The name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
@@ -328,6 +342,7 @@ class DataConfig:
     @property
     def shared_tables(self) -> list[list[str]]:
         """The features, and the sequences, of every table that several share, in order."""
+        # Tables of features come first, also those that a sequence shares.
         by_table: dict[str, list[str]] = {}
         for name in self.sparse:
             by_table.setdefault(self.table_of(name), []).append(name)
@@ -339,31 +354,37 @@ class DataConfig:
     @property
     def tables_of_sequences(self) -> dict[str, list[str]]:
         """The features whose tables the events have, by sequence; each once."""
-        return {
-            name: list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
-            for name, sequence in self.sequences.items()
-        }
+        tables = {}
+        for name, sequence in self.sequences.items():
+            # Keys of a dictionary rather than a set: the order of the features decides that of the tables.
+            tables[name] = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
+        return tables
 
     @property
     def event_tables(self) -> tuple[str, ...]:
         """The tables that columns of sequences have for themselves, by their features' names."""
-        return tuple(
-            event_feature(name, column)
-            for name, sequence in self.sequences.items()
-            for column in (*sequence.features, *((AGE,) if sequence.timed else ()))
-            if column not in sequence.features or sequence.features[column].table is None
-        )
+        tables = []
+        for name, sequence in self.sequences.items():
+            for column, each in sequence.features.items():
+                if each.table is None:
+                    tables.append(event_feature(name, column))
+            # Last, and a timed sequence has no column of this name: ``SequenceConfig.check`` refuses it.
+            if sequence.timed:
+                tables.append(event_feature(name, AGE))
+        return tuple(tables)
 
     @property
     def max_normed(self) -> frozenset[str]:
         """The numeric features of transform max_norm, which is a layer of the model."""
-        transforms = {name: self.transform_of(name) for name in self.dense}
-        return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
+        return frozenset(name for name in self.dense if self.transform_of(name) == "max_norm")
 
     def transform_of(self, feature: str) -> str:
         """The transform of a numeric feature; of a vector that names none standardise."""
         each = self.dense[feature]
-        return each.transform or (self.dense_transform if each.width == 1 else "standardise")
+        if each.transform:
+            return each.transform
+        # The default is chosen with numbers in mind: the logarithm of a vector's values, for one, would bend it.
+        return self.dense_transform if each.width == 1 else "standardise"
 
     @property
     def connector(self) -> Connector | None:
@@ -385,6 +406,7 @@ class DataConfig:
         first, _, last = self.day.partition("..")
         try:
             start, end = date.fromisoformat(first), date.fromisoformat(last or first)
+            # fromisoformat takes 20260131 and 2026-W05-6 too, but paths and keys have days in one form only.
             if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", self.day) or end < start:
                 raise ValueError
         except ValueError:
@@ -402,17 +424,21 @@ class DataConfig:
     def _check_window(self, path: str) -> None:
         label = self.label
         if label.late_path is not None and not (label.window_days and DAY_FIELD.search(label.late_path)):
-            what = "has no {day}" if label.window_days else f"is set, but {path}.label.window_days is 0"
+            what = "has no {day}"
+            if not label.window_days:
+                what = f"is set, but {path}.label.window_days is 0"
             raise ConfigError(
                 f"{path}.label.late_path {what}",
                 hint=f"'{path}.label.late_path=\"clicks/{{day}}/*.csv\"' {path}.label.window_days=7",
             )
         if label.window_days and (self.dedupe.key is None or self.day is None):
-            lacks = f"{path}.dedupe.key" if self.dedupe.key is None else f"{path}.day"
+            lacks, example = f"{path}.day", "2026-01-31"
+            if self.dedupe.key is None:
+                lacks, example = f"{path}.dedupe.key", "<a column of ids>"
             raise ConfigError(
                 f"{path}.label.window_days is {label.window_days}, but {lacks} is null: clicks that come later are "
                 "those of an event of a day",
-                hint=f"{lacks}={'<a column of ids>' if self.dedupe.key is None else '2026-01-31'}",
+                hint=f"{lacks}={example}",
             )
         if label.window_days and self.sampling.negatives is not None:
             raise ConfigError(
@@ -458,6 +484,7 @@ class DataConfig:
                     f"{path}.split.by is 'time', but neither {path}.timestamp nor {path}.day_column names a column",
                     hint=f"{path}.timestamp=<column with the time of a row>, or {path}.split.by=hash",
                 )
+            # Within one day, only the time of a row tells earlier from later.
             tells_time = time_column or self.format == "synthetic"
             if self.day is not None and ".." not in self.day and not tells_time:
                 raise ConfigError(

@@ -14,12 +14,16 @@ from pipeline.specs.id_mapping import id_mapping_docs, id_mapping_names
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "mdl", "max_norm", "unit", "none")
 PERCENTILE, MDL = "percentile", "mdl"
-BINNINGS = (PERCENTILE, MDL)  # transforms that keep the bin of a number, and how bins of ids are cut
-NOT_OF_VECTORS = (*BINNINGS, "max_norm")  # transforms of one number; unit is one of vectors alone
-ONE, LIST, MAP = "one", "list", "map"  # what a field of a categorical feature holds
+# Transforms that keep the bin of a number, and how bins of ids are cut.
+BINNINGS = (PERCENTILE, MDL)
+# Transforms of one number; unit is one of vectors alone.
+NOT_OF_VECTORS = (*BINNINGS, "max_norm")
+# What a field of a categorical feature holds.
+ONE, LIST, MAP = "one", "list", "map"
 
 WHEN_FULL = ("replace", "keep")
-MOST_ROWS = 2**31 - 1  # row numbers are int32
+# Row numbers are int32.
+MOST_ROWS = 2**31 - 1
 # What a feature that shares a table takes from the one whose table it is.
 OF_TABLES = ("mapping", "rows", "min_count", "when_full", "evict_after_days", "bins")
 
@@ -92,13 +96,14 @@ class DenseFeature:
 
     def check(self, path: str) -> None:
         # The two numbers of ``clip`` must rise; a vector and a number have transforms of their own.
-        wrong = NOT_OF_VECTORS if self.width > 1 else ("unit",)
+        wrong: tuple[str, ...] = ("unit",)
+        what = "a number"
+        hint = f"{path}.width=<numbers of the vector>"
+        if self.width > 1:
+            wrong, what = NOT_OF_VECTORS, f"a vector of {self.width} numbers"
+            hint = f"{path}.transform=standardise"
         if self.transform in wrong:
-            what = f"a vector of {self.width} numbers" if self.width > 1 else "a number"
-            raise ConfigError(
-                f"{path}.transform is {self.transform}, but the feature is {what}",
-                hint=f"{path}.transform=standardise" if self.width > 1 else f"{path}.width=<numbers of the vector>",
-            )
+            raise ConfigError(f"{path}.transform is {self.transform}, but the feature is {what}", hint=hint)
         if self.clip and (len(self.clip) != 2 or not self.clip[0] < self.clip[1]):
             raise ConfigError(f"{path}.clip is {self.clip}, expected two rising numbers", hint=f"{path}.clip=[0,1000]")
 
@@ -221,9 +226,10 @@ class SparseFeature:
             return
         own = [name for name in OF_TABLES if getattr(self, name) is not None]
         if own:
+            unset = " ".join(f"{path}.{name}=null" for name in own)
             raise ConfigError(
                 f"{path} shares the table of {self.table} and sets {' and '.join(own)}, expected them there",
-                hint=" ".join(f"{path}.{name}=null" for name in own) + f", or {path}.table=null",
+                hint=f"{unset}, or {path}.table=null",
             )
 
     def _check_cross(self, path: str) -> None:
@@ -243,7 +249,9 @@ class SparseFeature:
                 )
             numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in bounds)
             if not numbers or not bounds or sorted(set(bounds)) != bounds:
-                better = sorted(set(bounds)) if numbers and bounds else [0, 10, 100]
+                better = [0, 10, 100]
+                if numbers and bounds:
+                    better = sorted(set(bounds))
                 raise ConfigError(
                     f"{path}.cross_bins.{column} is {bounds}, expected rising numbers",
                     hint=f"{path}.cross_bins.{column}={better}".replace(" ", ""),
@@ -304,7 +312,7 @@ class TableFigures:
     def check(self, path: str) -> None:
         # A hit curve must rise to 1, and excludes ``zipf``.
         rows, shares = self.hot_rows, self.hot_share
-        rising = all(a < b for a, b in zip(rows, rows[1:], strict=False)) and shares == sorted(shares)
+        rising = rows == sorted(set(rows)) and shares == sorted(shares)
         inside = all(1 <= k <= self.rows for k in rows) and all(0.0 < share <= 1.0 for share in shares)
         ended = not rows or rows[-1] < self.rows or shares[-1:] == [1.0]
         if len(rows) != len(shares) or not rising or not inside or not ended:

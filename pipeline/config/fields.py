@@ -44,7 +44,10 @@ class Setting:
 
     def allowed(self) -> tuple[str, ...]:
         """The allowed values; empty if every value of the type is allowed."""
-        return tuple(self.choices() if callable(self.choices) else self.choices or ())
+        # A registry is asked anew each time: tests and notebooks add choices for a while.
+        if callable(self.choices):
+            return tuple(self.choices())
+        return self.choices or ()
 
 
 def setting(
@@ -63,7 +66,10 @@ def setting(
     metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
-    return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)
+    # None is a default like any other, hence ``_NOTHING`` for a field that must be given.
+    if default is _NOTHING:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def default_of(each: Field[Any]) -> Any:
@@ -95,8 +101,9 @@ def check_values(node: Any, path: str = "") -> None:
 
     This includes the entries of dictionaries and lists. A node's own ``check`` runs after its settings are checked.
     """
+    prefix = f"{path}." if path else ""
     for each in dataclasses.fields(node):
-        _check(getattr(node, each.name), f"{path}.{each.name}" if path else each.name, each)
+        _check(getattr(node, each.name), f"{prefix}{each.name}", each)
     if isinstance(node, Checked):
         node.check(path)
 
@@ -114,6 +121,7 @@ def _check(value: Any, path: str, each: Field[Any]) -> None:
                 check_values(entry, path)
         allowed = known.allowed() if known is not None else ()
         for entry in value:
+            # The hint has the whole list: Hydra's overrides replace a list, they do not change an entry of it.
             if allowed and entry not in allowed:
                 mended = ",".join(nearest_of(name, allowed) for name in value)
                 raise ConfigError(
@@ -135,30 +143,40 @@ def check_value(value: Any, path: str, known: Setting) -> None:
         if value != AUTO:
             raise ConfigError(f"{path} is {value!r}, expected {AUTO} or {besides_auto(known)}", hint=f"{path}={AUTO}")
     elif known.low is not None or known.high is not None:
-        _check_range(float(value), path, known.low, known.high)
+        number = float(value)
+        # Not a number is neither below nor above a bound, and would pass.
+        if not math.isfinite(number):
+            raise ConfigError(f"{path} is {number}, expected a finite number", hint=f"{path}={_plain(known.low or 0)}")
+        if known.low is not None and number < known.low:
+            bound = known.low
+        elif known.high is not None and number > known.high:
+            bound = known.high
+        else:
+            return
+        expected = span(known.low, known.high)
+        raise ConfigError(f"{path} is {number:.10g}, expected {expected}", hint=f"{path}={_plain(bound)}")
 
 
 def besides_auto(known: Setting) -> str:
     """What a setting that may be ``auto`` takes besides."""
-    return "true or false" if known.low is None and known.high is None else "a whole number"
-
-
-def _check_range(value: float, path: str, low: float | None, high: float | None) -> None:
-    if not math.isfinite(value):
-        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={_plain(low or 0)}")
-    if (low is not None and value < low) or (high is not None and value > high):
-        bound = low if low is not None and value < low else high or 0
-        raise ConfigError(f"{path} is {value:.10g}, expected {span(low, high)}", hint=f"{path}={_plain(bound)}")
+    if known.low is None and known.high is None:
+        return "true or false"
+    return "a whole number"
 
 
 def span(low: float | None, high: float | None) -> str:
     """A range in words; "" if it is open."""
-    if low is None:
-        return "" if high is None else f"at most {_plain(high)}"
-    return f"at least {_plain(low)}" if high is None else f"between {_plain(low)} and {_plain(high)}"
+    if low is not None and high is not None:
+        return f"between {_plain(low)} and {_plain(high)}"
+    if low is not None:
+        return f"at least {_plain(low)}"
+    if high is not None:
+        return f"at most {_plain(high)}"
+    return ""
 
 
 def _plain(bound: float) -> str:
+    # A whole number in full: 10000000000 is no 1e+10 to those who copy it into an override.
     return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
 
 
@@ -170,9 +188,10 @@ def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
 def check_name(path: str, name: str, example: str) -> None:
     """Raise ConfigError if ``name`` cannot name a folder. ``example``: for the hint if no part of it is valid."""
     if not re.fullmatch(_NAME, name):
+        # Without dots, which a name may have, because it must not begin with one.
+        valid = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:100] or example
         raise ConfigError(
-            f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
-            hint=f"{path}={re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-')[:100] or example}",
+            f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'", hint=f"{path}={valid}"
         )
 
 
@@ -183,7 +202,10 @@ def check_time_format(path: str, form: str | None) -> None:
     letters = set()
     for flag, digits, letter in re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form):
         letters.add(letter)
-        known = letter == "f" and not flag if digits else letter in _DIRECTIVES
+        known = letter in _DIRECTIVES
+        # Digits are those of a fraction of a second, such as %.3f.
+        if digits:
+            known = letter == "f" and not flag
         if not known:
             expected = " ".join(f"%{directive}" for directive in _DIRECTIVES)
             raise ConfigError(
@@ -197,10 +219,12 @@ def check_time_format(path: str, form: str | None) -> None:
             hint=f"{path}='%d.%m.%Y', or '%d.%m.%Y %H:%M:%S' with the time of the day",
         )
     hour, minute = letters & set("HIRT"), letters & set("MRT")
+    # 07:30 on a clock of twelve hours is in the morning or in the evening.
     half = "I" in letters and not letters & {"p", "P"}
     if bool(hour) != bool(minute) or half:
+        more = "; %I needs %p" if half else ""
         raise ConfigError(
-            f"{path} is {form!r}, expected hour and minute or neither" + ("; %I needs %p" if half else ""),
+            f"{path} is {form!r}, expected hour and minute or neither{more}",
             hint=f"{path}='%d.%m.%Y %H:%M' or '%m/%d/%Y %I:%M %p'",
         )
 
@@ -208,7 +232,8 @@ def check_time_format(path: str, form: str | None) -> None:
 def check_time_zone(path: str, zone: str | None) -> None:
     """Raise ConfigError if ``zone`` is not a time zone."""
     try:
-        if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed
+        # The default works where no zones are installed.
+        if zone not in (None, "Etc/UTC"):
             ZoneInfo(str(zone))
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ConfigError(

@@ -132,8 +132,10 @@ class HardwareConfig:
 
     def ddr_gib_of(self, rank: int) -> float:
         """Host memory of global ``rank``, in GiB."""
-        own = self.embedding_ddr_gib if rank >= self.workers else None
-        return self.ddr_gib if own is None else own
+        # Ranks of embedding hosts are the last ones.
+        if rank >= self.workers and self.embedding_ddr_gib is not None:
+            return self.embedding_ddr_gib
+        return self.ddr_gib
 
     @property
     def only_tables(self) -> bool:

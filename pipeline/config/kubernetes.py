@@ -25,10 +25,13 @@ CRON_FIELDS = {
     "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-LAUNCHER = "launcher"  # its key in ``resources`` and ``patch``, besides the stages
-EMBEDDING = "embedding"  # that of pods on embedding hosts, of any stage
+# Its key in ``resources`` and ``patch``, besides the stages.
+LAUNCHER = "launcher"
+# That of pods on embedding hosts, of any stage.
+EMBEDDING = "embedding"
 KUEUE_JOBS = ("indexed", "jobset")
-PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
+# Key in ``patch`` of what is for every pod.
+PATCH_ALL = "all"
 
 
 def check_kubernetes(config: Config) -> None:
@@ -41,6 +44,7 @@ def check_kubernetes(config: Config) -> None:
             hint="launch.pods.image=<registry>/<name>@sha256:<64 hex digits>; skopeo inspect or docker push shows it",
         )
     _check_names(config.launch, config.schedule)
+    # A CronJob names each Job after itself and its minute, and a Job's name has at most 63 characters.
     if len(config.schedule.name) > 52:
         raise ConfigError(
             f"schedule.name has {len(config.schedule.name)} characters, expected at most 52, "
@@ -60,8 +64,11 @@ def check_kubernetes(config: Config) -> None:
     _check_embedding(config.launch, config.hardware)
     _check_pods(pods)
     _check_patch(pods)
-    connector = config.data.connector
-    _check_places(config.store, config.data.path if connector is None or connector.on_disk else None, pods)
+    # The path of a table in a warehouse or of a topic is no folder.
+    connector, logs = config.data.connector, config.data.path
+    if connector is not None and not connector.on_disk:
+        logs = None
+    _check_places(config.store, logs, pods)
 
 
 def cron_times(text: str) -> list[tuple[int, int]]:
@@ -74,10 +81,17 @@ def _expanded(field: str, last: int) -> list[int]:
     # The numbers that a field of a cron schedule means, of 0 to ``last``.
     numbers: set[int] = set()
     for part in field.split(","):
-        if match := CRON_PART.fullmatch(part):
-            low, high, step = match.groups()
-            end = int(high) if high else int(low) if low and not step else last
-            numbers.update(range(int(low or 0), end + 1, int(step or 1)))
+        match = CRON_PART.fullmatch(part)
+        if match is None:
+            continue
+        low, high, step = match.groups()
+        # 5 is 5 alone, but 5/10 goes on from 5 to the end of the field.
+        end = last
+        if high:
+            end = int(high)
+        elif low and not step:
+            end = int(low)
+        numbers.update(range(int(low or 0), end + 1, int(step or 1)))
     return sorted(numbers)
 
 
@@ -87,14 +101,16 @@ def _cron_problem(text: str) -> str:
     if len(fields) != len(CRON_FIELDS):
         return f"five fields: {' '.join(CRON_FIELDS)}"
     for (name, (low, high, words)), field in zip(CRON_FIELDS.items(), fields, strict=True):
-        numbers = {word: low + place for place, word in enumerate(words)}
+        numbers = dict(zip(words, range(low, high + 1), strict=False))
         for part in field.split(","):
-            # A part is *, a value or a rising range.
+            # A part is *, a value or a rising range. What is neither number nor name is -1, outside of every field.
             match = CRON_PART.fullmatch(part)
             ends = []
             for end in match.groups()[:2] if match else ():
-                if end:
-                    ends.append(numbers.get(end, int(end) if end.isdigit() else -1))
+                if end and end.isdigit():
+                    ends.append(int(end))
+                elif end:
+                    ends.append(numbers.get(end, -1))
             if match is None or ends != sorted(ends) or any(not low <= end <= high for end in ends):
                 return f"as {name} {low} to {high}, a range of these, a list of both, or *, with /step if need be"
     return ""
@@ -102,6 +118,7 @@ def _cron_problem(text: str) -> str:
 
 def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
     # ConfigError for a name that the API server would refuse.
+    # Without an account of its own a pod has the one that every namespace has, default.
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace),
@@ -135,6 +152,7 @@ def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
             f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={hardware.name}",
             hint=f"launch.min_hosts={hosts}, or null",
         )
+    # A run must have time to give hosts up before the stage fails for want of them.
     for name in ("pending_minutes", "rendezvous_minutes"):
         if launch.shrink_after_minutes >= getattr(launch, name):
             raise ConfigError(
@@ -169,6 +187,7 @@ def _check_pods(pods: PodConfig) -> None:
                 f"launch.pods.resources names {stage!r}, expected some of: {', '.join(known)}",
                 hint=f"~launch.pods.resources.{stage}",
             )
+        # /dev/shm is memory: what lies there counts towards the limit of the pod.
         if resources.cpu <= 0 or resources.memory_gib <= resources.shm_gib or resources.disk_gib <= 0:
             raise ConfigError(
                 f"launch.pods.resources.{stage} asks for {resources.cpu:g} cores, {resources.memory_gib:g} GiB of "
@@ -178,9 +197,10 @@ def _check_pods(pods: PodConfig) -> None:
             )
     for name in (*pods.env, *pods.secret_env):
         if not VARIABLE.fullmatch(name):
+            valid = re.sub(r"[^A-Za-z0-9_]", "_", name)
             raise ConfigError(
                 f"{name!r} is no name of a variable, expected letters, digits and '_'",
-                hint=f"launch.pods.env={{{re.sub(r'[^A-Za-z0-9_]', '_', name)}:..}}",
+                hint=f"launch.pods.env={{{valid}:..}}",
             )
     for name, reference in pods.secret_env.items():
         if not SECRET_KEY.fullmatch(reference):
@@ -215,6 +235,7 @@ def _check_patch(pods: PodConfig) -> None:
 
 def _check_places(store: str, logs: str | None, pods: PodConfig) -> None:
     # The store and the logs must be visible to every pod.
+    # With a slash at the end, so that /mnt/nightjar-old is not on the volume /mnt/nightjar.
     volumes = [volume.path.rstrip("/") + "/" for volume in pods.volumes.values()]
     for path, place in (("store", store), ("data.path", logs)):
         if place is None or ("://" in place and not place.startswith("file://")):

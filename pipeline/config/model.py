@@ -67,13 +67,15 @@ class TableConfig:
         learning = {"optimizer": self.optimizer, "lr": self.lr, "max_norm": self.max_norm}
         given = [name for name, value in learning.items() if value is not None]
         if self.frozen and given:
+            unset = " ".join(f"{path}.{name}=null" for name in given)
             raise ConfigError(
                 f"{path} is frozen and sets {' and '.join(given)}, but a frozen table does not learn",
-                hint=" ".join(f"{path}.{name}=null" for name in given) + f", or {path}.frozen=false",
+                hint=f"{unset}, or {path}.frozen=false",
             )
 
 
-COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
+# FBGEMM's kernels move rows of float32 in units of 16 bytes.
+COLUMN_STEP = 4
 
 
 @dataclass(kw_only=True)

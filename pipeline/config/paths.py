@@ -58,11 +58,13 @@ def setting_for_alias(key: str) -> str | None:
     """The setting that ``key`` means in another tool; None if it is not a name there."""
     parent, _, name = key.rpartition(".")
     paths = ALIASES.get(name.lower().replace("-", "_"), ())
-    beside = [path for path in paths if path.rpartition(".")[0] == parent]
-    return next(iter([*beside, *paths]), None)
+    for path in paths:
+        if path.rpartition(".")[0] == parent:
+            return path
+    return paths[0] if paths else None
 
 
-# Of a few classes, for every setting of a long help.
+# Types as objects, not as the text that annotations are. Few classes, which a long help asks for every setting.
 _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
@@ -92,7 +94,10 @@ class SettingPlace:
 
     def inside(self) -> Any:
         """The group, or an entry of it, with defaults; None for a setting."""
-        return self.default if dataclasses.is_dataclass(self.default) else self.group and self.group()
+        # The default itself where there is one: a group may have other values there than its class has.
+        if dataclasses.is_dataclass(self.default):
+            return self.default
+        return self.group and self.group()
 
     @property
     def prefix(self) -> str:
@@ -126,28 +131,36 @@ def field_type(path: str) -> Any:
 def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
     # The last setting or group on ``path``, and the type at its end.
     node: Any = Config()
-    place, prefix, kind = None, "", Config
+    place: SettingPlace | None = None
+    prefix, kind = "", Config
     for part in path.split("."):
         kind = strip_none(kind)
         if dataclasses.is_dataclass(kind):
-            place = next((each for each in _own(node, prefix) if each.field.name == part), None)
-            if place is None:
+            by_name = {each.field.name: each for each in _own(node, prefix)}
+            if part not in by_name:
                 return None, None
+            place = by_name[part]
             node, prefix, kind = place.inside(), place.prefix, place.kind
+        # The name of an entry is free: the place stays that of the dictionary, its type becomes that of the entries.
         elif typing.get_origin(kind) is dict:
             kind = entry_type(kind)
         elif typing.get_origin(kind) is list and part.isdigit():
             kind = typing.get_args(kind)[0]
         else:
             return None, None
-    assert place is not None  # a path has one part at least
+    # A path has one part at least.
+    assert place is not None
     return place, kind
 
 
 def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
     # Everything directly below dataclass ``node``; for a model, the settings of all registered models.
+    owners = [node]
+    if type(node) is ModelConfig:
+        owners += [spec.config() for spec in MODELS]
+    # Of a setting that several models have, the first one's declaration counts.
     seen: set[str] = set()
-    for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
+    for owner in owners:
         hints = _hints(type(owner))
         for each in dataclasses.fields(owner):
             if each.name not in seen:
@@ -158,7 +171,9 @@ def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
 def children(path: str) -> list[str]:
     """Names of the settings and groups directly below ``path`` ("": at the top)."""
     kind = strip_none(field_type(path)) if path else Config
-    return [place.path for place in _own(kind(), "")] if dataclasses.is_dataclass(kind) else []
+    if not dataclasses.is_dataclass(kind):
+        return []
+    return [place.path for place in _own(kind(), "")]
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
@@ -166,16 +181,21 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
     if setting := setting_for_alias(key):
         return setting
     parent, _, name = key.rpartition(".")
+    # As of train.seed: the setting is at the top.
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
-        return name  # train.seed: the setting is at the top
+        return name
+    # Below the same parent first: a slip of the fingers is likelier than a setting of another group.
     siblings = children(parent) if parent else [*children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:
         return f"{parent}.{near[0]}" if parent else near[0]
+    # A name that is right in another group is a sure match, however little the two paths resemble each other; without
+    # one, only paths that resemble much count: a wrong guess costs the user more than none.
     everything = [each.path for each in places() if "*" not in each.path and (not each.group or each.has_entries)]
     same_name = [path for path in everything if path.rpartition(".")[2] == name]
     cutoff = 0.0 if same_name else 0.8
-    return next(iter(difflib.get_close_matches(key, same_name or everything, n=1, cutoff=cutoff)), None)
+    near = difflib.get_close_matches(key, same_name or everything, n=1, cutoff=cutoff)
+    return near[0] if near else None
 
 
 def describe(kind: Any) -> str:
@@ -183,10 +203,12 @@ def describe(kind: Any) -> str:
     inner = strip_none(kind)
     none = " or null" if inner is not kind else ""
     if typing.get_origin(inner) is list:
-        part = typing.get_args(inner)[0]
-        nested = typing.get_origin(part) is list
-        shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
-        entries = "mappings" if dataclasses.is_dataclass(part) else f"{describe(part).removeprefix('a ')}s"
+        shape, part = "a list [a,b]", typing.get_args(inner)[0]
+        if typing.get_origin(part) is list:
+            shape, part = "a list of lists [[a,b],[c]]", typing.get_args(part)[0]
+        entries = f"{describe(part).removeprefix('a ')}s"
+        if dataclasses.is_dataclass(part):
+            entries = "mappings"
         return f"{shape} of {entries}{none}"
     if typing.get_origin(inner) is dict or dataclasses.is_dataclass(inner):
         return f"a group of keys{none}"
@@ -201,6 +223,7 @@ def entry_type(kind: Any) -> Any:
 def strip_none(kind: Any) -> Any:
     """``X`` of ``X | None``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        # Of several types none stands for the setting.
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
         return rest[0] if len(rest) == 1 else kind
     return kind
@@ -212,6 +235,7 @@ def override_key(name: str) -> str | None:
     Hydra's grammar takes a backslash before some characters of a key, and no quotes around it.
     """
     word = name.lower().lstrip("+-")
+    # A key that reads as a number, a truth value or null would be one, and no longer equal the name.
     number = re.fullmatch(r"[\d_.]+(e[+-]?[\d_]+)?|inf|nan", word)
     writable = re.fullmatch(r"[\w/\-+.$%*@?|\\()\[\]{}:=, ]+", name, re.ASCII)
     if number or not writable or name != name.strip() or word in ("null", "true", "false"):

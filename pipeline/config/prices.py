@@ -76,6 +76,7 @@ def read_prices(path: str) -> Prices:
 
     try:
         text = Path(path).read_text()
+        # Twice: only the tree still has both of two equal keys.
         content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(
@@ -120,7 +121,8 @@ def offer_of(prices: str, name: str | None, *, spot: bool, path: str) -> tuple[H
             f"{path}.priced_as is null, but {prices} has {len(names)} offers: {', '.join(names)}",
             hint=f"{path}.priced_as={names[0]}",
         )
-    name = names[0] if name is None else name
+    if name is None:
+        name = names[0]
     if name not in known.offers:
         near = difflib.get_close_matches(name, names, 1, 0.5) or names
         raise ConfigError(
@@ -150,6 +152,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
         value = entry.get(key)
         if value is None and key != ON_DEMAND:
             continue
+        # What is no number stays not a number, which fails the comparison below.
         number = math.nan
         if isinstance(value, int | float) and not isinstance(value, bool):
             # A whole number of some hundred digits is no float.
@@ -166,7 +169,11 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
             f"hardware.{name}.file in {path} is {file!r}, expected the name of a hardware file", hint="file: laptop"
         )
     hosts = entry.get("hosts", list(HOSTS))
-    if not isinstance(hosts, list) or not hosts or not all(_is_host_count(count) for count in hosts):
+    valid = isinstance(hosts, list) and bool(hosts)
+    for count in hosts if valid else ():
+        # YAML's yes is a bool, which Python takes for the number 1.
+        valid = valid and isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MOST_HOSTS
+    if not valid:
         raise ConfigError(
             f"hardware.{name}.hosts in {path} is {hosts!r}, expected numbers from 1 to {MOST_HOSTS:,}",
             hint="hosts: [1, 2, 4]",
@@ -175,6 +182,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
 
 
 def _repeated_key(tree: Any) -> str | None:
+    # Of the tree that YAML parses into: a node's value is a list of nodes, or for a mapping of pairs of them.
     known = set()
     if not isinstance(getattr(tree, "value", None), list):
         return None
@@ -191,13 +199,10 @@ def _repeated_key(tree: Any) -> str | None:
     return None
 
 
-def _is_host_count(count: object) -> bool:
-    return isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MOST_HOSTS
-
-
 def _refuse_unknown(entry: Mapping[Any, Any], known: tuple[str, ...], path: str, where: str) -> None:
     for key in entry:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"{near[0]}: <value>" if near else f"leave {key} out"
+            hint = f"leave {key} out"
+            for near in difflib.get_close_matches(str(key), known, n=1):
+                hint = f"{near}: <value>"
             raise ConfigError(f"{where} in {path} has {key!r}, expected some of: {', '.join(known)}", hint=hint)

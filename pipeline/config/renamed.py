@@ -19,7 +19,8 @@ RENAMED = {
     "nightly.timezone": "nightly.time_zone",
 }
 _FIRST = {now: first for first, now in RENAMED.items()}
-_LISTS_SETTINGS = "checkpoint.allow"  # its values are names of settings
+# Its values are names of settings.
+_LISTS_SETTINGS = "checkpoint.allow"
 
 
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
@@ -57,9 +58,11 @@ def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = 
         path = f"{prefix}{name}"
         last = names.get(path, path).rpartition(".")[2]
         if isinstance(value, Mapping):
-            made[last] = _renamed(value, names, f"{path}.")
-        else:
-            made[last] = [names.get(each, each) for each in value] if path == _LISTS_SETTINGS and value else value
+            value = _renamed(value, names, f"{path}.")
+        elif path == _LISTS_SETTINGS and value:
+            value = [names.get(each, each) for each in value]
+        # Where the former name stood: keys of artifacts are hashes of text, in which the order counts.
+        made[last] = value
     return made
 
 
@@ -77,4 +80,10 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
-    return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}
+    changes = {}
+    # Not the union of two sets: the order is that of the settings, and so the same in each report. A setting that is
+    # null counts as absent: a release that adds one with this default changes nothing.
+    for path in {**a, **b}:
+        if a.get(path) != b.get(path):
+            changes[path] = [a.get(path), b.get(path)]
+    return changes

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 
-WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a schedule takes it from the environment
+# May be secret: it is recorded nowhere, and a schedule takes it from the environment.
+WEBHOOK = "nightly.webhook"
 # Names of variables and options whose value is a secret.
 SECRETIVE = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASS_?PHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
@@ -23,12 +24,14 @@ SECRETIVE = re.compile(
 _FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS|JSON)$", re.IGNORECASE)
 # Options of libraries that say where something is: sasl.oauthbearer.token.endpoint.url, ssl.key.location.
 _PLACE = re.compile(r"(URL|URI|ENDPOINT|FILE|PATH|DIR|LOCATION)$", re.IGNORECASE)
-_PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)  # values that are no secret, whatever the name
+# Values that are no secret, whatever the name.
+_PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)
 # A user name alone is a token too: https://<token>@github.com, a DSN. Passwords are not always quoted, so they may have
 # a slash; what stands after a host's port is a path.
 _WITH_PASSWORD = re.compile(r"://[^/@\s:\[]*:(?!\d{1,5}([/?#,;]|$))[^@\s]+@|https?://[^/@\s:]+@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
-_SIGNED = re.compile(  # what signs a URL
+# What signs a URL.
+_SIGNED = re.compile(
     r"[?&;#](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|code|secret)=[^&;\s]",
     re.IGNORECASE,
 )
@@ -36,7 +39,8 @@ _SIGNED = re.compile(  # what signs a URL
 _TOKEN = re.compile(
     r"^Bearer\s+\S|\bgh[pousr]_[A-Za-z0-9]{20}|\bgithub_pat_|\bxox[abpr]-|\bAKIA[0-9A-Z]{12}|api\.telegram\.org/bot"
 )
-_CONNECTION = re.compile(  # a password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate
+# A password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate.
+_CONNECTION = re.compile(
     r"(^|[?&;\s])(password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*[^&;\s]", re.IGNORECASE
 )
 _WEBHOOKS = re.compile(r"https?://(hooks\.|[^/\s]*(hooks\.slack\.|webhook))|/api/webhooks/")
@@ -48,11 +52,13 @@ _OF_ENVIRONMENT = re.compile(
 
 def is_secret(text: str) -> bool:
     """Whether ``text`` is a URL with a password or a signature, a connection string with a key, or a private key."""
-    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY, _TOKEN))
+    patterns = (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY, _TOKEN)
+    return any(pattern.search(text) for pattern in patterns)
 
 
 def recorded(config: Config) -> dict[str, Any]:
     """All settings of ``config`` as files and trackers get them: without the webhook, whose URL may be a secret."""
+    # ``asdict`` copies the groups, so ``config`` keeps its webhook.
     tree = asdict(config)
     tree["nightly"]["webhook"] = None
     return tree
@@ -61,7 +67,10 @@ def recorded(config: Config) -> dict[str, Any]:
 def without_secret(override: str) -> str:
     """``override`` as messages show it: without its value where that is a webhook or holds a secret."""
     key = override.partition("=")[0]
-    return f"{key}=<its value>" if key.lstrip("+") == WEBHOOK or is_secret(override) else override
+    # Any webhook, whether or not its URL is known to be secret: those of many services carry their token in the path.
+    if key.lstrip("+") == WEBHOOK or is_secret(override):
+        return f"{key}=<its value>"
+    return override
 
 
 def check_secrets(config: Config) -> None:
@@ -85,6 +94,7 @@ def check_secrets(config: Config) -> None:
                 f"{path} sets {name}, whose value manifests and the run's records would show",
                 hint=f"leave it out of the patch: launch.pods.secret_env={{{name}:<secret>/<key>}}",
             )
+    # Names of options have dots and dashes where those of variables have underscores.
     for name, value in config.data.options.items():
         plain = _PLAIN.fullmatch(value) or _PLACE.search(name)
         if SECRETIVE.search(re.sub(r"[^A-Za-z0-9]", "_", name)) and not plain:
@@ -99,7 +109,8 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
     """Raise ConfigError where an override of a schedule, which its manifest shows, spells a webhook out."""
     for text in overrides:
         name, _, value = text.lstrip("+").partition("=")
-        of_group = name == "nightly" and "webhook" in value  # nightly={webhook: ..}
+        # As in nightly={webhook: ..}, whose inner value is not taken apart here: it is refused, whatever it is.
+        of_group = name == "nightly" and "webhook" in value
         if of_group or name == WEBHOOK and not _OF_ENVIRONMENT.fullmatch(value):
             raise ConfigError(
                 f"{WEBHOOK} is given as it is, and the schedule's manifest would show it",
@@ -111,6 +122,7 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
 def _tells_secret(name: str, value: str) -> bool:
     # Whether variable ``name`` has a secret as its ``value``; the path of a mounted file is none.
     is_path = _FILE.search(name) is not None and value.startswith("/")
+    # A webhook is told by its URL alone: nothing in the name of its variable need say that whoever knows it may post.
     return SECRETIVE.search(name) is not None and not is_path or _WEBHOOKS.search(value) is not None
 
 
@@ -118,8 +130,7 @@ def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
     # All strings below ``value`` with their paths.
     if isinstance(value, str):
         yield path, value
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, each in entries:
+    for name, each in _entries(value):
         yield from _texts(f"{path}.{name}".lstrip("."), each)
 
 
@@ -127,6 +138,13 @@ def _variables(path: str, value: Any) -> Iterator[tuple[str, str, str]]:
     # Path, name and value of every mapping below ``value`` that has both, as variables in a pod's manifest have.
     if isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
         yield path, value["name"], value["value"]
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, each in entries:
+    for name, each in _entries(value):
         yield from _variables(f"{path}.{name}", each)
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, list):
+        return enumerate(value)
+    return ()

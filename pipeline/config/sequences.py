@@ -13,8 +13,10 @@ from pipeline.core.registry import with_options
 from pipeline.specs.id_mapping import mapping_of
 from pipeline.specs.model import SEQUENCE_BLOCKS, SequenceBlock
 
-AGE = "age"  # the column of a sequence that its times give
-EVENT_TIME = "time"  # the field of the times of events that are built from the log
+# The column of a sequence that its times give.
+AGE = "age"
+# The field of the times of events that are built from the log.
+EVENT_TIME = "time"
 QUARANTINE, DROP = "quarantine", "drop"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -132,12 +134,19 @@ class SequenceConfig:
             raise ConfigError(
                 f"{path}.features is empty, expected what an event has", hint=f"'+{path}.features.item={{table: item}}'"
             )
+        # A history that ingestion builds has the times as a field, beside the ages that every timed sequence has.
+        taken: tuple[str, ...] = ()
+        if self.built:
+            taken = (AGE, EVENT_TIME)
+        elif self.time is not None:
+            taken = (AGE,)
         for name in self.features:
-            taken = (AGE, EVENT_TIME) if self.built else (AGE,) if self.time is not None else ()
+            expected = "a name of letters, digits and _"
+            if name in taken:
+                expected += f", and another one than {name}, which the events' times give"
             if not _NAME.fullmatch(name) or name in taken:
                 raise ConfigError(
-                    f"{path}.features has {name!r}, expected a name of letters, digits and _"
-                    + (f", and another one than {name}, which the events' times give" if name in taken else ""),
+                    f"{path}.features has {name!r}, expected {expected}",
                     hint=f"~{path}.features.{name} +{path}.features.event_{_safe(name)}={{...}}",
                 )
 
@@ -190,17 +199,14 @@ def _safe(name: str) -> str:
 
 def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, SequenceConfig]:
     """The same ``sequences``, of rows that come with those that ingestion builds: column ``<name>``, of structs."""
-    return {
-        name: each
-        if not each.built
-        else replace(
-            each,
-            history=HistoryConfig(),
-            time=f"{name}.{EVENT_TIME}",
-            features={event: replace(column, column=None) for event, column in each.features.items()},
-        )
-        for name, each in sequences.items()
-    }
+    given = {}
+    for name, each in sequences.items():
+        if each.built:
+            # The column that a setting names is that of a row: the field of an event has the feature's own name.
+            features = {event: replace(column, column=None) for event, column in each.features.items()}
+            each = replace(each, history=HistoryConfig(), time=f"{name}.{EVENT_TIME}", features=features)
+        given[name] = each
+    return given
 
 
 def event_feature(sequence: str, column: str) -> str:
@@ -218,6 +224,7 @@ def check_sequences(
 ) -> None:
     """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
+        # In the dataset the columns of a sequence lie beside those of features, so their names must be free, too.
         columns = {event_feature(name, column) for column in (*sequence.features, AGE)}
         if not _NAME.fullmatch(name) or name in taken | TAKEN_NAMES or columns & taken:
             raise ConfigError(
@@ -233,28 +240,33 @@ def check_sequences(
                         "made of several columns: an event that is built from a row has one id of one column",
                         hint=f"{path}.{name}.features.{column}.table=null",
                     )
+        # A target and an event are compared by their vectors, which only those of one table can be.
         tables = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         if sequence.target is not None and sequence.target not in tables:
+            possible = tables[0] if tables else "null"
             raise ConfigError(
                 f"{path}.{name}.target is {sequence.target!r}, expected a feature whose table the events have: "
                 f"{', '.join(tables) or 'there is none'}",
-                hint=f"{path}.{name}.target={tables[0] if tables else 'null'}",
+                hint=f"{path}.{name}.target={possible}",
             )
 
 
 def _check_table(path: str, table: str, sparse: Mapping[str, SparseFeature], default_mapping: str) -> None:
+    # An event has one row of the table, so an id must have one; rows of bins belong to the numbers of one feature.
     owner = sparse.get(table)
     if owner is None or owner.table is not None:
-        others = [name for name, each in sparse.items() if each.table is None]
-        wrong = "is no categorical feature" if owner is None else f"shares the table of {owner.table}"
+        if owner is not None:
+            wrong, better = f"shares the table of {owner.table}", owner.table
+        else:
+            others = [name for name, each in sparse.items() if each.table is None]
+            wrong, better = "is no categorical feature", others[0] if others else "null"
         raise ConfigError(
-            f"{path} is {table!r}, which {wrong}, expected one with a table of its own",
-            hint=f"{path}={owner.table if owner is not None else next(iter(others), 'null')}",
+            f"{path} is {table!r}, which {wrong}, expected one with a table of its own", hint=f"{path}={better}"
         )
     mapping = mapping_of(owner.mapping, default_mapping, owner.bins)
     if not mapping.shareable or mapping.rows_per_id > 1:
-        what = "has bins of numbers" if owner.bins else f"has mapping {mapping.name}"
-        raise ConfigError(
-            f"{path} is {table!r}, which {what}: events cannot have its rows",
-            hint=f"{path}=null" + ("" if owner.bins else f", or data.sparse.{table}.mapping=vocab"),
-        )
+        what, hint = "has bins of numbers", f"{path}=null"
+        if not owner.bins:
+            what = f"has mapping {mapping.name}"
+            hint += f", or data.sparse.{table}.mapping=vocab"
+        raise ConfigError(f"{path} is {table!r}, which {what}: events cannot have its rows", hint=hint)

@@ -85,7 +85,7 @@ class RankLossConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        # Settings of a loss need one.
+        # Settings of a loss need one: whoever types a weight that changes nothing believes that it does.
         plain = RankLossConfig()
         for name in ("weight", "group_by"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -117,7 +117,7 @@ class AverageConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        # Settings of an average need one.
+        # Settings of an average need one. One that is typed with its default cannot be told from one that is not typed.
         plain = AverageConfig()
         for name in ("decay", "start", "every", "use"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -163,7 +163,8 @@ class ValidateConfig:
     )
 
 
-PERTURB, RESET = "perturb", "reset"  # the kinds that other code asks for
+# The kinds that other code asks for.
+PERTURB, RESET = "perturb", "reset"
 
 
 @dataclass(kw_only=True)
@@ -477,7 +478,8 @@ class TrainConfig:
         return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
 
     def check(self, path: str) -> None:
-        # The settings of the schedule must agree with each other, and the optimizers must have their options.
+        # The settings of the schedule must agree with each other, and the optimizers must have their options, which the
+        # two properties refuse by raising.
         _ = self.table_optimizer, self.dense_spec
         if self.asynchronous:
             self._check_asynchronous(path)

@@ -25,10 +25,13 @@ def share_cpus() -> None:
     """
     cpus = str(available_cpus())
     own = {
-        "OMP_NUM_THREADS": cpus,  # torch, MKL, OpenBLAS, Arrow
+        # Of torch, MKL, OpenBLAS and Arrow.
+        "OMP_NUM_THREADS": cpus,
         "POLARS_MAX_THREADS": cpus,
-        "GOMP_SPINCOUNT": str(_SPINS),  # GNU's OpenMP, which torch's wheels bring along
-        "KMP_BLOCKTIME": "0",  # milliseconds; LLVM's and Intel's OpenMP, in other builds of torch
+        # GNU's OpenMP, which torch's wheels bring along.
+        "GOMP_SPINCOUNT": str(_SPINS),
+        # Milliseconds; LLVM's and Intel's OpenMP, in other builds of torch.
+        "KMP_BLOCKTIME": "0",
     }
     for name, value in own.items():
         os.environ.setdefault(name, value)
@@ -40,17 +43,27 @@ def available_cpus(root: Path | None = None) -> int:
     A quota of 2.5 gives 2; the rest is left for threads of input and output. ``root``: the folder of ``proc`` and the
     cgroups, by default ``/``.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = os.cpu_count() or 1
+    # Linux has it, macOS does not.
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
-    return allowed if quota is None else max(1, min(allowed, math.floor(quota)))
+    if quota is None:
+        return allowed
+    return max(1, min(allowed, math.floor(quota)))
 
 
 def cpu_quota(root: Path | None = None) -> float | None:
     """The smallest CPU quota of this process's cgroup and its parents; None if there is none."""
+    quotas = []
     try:
-        folders = cgroup_folders("cpu", root or _ROOT)
-        quotas = [quota for folder in folders if (quota := _quota_of(folder)) is not None]
-    except (OSError, ValueError):  # no cgroups here, or files of another form
+        for folder in cgroup_folders("cpu", root or _ROOT):
+            quota = _quota_of(folder)
+            if quota is not None:
+                quotas.append(quota)
+    except (OSError, ValueError):
+        # No cgroups here, or files of another form. Half of the quotas would be no better than none: the smallest may
+        # be among those that could not be read.
         return None
     return min(quotas, default=None)
 
@@ -68,7 +81,8 @@ def cgroup_folders(controller: str, root: Path = _ROOT) -> Iterator[Path]:
         # 36 35 0:32 <root> <mount point> <options> [...] - <kind> <source> <options>
         mount, _, about = line.partition(" - ")
         top, point = mount.split()[3:5]
-        kind, options = about.split(maxsplit=1)[0], about.rsplit(maxsplit=1)[-1]  # what is mounted may have no name
+        # From both ends: what is mounted, between the two, may have no name.
+        kind, options = about.split(maxsplit=1)[0], about.rsplit(maxsplit=1)[-1]
         if kind == "cgroup2":
             own = owns.get("")
         elif kind == "cgroup" and controller in options.split(","):
@@ -96,10 +110,14 @@ def _upwards(point: Path, top: str, own: str) -> Iterator[Path]:
 
 def _quota_of(folder: Path) -> float | None:
     """The CPU quota of the cgroup at ``folder``; None if it has none."""
-    if (both := folder / "cpu.max").is_file():
+    both, old = folder / "cpu.max", folder / "cpu.cfs_quota_us"
+    if both.is_file():
         quota, period = both.read_text().split()
-    elif (old := folder / "cpu.cfs_quota_us").is_file():
+    elif old.is_file():
         quota, period = old.read_text().strip(), (folder / "cpu.cfs_period_us").read_text().strip()
     else:
         return None
-    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+    # Version 2 writes max where there is none, version 1 writes -1. Both figures are in microseconds.
+    if quota == "max" or int(quota) <= 0:
+        return None
+    return int(quota) / int(period)

@@ -23,7 +23,8 @@ EXIT_CODES = {
     9: "a study ended the trial early",
 }
 UNEXPECTED = 1
-SIGNALLED = 128  # plus the signal's number, as shells have it
+# Plus the signal's number, as shells have it.
+SIGNALLED = 128
 
 
 class NightjarError(Exception):
@@ -37,7 +38,9 @@ class NightjarError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        return f"{self.message}\n  hint: {self.hint}"
 
     def to_json(self) -> dict[str, object]:
         """Plain data that crosses a process boundary; ``from_json`` restores the error."""
@@ -47,8 +50,10 @@ class NightjarError(Exception):
     def from_json(record: dict[str, object]) -> NightjarError:
         """Restore the error from ``to_json``. An unknown class becomes a NightjarError."""
         kind = _family(NightjarError).get(str(record.get("error")), NightjarError)
-        error = kind.__new__(kind)  # the arguments of a class's own __init__ did not cross
+        # Without the class's own __init__: its arguments did not cross.
+        error = kind.__new__(kind)
         NightjarError.__init__(error, str(record.get("message", "")), hint=str(record.get("hint", "")))
+        # Whoever catches one asks which file it is.
         if isinstance(error, DamagedError):
             error.file = str(record.get("file", ""))
         return error
@@ -154,6 +159,7 @@ class LostLeaseError(BaseException):
 
 def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
     """``kind`` and all its subclasses, by name."""
+    # Asked anew each time: a plugin may have classes of its own, which exist once it is imported.
     family = {kind.__name__: kind}
     for below in kind.__subclasses__():
         family |= _family(below)
@@ -162,6 +168,7 @@ def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
 
 def is_full(error: BaseException) -> bool:
     """Whether ``error`` says that a disk has no space left, which is the machine's fault and passes."""
+    # A user's quota counts: to whoever writes, it is the same as a full disk, and the same remedies help.
     by_number = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return by_number or isinstance(error, FullDiskError | FullScratchError)
 
@@ -175,4 +182,5 @@ def exit_code_of(error: BaseException) -> int:
         return SIGNALLED + signal.SIGINT
     if isinstance(error, BrokenPipeError):
         return SIGNALLED + signal.SIGPIPE
+    # Not only the family has one: so do a signal, a lost lease and a stage that died.
     return int(getattr(error, "exit_code", UNEXPECTED))

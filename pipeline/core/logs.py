@@ -33,6 +33,7 @@ class Terminal:
     def __init__(self, put: Callable[[str], None] | None = None) -> None:
         self._put = put or _to_stdout
         self._open = False
+        # Reentrant, because ``line`` ends the open line and writes under one lock.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
@@ -46,6 +47,7 @@ class Terminal:
         """Write output of a child process, which may end inside a character, to standard output."""
         if data:
             with self._lock:
+                # What was written as text so far comes first: the bytes below go past its buffer.
                 sys.stdout.flush()
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)
@@ -98,9 +100,13 @@ class BriefText(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the message."""
-        level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
-        rank = f"rank {_context['rank']}: " if _context["rank"] else ""
-        return f"{level}{rank}{_message(self, record)}"
+        text = _message(self, record)
+        # Of rank 0 come the lines that everybody expects: only those of others say whose they are.
+        if _context["rank"]:
+            text = f"rank {_context['rank']}: {text}"
+        if record.levelno > logging.INFO:
+            text = f"{record.levelname.lower()}: {text}"
+        return text
 
 
 class FullText(logging.Formatter):
@@ -108,7 +114,9 @@ class FullText(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """As ``2026-01-31T02:10:00.123Z INFO    rank 0 pipeline.training.trainer: message``."""
-        process = "launcher" if _context["rank"] is None else f"rank {_context['rank']}"
+        process = "launcher"
+        if _context["rank"] is not None:
+            process = f"rank {_context['rank']}"
         return f"{_time(record)} {record.levelname:<7} {process} {record.name}: {_message(self, record)}"
 
 
@@ -129,8 +137,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    trace = f"\n{formatter.formatException(record.exc_info)}" if record.exc_info else ""
-    return record.getMessage() + trace
+    text = record.getMessage()
+    if record.exc_info:
+        text += f"\n{formatter.formatException(record.exc_info)}"
+    return text
 
 
 def add_level(parser: ArgumentParser) -> None:
@@ -140,17 +150,21 @@ def add_level(parser: ArgumentParser) -> None:
 
 def start(level: str = "info", *, to_stderr: bool = False) -> None:
     """Show lines from ``level`` on, on standard output or error; at level debug with time and logger."""
+    # A process may run several commands, one after the other: none has the context of the one before.
     _context.update(rank=None, stage=None, run=None)
     formatter = FullText() if level == "debug" else BriefText()
-    _install(level, _LineWriter(_line_on_stderr if to_stderr else TERMINAL.line, formatter))
+    put = _line_on_stderr if to_stderr else TERMINAL.line
+    _install(level, _LineWriter(put, formatter))
 
 
 def speak(form: str, run: str) -> None:
     """Continue in the format ``form`` (``launch.logs``), with ``run`` in JSON lines."""
     _context["run"] = run
+    wants_json = form == "json"
     for handler in _ROOT.handlers:
-        if isinstance(handler, _LineWriter) and is_json() != (form == "json"):
-            handler.setFormatter(Json() if form == "json" else BriefText())
+        # A formatter that fits stays: at level debug it is FullText, which ``start`` has chosen.
+        if isinstance(handler, _LineWriter) and is_json() != wants_json:
+            handler.setFormatter(Json() if wants_json else BriefText())
 
 
 def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod: bool, live: bool = False) -> None:
@@ -167,7 +181,9 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
         logging.getLogger("torchrec").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     full: logging.Formatter = Json() if form == "json" else FullText()
-    brief = full if form == "json" or in_pod or level == "debug" else BriefText()
+    brief: logging.Formatter = BriefText()
+    if form == "json" or in_pod or level == "debug":
+        brief = full
     if rank == 0:
         _install(level, _LineWriter(TERMINAL.line, brief))
         return
@@ -179,8 +195,11 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
+    # The progress line is rank 0's, which cannot know that another process writes over it.
+    cleared = CLEAR_LINE if live else ""
+
     def put(text: str) -> None:
-        stdout.write(f"{CLEAR_LINE if live else ''}{text}\n")
+        stdout.write(f"{cleared}{text}\n")
         stdout.flush()
 
     _install(level, _LineWriter(_line_on_stderr, full), _LineWriter(put, brief, logging.WARNING))
@@ -200,19 +219,24 @@ def _line_on_stderr(text: str) -> None:
 
 
 def _install(level: str, *handlers: logging.Handler) -> None:
+    # Those of an earlier start go, or every line would appear twice; handlers that others have added stay.
     for former in list(_ROOT.handlers):
         if isinstance(former, _LineWriter):
             _ROOT.removeHandler(former)
     for handler in handlers:
         _ROOT.addHandler(handler)
     _ROOT.setLevel(level.upper())
+    # A library that calls logging.basicConfig has put a handler on Python's root logger.
     _ROOT.propagate = False
 
 
 def level_arguments() -> list[str]:
     """Return arguments that give a child process the same log level; none for the default."""
     name = logging.getLevelName(_ROOT.level).lower()
-    return ["--log-level", name] if name in LEVELS and name != "info" else []
+    # NOTSET, of a process that has not called ``start``, is none of the option's values.
+    if name not in LEVELS or name == "info":
+        return []
+    return ["--log-level", name]
 
 
 def is_json() -> bool:

@@ -51,10 +51,13 @@ def usable_memory(root: Path | None = None) -> int:
     installed = _figure(root / "proc/meminfo", "MemTotal")
     limits = [installed or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
+        # A parent's limit holds, too. Where version 1 has none, it says a number beyond all memory.
         for folder in cgroup_folders("memory", root):
             for name in _LIMITS:
-                if (folder / name).is_file() and (text := (folder / name).read_text().strip()) != "max":
-                    limits.append(int(text))
+                file = folder / name
+                limit = file.read_text().strip() if file.is_file() else "max"
+                if limit != "max":
+                    limits.append(int(limit))
     except (OSError, ValueError):
         # No cgroups here, or files of another form: what was found so far counts.
         pass
@@ -63,6 +66,7 @@ def usable_memory(root: Path | None = None) -> int:
 
 def spare_memory() -> int:
     """Bytes that this process could still take: what the machine has left, and its cgroups beside this process."""
+    # Below 0 where the cgroup counts less of this process than its own status does: pages that it shares with others.
     left = usable_memory() - _figure(_STATUS, "VmRSS")
     return max(min(_figure(_ROOT / "proc/meminfo", "MemAvailable"), left), 0)
 
@@ -74,11 +78,14 @@ def own_memory() -> int:
 
 def _figure(file: Path, key: str) -> int:
     # The line ``key`` of a file of proc, in bytes; 0 where there is none, as without proc.
+    # The kernel says kB and means 1,024 bytes.
     try:
-        lines = file.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
-    except (OSError, StopIteration, ValueError):
-        return 0
+        for line in file.read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return 0
 
 
 @cache
@@ -88,7 +95,11 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    # ARM's kernels give numbers instead of a name.
+    return "cpu"
 
 
 def machine_of() -> str:
@@ -110,6 +121,7 @@ def gpus() -> tuple[Gpu, ...]:
     """
     if not _has_driver():
         return ()
+    # The driver's tool and not torch, which would begin to use CUDA: a process that has done so cannot be forked.
     command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -118,10 +130,11 @@ def gpus() -> tuple[Gpu, ...]:
     by_uuid: dict[str, Gpu] = {}
     for line in done.stdout.splitlines():
         if line.count(",") >= 2:
-            # Memory is in MiB, or [N/A].
+            # From both ends, as a name may have a comma. Memory is in MiB, or [N/A].
             head, _, memory = line.rpartition(",")
             uuid, _, name = head.partition(",")
-            by_uuid[uuid.strip()] = Gpu(name.strip(), int(memory) << 20 if memory.strip().isdigit() else 0)
+            size = int(memory) << 20 if memory.strip().isdigit() else 0
+            by_uuid[uuid.strip()] = Gpu(name.strip(), size)
     cards = list(by_uuid.values())
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
@@ -144,6 +157,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 def _has_driver() -> bool:
     """Whether there is NVIDIA's driver, and packages that use it."""
+    # torch would know, and takes seconds to import. fbgemm-gpu is the GPU build: that for CPUs is fbgemm-gpu-cpu.
     try:
         return Path("/proc/driver/nvidia").is_dir() and bool(version("fbgemm-gpu"))
     except PackageNotFoundError:
@@ -161,14 +175,19 @@ def kept_figures(key: str) -> Path:
     In containers whose home cannot be written they are among temporary files, or every plan would measure again.
     """
     path = _cached_figures(key)
+    # The folder itself may not exist yet: the nearest one that does says whether it can be made.
     existing = next(folder for folder in path.parents if _may(folder, os.F_OK))
-    return path if _may(existing, os.W_OK) else _private(_temporary()) / ".cache" / "machines" / path.name
+    if _may(existing, os.W_OK):
+        return path
+    return _private(_temporary()) / ".cache" / "machines" / path.name
 
 
 def known_figures(key: str) -> Path:
     """Where figures for ``key`` are: where this user keeps them, else in a home that cannot be written, of an image."""
     written = kept_figures(key)
-    return written if _may(written, os.R_OK) else _cached_figures(key)
+    if _may(written, os.R_OK):
+        return written
+    return _cached_figures(key)
 
 
 def _cached_figures(key: str) -> Path:
@@ -196,8 +215,10 @@ def cpu_times(root: Path | None = None) -> CpuTimes:
     """
     own = os.times()
     spent = own.user + own.system + own.children_user + own.children_system
+    file = (root or _ROOT) / "proc/stat"
     try:
-        user, nice, system, _, _, irq, softirq = map(int, ((root or _ROOT) / "proc/stat").read_text().split()[1:8])
+        # The first line has the sums of all CPUs: user nice system idle iowait irq softirq steal ...
+        user, nice, system, _, _, irq, softirq = map(int, file.read_text().split()[1:8])
     except (OSError, ValueError):
         return CpuTimes(time.perf_counter(), 0.0, spent)
     return CpuTimes(time.perf_counter(), (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK"), spent)
@@ -244,8 +265,10 @@ def stay_on_loopback() -> None:
 
 def _own_folder(given: str | None, usual: str) -> Path:
     # A user without a home, as in containers, has a folder among temporary files.
+    if given:
+        return Path(given) / "nightjar"
     try:
-        return (Path(given) if given else Path.home() / usual) / "nightjar"
+        return Path.home() / usual / "nightjar"
     except RuntimeError:
         return _private(_temporary()) / usual
 
@@ -260,6 +283,7 @@ def _private(folder: Path) -> Path:
     # write to it, a new one of another name takes its place.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # lstat, because a link would lead to a folder of somebody else's choice.
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return folder

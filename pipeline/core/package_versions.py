@@ -22,6 +22,7 @@ INSTALL = f"pip install --no-deps {' '.join(PACKAGES.values())}"
 
 def require_triple() -> None:
     """ConfigError if one of PACKAGES is not installed. Imports none of them."""
+    # find_spec alone: importing torch takes seconds, and the message would come no sooner than its own error.
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise _not_installed(missing)
@@ -29,8 +30,10 @@ def require_triple() -> None:
 
 def missing_triple(error: BaseException) -> ConfigError | None:
     """The message for an import that failed because one of PACKAGES is missing; None for another ``error``."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    return _not_installed([name]) if name in PACKAGES else None
+    # The name is that of the top package only if that is what is missing: torch.nowhere is another mistake.
+    if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
+        return _not_installed([error.name])
+    return None
 
 
 def _not_installed(names: list[str]) -> ConfigError:

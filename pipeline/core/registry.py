@@ -24,17 +24,22 @@ from typing import Any, Generic, Protocol, TypeVar
 from pipeline.core.errors import ConfigError
 
 NIGHTJAR = "nightjar"  # this distribution
-ENGINES = "nightjar.engines"  # entry points of engines of ingestion
-LAUNCHERS = "nightjar.launchers"  # entry points of what runs stages on other machines
-STEP_EXECUTORS = "nightjar.step_executors"  # entry points of what takes training's steps
-VALIDATIONS = "nightjar.validations"  # entry points of what looks at the validation rows while a model trains
+# Entry points of engines of ingestion.
+ENGINES = "nightjar.engines"
+# Entry points of what runs stages on other machines.
+LAUNCHERS = "nightjar.launchers"
+# Entry points of what takes training's steps.
+STEP_EXECUTORS = "nightjar.step_executors"
+# Entry points of what looks at the validation rows while a model trains.
+VALIDATIONS = "nightjar.validations"
 BUILT_IN = "built in"
 ADDED = "added by this process"
 
 
 @functools.lru_cache(1)
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    # Reads one file of each installed package, some 20 ms in all: once in a process unless sys.path changes.
+    # Reads one file of each installed package, some 20 ms in all: once in a process unless sys.path changes. So all
+    # groups are picked out at once: most processes ask for several.
     installed = entry_points()
     points: list[EntryPoint] = []
     for group in installed.groups:
@@ -49,6 +54,8 @@ def find_plugins(group: str) -> list[EntryPoint]:
     Returns:
         Entry points by name, those of Nightjar's own plugins first.
     """
+    # Sorted, because the order of an environment's packages is that of a directory: another machine would list the
+    # same choices in another order.
     points = [point for point in _installed(tuple(sys.path)) if point.group == group]
     return sorted(points, key=lambda point: (not _is_own(point), point.name))
 
@@ -63,7 +70,10 @@ def load_hooks(group: str) -> dict[str, Any]:
     Raises:
         ConfigError: One cannot be imported, or two have one name.
     """
-    return {name: _load_hook(point) for name, point in _points_by_name(group).items()}
+    # All names are compared before anything is imported: which of two packages is at fault must not depend on whether
+    # the other one can be imported.
+    points = _points_by_name(group)
+    return {name: _load_hook(point) for name, point in points.items()}
 
 
 def load_hook(group: str, name: str) -> Any | None:
@@ -73,7 +83,9 @@ def load_hook(group: str, name: str) -> Any | None:
         ConfigError: It cannot be imported, or two of the group have one name.
     """
     point = _points_by_name(group).get(name)
-    return None if point is None else _load_hook(point)
+    if point is None:
+        return None
+    return _load_hook(point)
 
 
 def _points_by_name(group: str) -> dict[str, EntryPoint]:
@@ -106,6 +118,7 @@ def find_package_at_fault(error: BaseException) -> str:
     for point in _installed(tuple(sys.path)):
         if not _is_own(point):
             packages[point.module.partition(".")[0]] = _package_of(point)
+    # Walked to the end: a later frame of Nightjar takes the fault back from a package that has called it.
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -119,8 +132,12 @@ def find_package_at_fault(error: BaseException) -> str:
 def _import(point: EntryPoint, added: str) -> Any:
     try:
         return point.load()
-    except Exception as error:  # a package may raise anything while it is imported
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    except Exception as error:
+        # A package may raise anything while it is imported. The text of an ImportError says what was not found; of
+        # other errors the class is what tells most: str(KeyError("x")) is 'x'.
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError):
+            reason = str(error)
         raise ConfigError(
             f"{added}, which cannot be imported: {reason}", hint="install the package again, or uninstall it"
         ) from error
@@ -160,7 +177,8 @@ class Registry(Generic[T]):
     ``all_apply``: no setting chooses, all of them are used at once; then ``setting`` stands for those that they bring.
     """
 
-    state = 0  # another number whenever the choices of any registry are others than those that packages bring
+    # Another number whenever the choices of any registry are others than those that packages bring.
+    state = 0
 
     def __init__(
         self,
@@ -195,11 +213,11 @@ class Registry(Generic[T]):
         specs = self._loaded()
         if name not in specs:
             near = difflib.get_close_matches(name, specs, 1, 0.5) or list(specs)
-            other = f", or install the package that adds {self.kind} {name!r}" if self.group else ""
-            raise ConfigError(
-                f"{self.setting} is {name!r}, expected one of: {', '.join(specs)}",
-                hint=f"{self.setting}={near[0]}{other}",
-            )
+            hint = f"{self.setting}={near[0]}"
+            if self.group:
+                # A recorded configuration may come from a machine that has one more package.
+                hint += f", or install the package that adds {self.kind} {name!r}"
+            raise ConfigError(f"{self.setting} is {name!r}, expected one of: {', '.join(specs)}", hint=hint)
         return specs[name]
 
     def origin(self, name: str) -> str:
@@ -211,8 +229,11 @@ class Registry(Generic[T]):
     def added(self, *specs: T) -> Iterator[None]:
         """Context in which ``specs`` are choices too, after the others. For tests and notebooks."""
         former, origins, state = self._loaded(), self._origins, Registry.state
-        self._specs = {**former, **{spec.name: spec for spec in specs}}
-        self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
+        # Copies, so that the end of the context puts back the very dictionaries of before.
+        self._specs, self._origins = dict(former), dict(origins)
+        for spec in specs:
+            self._specs[spec.name] = spec
+            self._origins[spec.name] = ADDED
         own = Registry.state = next(_states)
         try:
             yield
@@ -228,42 +249,50 @@ class Registry(Generic[T]):
         return "" if origin in (BUILT_IN, ADDED) else origin
 
     def _loaded(self) -> dict[str, T]:
-        if self._specs is None:
-            built_in: tuple[T, ...] = importlib.import_module(self.home).SPECS if self.home else ()
-            specs = {spec.name: spec for spec in built_in}
-            origins = dict.fromkeys(specs, BUILT_IN)
-            for point in find_plugins(self.group) if self.group else ():
-                package = _package_of(point)
-                for spec in self._load(point, package):
-                    if spec.name in specs:
-                        raise ConfigError(
-                            f"package {package} adds {self.kind} {spec.name!r}, which {origins[spec.name]} has already",
-                            hint="rename its entry point, or uninstall one of the two packages",
-                        )
-                    specs[spec.name] = spec
-                    origins[spec.name] = BUILT_IN if _is_own(point) else package
-            self._specs, self._origins = specs, origins
-        return self._specs
+        if self._specs is not None:
+            return self._specs
+        specs: dict[str, T] = {}
+        if self.home:
+            for spec in importlib.import_module(self.home).SPECS:
+                specs[spec.name] = spec
+        origins = dict.fromkeys(specs, BUILT_IN)
+        points = find_plugins(self.group) if self.group else []
+        for point in points:
+            package = _package_of(point)
+            for spec in self._load(point, package):
+                # A silent replacement would train another model under a name that old runs have in their keys.
+                if spec.name in specs:
+                    raise ConfigError(
+                        f"package {package} adds {self.kind} {spec.name!r}, which {origins[spec.name]} has already",
+                        hint="rename its entry point, or uninstall one of the two packages",
+                    )
+                specs[spec.name] = spec
+                origins[spec.name] = BUILT_IN if _is_own(point) else package
+        # Only now: after an error the next call reads all of it again, instead of finding half of the choices.
+        self._specs, self._origins = specs, origins
+        return specs
 
     def _load(self, point: EntryPoint, package: str) -> tuple[T, ...]:
         """Load what an entry point names: one choice of the same name, or a tuple of choices."""
         added = f"package {package} adds {self.kind} {point.name!r}"
         loaded = _import(point, added)
-        if isinstance(loaded, tuple):
-            specs: tuple[T, ...] = loaded
-        elif (name := getattr(loaded, "name", None)) != point.name:
-            raise ConfigError(
-                f"{added}, whose spec has the name {name!r}", hint="one name for the entry point and the spec"
-            )
-        else:
-            specs = (loaded,)
+        specs: tuple[T, ...] = loaded if isinstance(loaded, tuple) else (loaded,)
+        # The names in a tuple are the package's affair: its entry point is the name of the family.
+        if not isinstance(loaded, tuple):
+            name = getattr(loaded, "name", None)
+            if name != point.name:
+                raise ConfigError(
+                    f"{added}, whose spec has the name {name!r}", hint="one name for the entry point and the spec"
+                )
+        # Here and not where it is used: the message can still say which package brought it.
         for spec in specs:
             if problem := self.problem(spec):
                 raise ConfigError(f"{added}, {problem}", hint="correct the package, or uninstall it")
         return specs
 
 
-_OWN = ("name", "doc")  # fields of every choice, which are no options
+# Fields of every choice, which are no options.
+_OWN = ("name", "doc")
 
 
 def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T:
@@ -272,21 +301,32 @@ def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T
     ConfigError where it has no field of an option's name; ``path``: of the options, for the message.
     """
     spec = registry.get(name)
-    given = {each.name: value for each in fields(options) if (value := getattr(options, each.name)) is not None}
     known = _options_of(spec)
-    for option, value in given.items():
+    given: dict[str, Any] = {}
+    for field in fields(options):
+        option, value = field.name, getattr(options, field.name)
+        if value is None:
+            continue
         if option not in known:
+            # The first choice that has the option is what the user had in mind.
             others = [each.name for each in registry if option in _options_of(each)]
+            other = others[0] if others else name
             raise ConfigError(
                 f"{path}.{option} is {value}, but {registry.setting}={name} does not have this option; "
                 f"it has: {', '.join(known) or 'none'}",
-                hint=f"{path}.{option}=null, or {registry.setting}={others[0] if others else name}",
+                hint=f"{path}.{option}=null, or {registry.setting}={other}",
             )
-    return replace(spec, **given) if given else spec  # type: ignore[type-var]
+        given[option] = value
+    # Unchanged it stays the very object of the registry: a spec without options need not be a dataclass.
+    if not given:
+        return spec
+    return replace(spec, **given)  # type: ignore[type-var]
 
 
 def _options_of(spec: Any) -> list[str]:
-    return [each.name for each in fields(spec) if each.name not in _OWN] if is_dataclass(spec) else []
+    if not is_dataclass(spec):
+        return []
+    return [each.name for each in fields(spec) if each.name not in _OWN]
 
 
 # The protocols of these three take configurations, whose settings list the names as choices: nothing here may import

@@ -15,13 +15,17 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 def known(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite number."""
+    # To Python, True is the number 1.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def printable(text: str, most: int = 80) -> str:
     """``text`` from outside, such as an id, as a line can show it: control characters escaped, not too long."""
+    # An id of a log may hold escape sequences, which a terminal would obey.
     plain = "".join(each if each.isprintable() else _escaped(each) for each in text)
-    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
+    if len(plain) > most:
+        return f"{plain[: most - 3]}..."
+    return plain
 
 
 def _escaped(character: str) -> str:
@@ -33,7 +37,15 @@ def for_chat(text: str) -> str:
 
     What is to be copied stays as it is: an image by digest, a URL with a user.
     """
-    line = "".join(each if each.isprintable() else " " if each.isspace() else _escaped(each) for each in text)
+    line = ""
+    for each in text:
+        if each.isprintable():
+            line += each
+        elif each.isspace():
+            line += " "
+        else:
+            line += _escaped(each)
+    # A space of no width after the @, and within ](, is nothing to the reader and breaks mentions and links.
     return _MENTION.sub("@\u200b", html.escape(line, quote=False)).replace("](", "]\u200b(")
 
 
@@ -44,7 +56,8 @@ def count(value: object) -> str:
 
 def plural(number: object, noun: str) -> str:
     """``1 step``, ``1,172 steps``."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+    ending = "" if number == 1 else "s"
+    return f"{count(number)} {noun}{ending}"
 
 
 def decimal(value: object, digits: int = 4) -> str:
@@ -63,10 +76,13 @@ def size(value: object) -> str:
         return ABSENT
     amount = float(value)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        # From 1000 on, not 1024: 1,023 MiB would be a digit wider than all other sizes of a column.
         if abs(amount) < 1000 or unit == "TiB":
             break
         amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" or abs(amount) >= 100 else f"{amount:.1f} {unit}"
+    if unit == "B" or abs(amount) >= 100:
+        return f"{amount:.0f} {unit}"
+    return f"{amount:.1f} {unit}"
 
 
 def clock(seconds: object) -> str:
@@ -76,15 +92,20 @@ def clock(seconds: object) -> str:
     whole = max(0, round(seconds))
     days, rest = divmod(whole, 86_400)
     text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}d {text}" if days else text
+    if days:
+        text = f"{days}d {text}"
+    return text
 
 
 def duration(seconds: object) -> str:
     """Seconds in short: ``0.32 s``, ``12.3 s``, ``3 min 12 s``, ``2 h 05 min``."""
     if not known(seconds):
         return ABSENT
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    # From 59.95 on, one decimal would round to "60.0 s".
     if seconds < 59.95:
-        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
@@ -96,13 +117,18 @@ def short(value: object, spread: object = None) -> str:
     """For axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``. ``spread``: the distance between ticks, for the decimals."""
     if not known(value):
         return ABSENT
-    step = abs(float(spread)) if known(spread) and spread else abs(float(value)) or 1.0
+    # Without a distance between ticks the value itself says how many decimals it needs; 0 needs none.
+    step = abs(float(value)) or 1.0
+    if known(spread) and spread:
+        step = abs(float(spread))
+    # Up to 10,000 in full: 1,200 is as short as 1.2k.
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             scale = 1e3 if letter == "k" else limit
             return f"{_trim(value / scale, step / scale)}{letter}"
     if step < 1e-4 and abs(value) < 1e-3:
-        return f"{value:.3g}".replace("e-0", "e-")  # in full it would not fit beside the axis
+        # In full it would not fit beside the axis.
+        return f"{value:.3g}".replace("e-0", "e-")
     return _trim(float(value), step)
 
 
@@ -110,11 +136,16 @@ def money(amount: object, currency: str = "") -> str:
     """An amount with two decimals, four where it is below one: ``1,203.40 USD``."""
     if not known(amount):
         return ABSENT
+    # A night on a small machine costs cents: two decimals would say 0.00.
     text = f"{amount:,.2f}" if abs(amount) >= 1 else f"{amount:.4f}"
-    return f"{text} {currency}" if currency else text
+    if currency:
+        text = f"{text} {currency}"
+    return text
 
 
 def _trim(value: float, step: float) -> str:
+    # As many decimals as tell two neighbouring ticks apart. log10(0.001) may be -2.9999..., hence the 1e-9; a step such
+    # as 0.25 or 2.5 needs one decimal more than its magnitude says.
     digits = max(0, min(6, -math.floor(math.log10(step) + 1e-9)))
     if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
         digits += 1
@@ -125,10 +156,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns. A heading that ends with ``*`` marks a column of numbers, aligned to the right."""
     names = [name.removesuffix("*") for name in head]
     widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
-    right = [name.endswith("*") for name in head]
-
-    def line(cells: Sequence[str]) -> str:
-        parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([line(names), *(line(row) for row in rows)])
+    lines = []
+    for row in [names, *rows]:
+        cells = []
+        for cell, title, width in zip(row, head, widths, strict=True):
+            align = str.rjust if title.endswith("*") else str.ljust
+            cells.append(align(cell, width))
+        # Blanks at the end would wrap the line on a terminal that is just wide enough for its text.
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -56,7 +56,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     if config.launch.name == "hosts" and hosts > 1:
         arguments = _rendezvous(config, hosts, f"{config.run}-{stage}", config.launch.first_host, [])
         # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
-        arguments[-1] += f",is_host={'true' if config.launch.host_index == 0 else 'false'}"
+        is_host = config.launch.host_index == 0
+        arguments[-1] += f",is_host={str(is_host).lower()}"
         workers = config.hardware.hosts - config.hardware.embedding_hosts
         arguments += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
     timeout = str(seconds_to_end(stage, config))
@@ -96,11 +97,11 @@ def hosts_of(stage: str, config: Config) -> int:
 def roles_of(stage: str, config: Config) -> dict[str, int]:
     """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
     hosts = hosts_of(stage, config)
-    embedding_hosts = config.hardware.embedding_hosts if distributed(stage) else 0
-    roles = {stage: hosts - embedding_hosts}
-    if embedding_hosts:
-        roles[EMBEDDING] = embedding_hosts
-    return roles
+    embedding_hosts = config.hardware.embedding_hosts
+    if not embedding_hosts or not distributed(stage):
+        return {stage: hosts}
+    # Workers come first, and so do their ranks (``place_of_role``).
+    return {stage: hosts - embedding_hosts, EMBEDDING: embedding_hosts}
 
 
 def place_of_role(hardware: HardwareConfig, rank: int) -> int:
@@ -122,6 +123,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
     agents_store, _, world = next(rendezvous("env://"))
     store = PrefixStore("nightjar/roles", agents_store)
     store.set(str(rank), role)
+    # ``get`` waits until the other rank has said its role.
     roles = [store.get(str(other)).decode() for other in range(world)]
     started = roles.count(EMBEDDING) // hardware.ranks_per_host
     if started != hardware.embedding_hosts:
@@ -130,6 +132,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
             f"hardware.embedding_hosts is {hardware.embedding_hosts}",
             hint=f"hardware.embedding_hosts={started}, or start as many hosts with torchrun --role {EMBEDDING}",
         )
+    # Python's sort is stable: within a role the order stays that of torchrun, in which ranks of a host are neighbours.
     place = sorted(range(world), key=lambda other: roles[other] == EMBEDDING).index(rank)
     os.environ["RANK"] = str(place)
     return place
@@ -173,9 +176,11 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     arguments = _ONE_HOST
     if hosts > 1:
         arguments = _rendezvous(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
+    # Torchrun would start the ranks again after any error: the chain decides which ones may pass.
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
+        # The log of a pod is rank 0's, with the errors of all: only what the others print goes to files.
         arguments += ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))]
     arguments += _role(stage, config, role)
     worker = ["-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments()]
@@ -183,6 +188,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
 
 
 def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options: list[str]) -> list[str]:
+    # Whole seconds: torchrun parses them as integers.
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
     arguments = ["--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *options]
     endpoint = ["--rdzv-endpoint", f"{first_host}:{config.launch.port}"]

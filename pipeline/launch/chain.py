@@ -61,10 +61,11 @@ def _size_problem(store: Store, artifact: Artifact) -> str:
     """
     for name, entry in artifact.files.items():
         path = f"{artifact.path}/{name}"
-        size = store.fs.info(store.full(path))["size"] if store.exists(path) else None
+        if not store.exists(path):
+            return f"{store.url_of(path)} is missing"
+        size = store.fs.info(store.full(path))["size"]
         if size != entry.bytes:
-            state = "is missing" if size is None else f"has {size} bytes, expected {entry.bytes}"
-            return f"{store.url_of(path)} {state}"
+            return f"{store.url_of(path)} has {size} bytes, expected {entry.bytes}"
     return ""
 
 
@@ -80,6 +81,7 @@ def _final_problem(store: Store, artifact: Artifact) -> str:
         try:
             checkpoint = store.get(member.checkpoint, "train")
             problem = _size_problem(store, checkpoint)
+            # From the newest back, as far as a restore reads.
             for parent in reversed(checkpoint.summary.get("parents", ())):
                 below = store.get(f"{directory}/{parent}", "train")
                 problem = problem or _size_problem(store, below)
@@ -146,6 +148,8 @@ class StageChain:
         self.config, self.store, self.run_inline, self.write = config, store, run_inline, write
         self.remake, self.discard, self.columns, self.clock = remake, discard, columns, clock
         self.run_name = str(config.run)
+        # What the run has gone through so far. With other hosts, ``config`` and ``all`` are others; the names selected
+        # stay, and so does what is done.
         self.shrunk: list[Shrunk] = []
         self.grown: list[Grown] = []
         self.most_hosts = config.hardware.hosts
@@ -170,6 +174,7 @@ class StageChain:
                 if self.config.launch.name == "local" and any(distributed(step.name) for step in self.selected):
                     require_one_machine(self.config)
                 self._find_upstream()
+                # The first stages may take minutes, in which the scheduler can prepare the later ones.
                 ahead = [step for step in self.selected if self.config.force or self.store.find(step.path) is None]
                 if any(step.name not in self.config.launch.inline for step in ahead):
                     self._scheduler().expect(ahead)
@@ -207,7 +212,9 @@ class StageChain:
 
         def machine() -> str:
             launcher = self.config.launch.name
-            return machine_of() if launcher == "local" else f"the cluster of launch={launcher}"
+            if launcher != "local":
+                return f"the cluster of launch={launcher}"
+            return machine_of()
 
         part = compare_with_prediction(self.store, config_hash(self.config), result, machine)
         return replace(result, prediction=part)
@@ -228,26 +235,26 @@ class StageChain:
             wanted.extend(n for n in step.inputs if self.store.find(self.all[n].path) is not None)
 
     def _run_step(self, step: Step) -> None:
+        """Skip ``step`` where its artifact is committed and whole, else make it."""
         with logs.about(step.name):
             if self.config.force:
                 step = self._discard(step)
-            if not self._skip_committed(step):
+            committed = self.store.find(step.path)
+            if committed is None:
                 self._make(step)
-
-    def _skip_committed(self, step: Step) -> bool:
-        committed = self.store.find(step.path)
-        if committed is None:
-            return False
-        if problem := _final_problem(self.store, committed):
-            log.warning("%-10s again, from the newest whole checkpoint: %s", step.name, problem)
-            return False
-        if damage := _size_problem(self.store, committed):
-            hint = f"stages=[{committed.kind}] force=true makes the artifact again"
-            raise ArtifactError(damage, hint=hint)
-        STAGES.get(step.name).require_meant(step, self.config, self.store)
-        self._skip(step, committed)
-        log.info("%-10s skipped: %s exists already", step.name, step.path)
-        return True
+                return
+            # A training that has lost its last checkpoint goes on from an earlier one. Whether any other artifact is
+            # made again, or restored from a backup, is for the user to say.
+            if problem := _final_problem(self.store, committed):
+                log.warning("%-10s again, from the newest whole checkpoint: %s", step.name, problem)
+                self._make(step)
+                return
+            if damage := _size_problem(self.store, committed):
+                hint = f"stages=[{committed.kind}] force=true makes the artifact again"
+                raise ArtifactError(damage, hint=hint)
+            STAGES.get(step.name).require_meant(step, self.config, self.store)
+            self._skip(step, committed)
+            log.info("%-10s skipped: %s exists already", step.name, step.path)
 
     def _make(self, step: Step) -> None:
         launch = self.config.launch
@@ -299,8 +306,10 @@ class StageChain:
         A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them. One
         attempt stays one, whatever it committed. Every try is added to ``attempts``.
         """
+        # Fewer or more hosts are no fault, so neither takes an attempt.
         attempt, allowed = 1, self.config.launch.attempts
         while True:
+            # Looked up before the try: whether it made progress is the difference.
             before = self._reached(step)
             try:
                 with _recorded(attempts):
@@ -322,6 +331,7 @@ class StageChain:
 
     def _reached(self, step: Step) -> str | None:
         """Return the newest committed checkpoint of ``step``; "" where there is none, None where the store fails."""
+        # The last name is the newest: names count steps, in digits of one length.
         with contextlib.suppress(NightjarError, OSError):
             for directory in step.scratch:
                 for name in sorted(self.store.names(directory), reverse=True):
@@ -348,7 +358,8 @@ class StageChain:
         log.info("%-10s there is room for more hosts: going on with %d in place of %d", step.name, hosts, before)
         try:
             step = self._on_other_hosts(step, config)
-        # Towers have their own numbers of hosts, so a plan for these may be a ConfigError.
+        # Towers have their own numbers of hosts, so a plan for these may be a ConfigError. Unlike in ``_shrink`` this
+        # ends nothing: the former hosts are still there.
         except (PlanError, ConfigError) as error:
             log.warning("%-10s goes on with %d hosts, and asks for no more: %s", step.name, before, error.message)
             self.most_hosts = before
@@ -363,9 +374,11 @@ class StageChain:
         self.config = self._scheduler().config = config
         self.all = {made.name: made for made in self.remake(config)}
         if forced:
-            selected = [self.all[each.name] for each in self.selected]
-            for path in [each.path for each in selected if each.path != former[each.name].path]:
-                remove(self.store, path)
+            # ``force`` means the artifacts for these hosts, too, which an earlier run may have made.
+            for each in self.selected:
+                path = self.all[each.name].path
+                if path != former[each.name].path:
+                    remove(self.store, path)
         for name in takewhile(lambda name: name != step.name, self.all):
             self._run_step(self.all[name])
         return self.all[step.name]
@@ -375,6 +388,8 @@ class StageChain:
         launch, missing = self.config.launch, self.most_hosts - self.config.hardware.hosts
         if not (launch.grow and missing and step.scratch and distributed(step.name)):
             return None
+        # Twice as long for each further time that the run had to shrink: on a cluster that is often full, every move
+        # costs a new plan and new processes.
         minutes = launch.grow_minutes * 2 ** max(0, len(self.shrunk) - 1)
         patience = launch.shrink_after_minutes
         return Growth(self._scheduler(), step, missing, minutes, patience, lambda: self._reached(step), self.clock)
@@ -401,6 +416,8 @@ class StageChain:
                 return artifact
             raise
         except Interrupted as stop:
+            # Whoever types Ctrl-C wants the stage to end. Other signals come to a launcher whose node is drained: the
+            # next launcher attaches to the job.
             if runner.outlasts and stop.number != signal.SIGINT:
                 raise Interrupted(stop.number, f"job {job.name} goes on") from stop
             self._end(step, job, stop)
@@ -435,8 +452,7 @@ class StageChain:
         except LaunchError as silent:
             raise Interrupted(stop.number, f"job {job.name} goes on: {silent.message}; {silent.hint}") from silent
         report = read_report(self.store, self.run_name, step.name, job.logs())
-        error = report.exception() if report else None
-        if error is not None:
+        if report is not None and (error := report.exception()) is not None:
             raise Interrupted(stop.number, error.message) from error
 
     def _follow(self, step: Step, job: StageJob, growth: Growth | None) -> str:
@@ -486,10 +502,13 @@ class StageChain:
         text = job.logs()
         report = read_report(self.store, self.run_name, step.name, text)
         known, dead = report.exception() if report else None, job.death(text)
+        # The kernel's account comes first: of a rank that it killed, torchrun knows the signal and peers the silence.
         if over := exceeded(self.config, self.store, step, os.getpid()):
             return over
+        # Where a rank is dead, what its peers say of a lost connection is no cause.
         if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
+        # A full or silent disk may be the very reason of the failure: then the message has to do without the log.
         path = f"{run_directory(self.run_name)}/logs/{step.name}.log"
         log = ""
         with contextlib.suppress(NightjarError, OSError):

@@ -73,6 +73,7 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
     import_for_good(modules)
 
     def become(request: Request, rank: int, variables: dict[str, str]) -> NoReturn:
+        # The rank forgets that it was the server: it obeys signals, and only the server reads what the launcher writes.
         for number, handler in former.items():
             signal.signal(number, handler)
         requests.close()
@@ -85,8 +86,8 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
         try:
             with _meeting(len(request.stderr), request.meet) as variables:
                 _report(_fork(request, variables, become), answers)
-        # There is no process or no memory for one.
         except OSError as error:
+            # There is no process or no memory for one. The server stays: there may be for the next attempt.
             _answer(answers, f"{REFUSED} {error}")
     return 0
 
@@ -124,8 +125,10 @@ def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become)
 
 def _report(processes: Sequence[int], answers: TextIO) -> None:
     """Answer with ``processes``, and with each rank and its exit code as it ends."""
+    # All of them before the first exit code, which may come at once: the launcher counts lines.
     for process in processes:
         _answer(answers, str(process))
+    # The process that keeps the store is a child, too, and no rank.
     ranks = {process: rank for rank, process in enumerate(processes)}
     while ranks:
         process, status = os.wait()
@@ -146,6 +149,7 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
     keeper = os.fork()
     if not keeper:
         _keep_store(sink)
+    # Else the read below would not end where the keeper dies without a word.
     os.close(sink)
     try:
         with os.fdopen(source) as lines:
@@ -155,7 +159,9 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
         # Torchrun's contract with ``init_process_group``; gloo and NCCL listen on the loopback.
         shared = {
             **loopback_environment(),
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "ROLE_WORLD_SIZE": str(ranks),
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
             "MASTER_ADDR": LOOPBACK,
@@ -163,13 +169,17 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
-        yield [shared | dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(ranks)]
+        variables = []
+        for rank in map(str, range(ranks)):
+            variables.append(shared | {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank})
+        yield variables
     finally:
         _kill(keeper)
 
 
 def _keep_store(sink: int) -> NoReturn:
     """Be the process that keeps the ranks' store; write its port as a line to ``sink``."""
+    # Signals stay ignored, as in the server: ranks that save a checkpoint at the end still have to meet here.
     end_with_parent()
     _prctl(_PR_SET_NAME, MEETING.encode())
     try:
@@ -221,6 +231,7 @@ def end_with_parent() -> None:
 
 
 def _prctl(option: int, value: int | bytes) -> None:
+    # Python has no function for it. ctypes finds the C library's in the interpreter itself.
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(option, value)
 
@@ -229,7 +240,9 @@ def _become_rank(request: Request, rank: int, variables: dict[str, str]) -> None
     """Get a process group and a name, the rank's variables, empty standard input, and the request's files."""
     os.setpgid(0, 0)
     end_with_parent()
-    _prctl(_PR_SET_NAME, f"{RANK}{rank if variables else ''}".encode())
+    title = f"{RANK}{rank}" if variables else RANK
+    _prctl(_PR_SET_NAME, title.encode())
+    # Appending, because all ranks write to one file: each line is put behind those of the others.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = (os.open(os.devnull, os.O_RDONLY), os.open(request.stdout, flags), os.open(request.stderr[rank], flags))
     for number, file in enumerate(files):

@@ -103,6 +103,7 @@ class LocalStages:
                 self._torchx = LocalRunner()
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             return self._torchx.submit(app)
+        # Every attempt has log files of its own: what the last one says must not be read as this one's.
         self._forks += 1
         return ForkedJob(
             self._fork_server(step.name),
@@ -135,7 +136,9 @@ class LocalStages:
         if self._server is None or not self._server.lives():
             if self._server is not None:
                 self._server.close()
-            modules = [module for name in expected or [stage] for module in STAGES.get(name).modules(self.config)]
+            modules: list[str] = []
+            for name in expected or [stage]:
+                modules += STAGES.get(name).modules(self.config)
             self._server = ForkServer(modules, rank_environment(stage, self.config), self._log_directory())
         return self._server
 
@@ -146,6 +149,7 @@ class LocalStages:
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
+        # The logs go last: ranks write into them until they are ended.
         if self._server is not None:
             self._server.close()
         if self._torchx is not None:
@@ -169,18 +173,21 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
         LaunchError: The hosts do not meet.
         Interrupted: A signal.
     """
+    # Host 0 refuses to begin without its inputs, and the ranks of this host would wait for it.
     for name, path in step.inputs.items():
         store.get(path, name)
     run, index = str(config.run), config.launch.host_index
     runner = LocalStages(config)
     try:
         with handled():
+            # Host 0 may start the stage again, and its ranks then wait for those of this host once more.
             for _ in range(config.launch.attempts):
                 if store.find(step.path) is not None:
                     return
                 job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
                 if _follow_job(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
                     return
+            # Before the runner is closed, which removes the logs.
             text = job.logs()
     finally:
         runner.close()
@@ -194,7 +201,9 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
     report = read_report(store, run, step.name, text)
     if report is not None and (known := report.exception()) is not None:
         raise known
-    message = job.death(text) or (report.message if report is not None else "see its output")
+    message = job.death(text)
+    if not message:
+        message = report.message if report is not None else "see its output"
     raise LaunchError(f"the ranks of host {index} ended: {message}", hint="the log of host 0")
 
 

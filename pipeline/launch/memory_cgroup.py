@@ -41,6 +41,7 @@ class MemoryCgroup:
         self.path = parent / name
         if limit is None:
             return
+        # Each rank comes here, and the first one makes the group.
         self.path.mkdir(exist_ok=True)
         try:
             self._write(_LIMIT[self._version], limit)
@@ -49,8 +50,9 @@ class MemoryCgroup:
                 self.path.rmdir()
             raise
         # A kernel that does not count swap has no such file. Version 1 counts memory and swap together.
+        most_swapped = limit if self._version == 1 else 0
         with contextlib.suppress(OSError):
-            self._write(_SWAP[self._version], limit if self._version == 1 else 0)
+            self._write(_SWAP[self._version], most_swapped)
 
     def add(self, pid: int) -> None:
         """Move process ``pid`` into the group; its memory from then on counts."""
@@ -66,6 +68,7 @@ class MemoryCgroup:
 
     def killed(self) -> int:
         """Return how many processes the kernel killed because the group had no memory left."""
+        # An old kernel with version 1 does not count them, and then nobody knows.
         for line in self._read(_EVENTS[self._version]).splitlines():
             name, count = line.split()
             if name == "oom_kill":
@@ -126,10 +129,12 @@ def hold(config: Config, launcher: int) -> str:
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
     hardware, ranks = config.hardware, config.machine_ranks
+    # Ranks of embedding hosts may have another size, so it counts which of all ranks are here.
     first = config.launch.host_index * ranks if ranks < config.world_size else 0
     limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + ranks)) * GIB)
-    several = f" for each of {ranks} ranks" if ranks > 1 else ""
-    settings = f"hardware.ddr_gib={hardware.ddr_gib:g}{several}"
+    settings = f"hardware.ddr_gib={hardware.ddr_gib:g}"
+    if ranks > 1:
+        settings += f" for each of {ranks} ranks"
     if hardware.embedding_ddr_gib is not None:
         settings += f", hardware.embedding_ddr_gib={hardware.embedding_ddr_gib:g} on embedding hosts"
     try:
@@ -150,6 +155,7 @@ def hold(config: Config, launcher: int) -> str:
 
 def release(launcher: int) -> None:
     """Remove the group of the ranks of ``launcher``, if there is one and nobody is left in it."""
+    # What cannot be removed now, the next launcher removes.
     with contextlib.suppress(OSError):
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if group.path.exists():
@@ -165,7 +171,9 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
         limit = group.limit()
     except OSError:
         return None
-    ranks = f"{config.machine_ranks} ranks" if config.machine_ranks > 1 else "rank"
+    ranks = "rank"
+    if config.machine_ranks > 1:
+        ranks = f"{config.machine_ranks} ranks"
     less, checkpoint = "a smaller evaluate.global_batch", ""
     # Only a training has scratch folders: its checkpoints.
     if step.scratch:
@@ -175,6 +183,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
             if (newest := store.find(f"{step.scratch[0]}/{name}")) is not None:
                 checkpoint = f"; the last checkpoint, {newest.path}, is intact"
                 break
+    # Half as much again is proposed, in tenths of a GiB.
     ddr_gib = config.hardware.ddr_gib
     return GuardError(
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 def sealed_paths(store: Store, config: str) -> list[str]:
     """Return the paths of the predictions for the configuration of hash ``config``, the oldest first."""
     folder = f"{PREDICTIONS}/{config[:DIGITS]}"
-    # Beside <number>.json lies <number>.run.json, the comparison.
+    # Beside <number>.json lies <number>.run.json, the comparison. Sorted as numbers: as text, 10 comes before 9.
     numbers = [name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")]
     return [f"{folder}/{number}.json" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 
@@ -57,6 +57,7 @@ def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPr
         LaunchError: Another process sealed one of this configuration at the same time.
     """
     sealed = SealedPrediction.of(prediction)
+    # By the last number and not by how many there are: somebody may have removed one.
     known = sealed_paths(store, prediction.config)
     number = 1
     if known:
@@ -88,6 +89,7 @@ def compare_with_prediction(
         None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
         was kept when these ran.
     """
+    # What was skipped ran before this run, so no prediction was for it.
     starts = []
     for stage in result.stages.values():
         if stage.status != "skipped" and stage.started is not None:
@@ -95,6 +97,7 @@ def compare_with_prediction(
     try:
         paths = list(reversed(sealed_paths(store, config)))
         if not starts:
+            # All of them are read, so that each one that is damaged is named.
             kept = [_read_compared(store, path) for path in paths]
             return next((each.prediction for each in kept if each is not None and each.run == result.run), None)
         for path in paths:
@@ -116,6 +119,7 @@ def _compare_with(
     except ArtifactError as error:
         log.warning("%s", error)
         return None
+    # Read before the seal is opened: one that is broken may be younger than the run, and then it is none of its affair.
     created = sealed.prediction.get("created")
     if isinstance(created, int | float) and created > began:
         return None
@@ -129,19 +133,23 @@ def _compare_with(
 
 def _keep_compared(store: Store, path: str, compared: ComparedRun) -> None:
     # The first comparison with a figure stays, whatever the run's own result says later or another run gives.
-    beside = _compared_path(path)
     former = _read_compared(store, path)
     if former is not None and former.prediction.error is not None:
         return
+    beside = _compared_path(path)
+    data = (json.dumps(compared.to_json(), indent=1) + "\n").encode()
+    # Of two runs that end at the same time, either one is as good.
     with suppress(SwappedError):
-        swap(store, beside, read_marked(store, beside), (json.dumps(compared.to_json(), indent=1) + "\n").encode())
+        swap(store, beside, read_marked(store, beside), data)
 
 
 def _read_compared(store: Store, path: str) -> ComparedRun | None:
     # With which run the prediction at ``path`` was compared.
     beside = _compared_path(path)
     try:
-        return read(ComparedRun, store, beside) if store.exists(beside) else None
+        if not store.exists(beside):
+            return None
+        return read(ComparedRun, store, beside)
     except ArtifactError as error:
         log.warning("%s", error.message)
         return None
@@ -172,6 +180,7 @@ def list_sealed(store: Store) -> SealedList:
             state = REPLACED
             problem = f"run {run} was compared with SHA-256 {sha256[:16]}.., which {where} no longer has"
         lines.append(SealedLine(sealed=path, sha256=sha256, state=state, run=run, problem=problem))
+    # Those with a broken seal come first: nobody knows when they were made.
     lines.sort(key=lambda line: (line.created or 0.0, line.sealed))
     errors = [abs(line.error) for line in lines if line.error is not None]
     return SealedList(
@@ -196,6 +205,7 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
     paths = sealed_paths(store, config)
     if not paths:
         return None
+    # Of several, the newest is what is predicted.
     sealed = read(SealedPrediction, store, paths[-1])
     prediction = sealed.open(store.url_of(paths[-1]))
     other = prediction.dataset not in (None, dataset) or prediction.machine not in (None, machine)
@@ -210,11 +220,13 @@ def _compared_runs(store: Store) -> dict[tuple[str, str], list[ComparedRun]]:
     def read_part(run: str) -> tuple[float, ComparedRun] | None:
         path = f"{run_directory(run)}/{Result.FILE}"
         try:
-            result = read(Result, store, path) if store.exists(path) else None
+            if not store.exists(path):
+                return None
+            result = read(Result, store, path)
         except NightjarError as error:
             log.warning("run %s is left out: %s", run, error.message)
             return None
-        if result is None or result.prediction is None:
+        if result.prediction is None:
             return None
         started = max((stage.started or 0.0 for stage in result.stages.values()), default=0.0)
         return started, ComparedRun(run=run, prediction=result.prediction)
@@ -240,10 +252,12 @@ def _line(store: Store, path: str, compared: dict[tuple[str, str], list[Compared
     sha256 = ""
     try:
         sealed = read(SealedPrediction, store, path)
+        # Before the seal is opened: one that is broken is listed with its hash.
         sha256 = sealed.sha256
         prediction = sealed.open(store.url_of(path))
     except ArtifactError as error:
         return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=error.message)
+    # Copied to another folder, a seal would count for runs that it says nothing about.
     if not path.startswith(f"{PREDICTIONS}/{prediction.config[:DIGITS]}/"):
         problem = f"{store.url_of(path)} was sealed for another configuration, {prediction.config[:16]}.."
         return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=problem)

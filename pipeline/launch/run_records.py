@@ -29,6 +29,7 @@ def write_steps(store: Store, run: str, steps: Sequence[Step]) -> None:
 def read_steps(store: Store, run: str) -> list[Step]:
     """Read the steps that the launcher wrote; ArtifactError where they are missing or of another version."""
     path = f"{run_directory(run)}/steps.json"
+    # What is no JSON has a message of its own; here it is JSON of another shape.
     record = store.read_json(path)
     try:
         return steps_of(record)
@@ -53,6 +54,7 @@ class Report:
         name, message, hint = UNEXPECTED, f"{type(error).__name__}: {error}", ""
         if isinstance(error, NightjarError):
             name, message, hint = type(error).__name__, error.message, error.hint
+        # Whoever finds a fault is to look for it in the right place: an installed package may have added what failed.
         elif package := find_package_at_fault(error):
             message = f"{message}; raised in {package}"
         code = exit_code_of(error)
@@ -71,6 +73,7 @@ def _status_path(run: str, stage: str) -> str:
 
 def clear_report(store: Store, run: str, stage: str) -> None:
     """Forget an earlier attempt's report."""
+    # ``write_report`` keeps the first one: left in place, it would explain the next attempt's failure.
     path = _status_path(run, stage)
     if store.exists(path):
         store.fs.rm(store.full(path))
@@ -95,6 +98,7 @@ def write_report(store: Store, run: str, stage: str, report: Report) -> str:
 def read_report(store: Store, run: str, stage: str, log: str = "") -> Report | None:
     """Read the stage's report from the store, else from the text ``log`` of its error stream; else None."""
     path = _status_path(run, stage)
+    # TypeError: the report of another release, which has other fields.
     with contextlib.suppress(NightjarError, OSError, TypeError):
         if store.exists(path):
             return Report(**store.read_json(path))
@@ -141,6 +145,7 @@ def assemble(
     for stage in STAGES:
         if stage.name in artifacts:
             parts |= stage.parts(artifacts[stage.name].summary)
+    # Parts of stages that plugins add have no fields of their own.
     known = {field.name: parts.pop(field.name) for field in fields(Result) if field.name in parts}
     return Result(
         run=run,
@@ -156,6 +161,7 @@ def assemble(
 
 def error_part(error: BaseException) -> ErrorPart:
     """Describe what stopped a run or an attempt."""
+    # ``str`` of a NightjarError has the hint too, which is a field here. An assertion may have no text at all.
     message = str(getattr(error, "message", "") or error or type(error).__name__)
     if isinstance(error, NightjarError):
         message = error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import signal
 import tempfile
@@ -50,6 +51,7 @@ class LocalRunner:
             info = self.torchx.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
             return LocalJob(self, str(self.torchx.schedule(info)), app.roles[0].name)
         except (OSError, ValueError, IndexError, AssertionError) as error:
+            # TorchX has no class of errors of its own.
             raise LaunchError(f"TorchX could not start {app.name}: {error}", hint="nightjar doctor") from error
 
     def close(self) -> None:
@@ -78,7 +80,9 @@ class LocalJob(LoggedJob):
             codes = [replica.proc.poll() for replica in self._replicas()]
             if any(codes):
                 return "failed"
-            return "running" if None in codes else "succeeded"
+            if None in codes:
+                return "running"
+            return "succeeded"
         # TorchX does not know the app.
         if status is None:
             return "lost"
@@ -86,7 +90,9 @@ class LocalJob(LoggedJob):
         return ended.get(status.state, "running")
 
     def _replicas(self) -> list[Any]:
-        return [each for role in self.runner.local._apps[self._app].role_replicas.values() for each in role]
+        # TorchX has no call that tells the processes of an app.
+        roles = self.runner.local._apps[self._app].role_replicas
+        return list(itertools.chain.from_iterable(roles.values()))
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM, and wait up to ``seconds``."""

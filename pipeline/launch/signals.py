@@ -18,14 +18,17 @@ class Interrupted(BaseException):
     """A signal asked the launcher to end; ``exit_code`` is 128 + its number, as shells have it."""
 
     def __init__(self, number: int, words: str = "") -> None:
-        name = signal.Signals(number).name
-        super().__init__(f"stopped by {name}; {words}" if words else f"stopped by {name}")
+        message = f"stopped by {signal.Signals(number).name}"
+        if words:
+            message += f"; {words}"
+        super().__init__(message)
         self.number, self.exit_code = number, SIGNALLED + number
 
 
 @contextmanager
 def handled() -> Iterator[None]:
     """Have SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
+    # Python lets no other thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -54,6 +57,7 @@ def deadline(stage: str, minutes: float) -> Iterator[None]:
             hint=f"launch.deadline_minutes={2 * minutes:g}",
         )
 
+    # A timer of the kernel: a stage in this process has no loop that could look at a clock.
     former = signal.signal(signal.SIGALRM, expire)
     try:
         signal.setitimer(signal.ITIMER_REAL, 60 * minutes)

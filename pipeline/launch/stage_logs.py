@@ -41,8 +41,10 @@ class LoggedJob:
         parts = []
         for path in sorted(self._directory.glob(f"*/{app}/**/*.log")):
             size = path.stat().st_size
+            # TorchX's combined.log has both streams of the others once more.
             if path.name == "combined.log" or not size:
                 continue
+            # The end of a long file: there is the error.
             with path.open("rb") as source:
                 source.seek(max(0, size - MAX_LOG_BYTES))
                 parts.append(f"==> {path.relative_to(self._directory)} <==\n{source.read().decode(errors='replace')}")
@@ -51,7 +53,10 @@ class LoggedJob:
     def death(self, logs: str) -> str:
         """Describe the rank that a signal killed, by the account in ``logs``; "" where that names none."""
         dead = killed_rank(logs)
-        return f"rank {dead[0]} was killed by signal {dead[1]}{cause_of(dead[1])}" if dead else ""
+        if dead is None:
+            return ""
+        rank, number = dead
+        return f"rank {rank} was killed by signal {number}{cause_of(number)}"
 
 
 def exit_hint(log: str) -> str:
@@ -59,13 +64,19 @@ def exit_hint(log: str) -> str:
     exit_code = re.search(r"exitcode\s*:\s*(-?\d+)", log)
     if not exit_code:
         return ""
+    # As of ``subprocess``: -9 is SIGKILL.
     code = int(exit_code[1])
-    return f" (killed by signal {-code}{cause_of(-code)})" if code < 0 else f" (exit code {code})"
+    if code < 0:
+        return f" (killed by signal {-code}{cause_of(-code)})"
+    return f" (exit code {code})"
 
 
 def cause_of(number: int) -> str:
     """Return the most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
-    return ": most often the machine ran out of memory" if number == signal.SIGKILL else ""
+    # The kernel's out-of-memory killer sends it. Nightjar sends it, too, but only to ranks that it means to end.
+    if number != signal.SIGKILL:
+        return ""
+    return ": most often the machine ran out of memory"
 
 
 def killed_rank(log: str) -> tuple[int, int] | None:
@@ -79,4 +90,5 @@ def killed_rank(log: str) -> tuple[int, int] | None:
 
 def never_met(log: str) -> bool:
     """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
+    # Names of its exceptions: it has no exit code for this.
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

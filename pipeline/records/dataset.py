@@ -13,21 +13,28 @@ UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
 LABEL = "label"
-VALIDATION = "validation"  # the split of the rows that training looks at; a dataset may lack it
+# The split of the rows that training looks at; a dataset may lack it.
+VALIDATION = "validation"
 TRUE_PROBABILITY = "true_probability"
-SPLIT_HOUR = "split_hour"  # the hour of a row, 0 to 23, where hours divide train rows from test rows
+# The hour of a row, 0 to 23, where hours divide train rows from test rows.
+SPLIT_HOUR = "split_hour"
 ROW_WEIGHT = "row_weight"
-NEGATIVE_RATE = "negative_rate"  # of the rows without a click that are like a row, the share that was kept
-BY_LOGIT, BY_WEIGHTS = "logit", "weights"  # how rows that were left out are made up for in the loss
+# Of the rows without a click that are like a row, the share that was kept.
+NEGATIVE_RATE = "negative_rate"
+# How rows that were left out are made up for in the loss.
+BY_LOGIT, BY_WEIGHTS = "logit", "weights"
 # Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
 RAW = "raw"
 # As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
 # another one may have a row for them.
 UNSEEN = "unseen"
-EVENTS = "events"  # the events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart
-HISTORIES = "histories"  # the events that later days take into built sequences: histories/<sequence>/part-*.parquet
-TRANSFORMS = "transforms.json"  # what was fitted: of a dataset, and of the versions that are trained on it
+# The events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart.
+EVENTS = "events"
+# The events that later days take into built sequences: histories/<sequence>/part-*.parquet.
+HISTORIES = "histories"
+# What was fitted: of a dataset, and of the versions that are trained on it.
+TRANSFORMS = "transforms.json"
 
 
 def dataset_path(name: str, key: str, day: str | None = None) -> str:
@@ -170,6 +177,7 @@ class DatasetSchema(Record):
     @property
     def tables(self) -> tuple[TableSchema, ...]:
         """The tables, in the order of the features that they are named after."""
+        # All tables first: a feature may come before the one whose table it shares, and the latter decides the order.
         sharing: dict[str, list[SparseColumn]] = {c.name: [] for c in self.sparse if not c.table}
         for column in self.sparse:
             sharing[column.owner].append(column)
@@ -177,16 +185,20 @@ class DatasetSchema(Record):
         for event in self.event_columns:
             sharing.setdefault(event.owner, [])
             events.setdefault(event.owner, []).append(event)
-        return tuple(
-            TableSchema(
+        tables = []
+        for name, columns in sharing.items():
+            of_events = events.get(name, [])
+            # Those that share a table have the same number of rows; one of sequences alone has no feature.
+            shared: list[SparseColumn | SequenceColumn] = [*columns, *of_events]
+            table = TableSchema(
                 name=name,
-                rows=[*columns, *events.get(name, ())][0].rows,
-                features=tuple(c.name for c in columns),
-                weighted=any(c.weighted for c in columns),
-                events=tuple(c.name for c in events.get(name, ())),
+                rows=shared[0].rows,
+                features=tuple(column.name for column in columns),
+                weighted=any(column.weighted for column in columns),
+                events=tuple(event.name for event in of_events),
             )
-            for name, columns in sharing.items()
-        )
+            tables.append(table)
+        return tuple(tables)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -195,6 +207,7 @@ class DatasetSchema(Record):
 
     def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
         """The schema with the features and sequences of these ``names`` alone, in their order."""
+        # A name is that of a feature or of a sequence, never of both: configurations are checked for it.
         sparse = {column.name: column for column in self.sparse}
         sequences = {each.name: each for each in self.sequences}
         return replace(
@@ -206,19 +219,23 @@ class DatasetSchema(Record):
     @property
     def tables_of_sequences(self) -> dict[str, list[str]]:
         """The features whose tables the events have, by sequence; each once."""
-        return {
-            each.name: list(dict.fromkeys(column.table for column in each.columns if column.table))
-            for each in self.sequences
-        }
+        tables = {}
+        for each in self.sequences:
+            tables[each.name] = list(dict.fromkeys(column.table for column in each.columns if column.table))
+        return tables
 
     @property
     def sharing(self) -> dict[str, list[str]]:
         """The features and the sequences of every table, by its name, in the order of ``tables``."""
-        sequence_of = {column.name: each.name for each in self.sequences for column in each.columns}
-        return {
-            table.name: list(dict.fromkeys([*table.features, *(sequence_of[column] for column in table.events)]))
-            for table in self.tables
-        }
+        sequence_of: dict[str, str] = {}
+        for sequence in self.sequences:
+            sequence_of |= dict.fromkeys((column.name for column in sequence.columns), sequence.name)
+        sharing = {}
+        for table in self.tables:
+            # Two columns of a sequence may share one table, and the sequence counts once.
+            names = [*table.features, *(sequence_of[column] for column in table.events)]
+            sharing[table.name] = list(dict.fromkeys(names))
+        return sharing
 
     @property
     def id_columns(self) -> tuple[SparseColumn | SequenceColumn, ...]:
@@ -309,14 +326,18 @@ class Profile(Record):
         """
         parts = [self.sparse[name] for name in features]
         pooling = sum(part.pooling for part in parts)
+        # A share counts by the lookups of its feature, and without any lookup there is nothing to weigh by.
         if len(parts) == 1 or not pooling:
             return parts[0]
-        shares = zip(*(part.hot_share for part in parts), strict=True)
+        hot_share = []
+        for shares in zip(*(part.hot_share for part in parts), strict=True):
+            served = sum(share * part.pooling for share, part in zip(shares, parts, strict=True))
+            hot_share.append(served / pooling)
         return FeatureProfile(
             rows=parts[0].rows,
             distinct=max(part.distinct for part in parts),
             missing_share=sum(part.missing_share * part.pooling for part in parts) / pooling,
             pooling=pooling,
             hot_rows=parts[0].hot_rows,
-            hot_share=[sum(s * p.pooling for s, p in zip(at, parts, strict=True)) / pooling for at in shares],
+            hot_share=hot_share,
         )

@@ -58,4 +58,6 @@ def ensemble_of(summary: Mapping[str, Any]) -> EnsemblePart | None:
 def members_of(summary: Mapping[str, Any]) -> tuple[Member, ...]:
     """What a training's result is made of: the members of its ensemble, or its last checkpoint alone."""
     ensemble = ensemble_of(summary)
-    return ensemble.members if ensemble is not None else (Member(checkpoint=summary["final"]),)
+    if ensemble is None:
+        return (Member(checkpoint=summary["final"]),)
+    return ensemble.members

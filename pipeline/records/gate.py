@@ -154,8 +154,11 @@ class UserAuc(Record):
     @property
     def counted(self) -> str:
         """The number of users in words: users, or groups by a feature."""
-        kind, by = ("user", "") if self.by is None else ("group", f" by {self.by}")
-        return f"{self.users:,} {kind}{'' if self.users == 1 else 's'}{by}"
+        kind, by = "user", ""
+        if self.by is not None:
+            kind, by = "group", f" by {self.by}"
+        ending = "" if self.users == 1 else "s"
+        return f"{self.users:,} {kind}{ending}{by}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +298,8 @@ class GateRecord(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; a best version that was not scored stands behind the figures, as it always did."""
+        # What an earlier release wrote is written again byte for byte, and keys of a dictionary cannot be moved: those
+        # behind the new place are taken out and put back.
         record = super().to_json()
         if self.best is not None and self.best.ne is None and self.best.predictions_not_finite is None:
             later = list(record)[list(record).index("incumbent_version") :]

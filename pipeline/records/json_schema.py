@@ -57,17 +57,20 @@ _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", typ
 def json_schema(kind: type[Record]) -> dict[str, Any]:
     """The schema of ``kind``, with the records inside it under ``$defs``."""
     parts: dict[str, Any] = {}
-    whole = _object(kind, parts)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind.FILE}
-    return {**head, **whole, **({"$defs": dict(sorted(parts.items()))} if parts else {})}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind.FILE, **_object(kind, parts)}
+    # Sorted, so that a record that moves within another one does not move in the file.
+    if parts:
+        schema["$defs"] = dict(sorted(parts.items()))
+    return schema
 
 
 def schema_files() -> dict[str, str]:
     """The text of every schema by its file's name: ``gate.schema.json`` for ``gate.json``."""
-    return {
-        f"{kind.FILE.removesuffix('.json')}.schema.json": json.dumps(json_schema(kind), indent=1) + "\n"
-        for kind in RECORDS
-    }
+    files = {}
+    for kind in RECORDS:
+        name = f"{kind.FILE.removesuffix('.json')}.schema.json"
+        files[name] = json.dumps(json_schema(kind), indent=1) + "\n"
+    return files
 
 
 def _object(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
@@ -75,16 +78,18 @@ def _object(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     needed = required(kind)
     if kind.VERSION_KEY in properties:
         properties[kind.VERSION_KEY] = {"const": kind.VERSION}
-        needed |= {kind.VERSION_KEY} if kind.VERSION != 1 else set()
-    closed = {"additionalProperties": False} if kind.STRICT else {}
-    doc = " ".join((inspect.getdoc(kind) or "").replace("``", "").split())
-    return {
-        "description": doc,
+        # JSON without it has version 1.
+        if kind.VERSION != 1:
+            needed |= {kind.VERSION_KEY}
+    schema: dict[str, Any] = {
+        "description": " ".join((inspect.getdoc(kind) or "").replace("``", "").split()),
         "type": "object",
         "properties": properties,
         "required": [name for name in properties if name in needed],
-        **closed,
     }
+    if kind.STRICT:
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _type(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:
@@ -99,11 +104,13 @@ def _type(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _type(arguments[1], parts)}
     if origin is list or arguments[1:] == (...,):
         return {"type": "array", "items": _type(arguments[0], parts)}
+    # Of fixed length, or a NamedTuple, which has no origin.
     if issubclass(origin or hint, tuple):
         kinds = [_type(each, parts) for each in arguments or get_type_hints(hint).values()]
         return {"type": "array", "prefixItems": kinds, "minItems": len(kinds), "maxItems": len(kinds)}
     if hint.__name__ not in parts:
-        parts[hint.__name__] = {}  # a record that holds itself ends here
+        # There before its own parts are, so that a record that holds itself comes to an end.
+        parts[hint.__name__] = {}
         parts[hint.__name__] = _object(hint, parts)
     return {"$ref": f"#/$defs/{hint.__name__}"}
 

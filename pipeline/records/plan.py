@@ -72,10 +72,12 @@ class TablePlan(Record):
 
     def row_bytes(self, columns: int) -> int:
         """``columns`` fp32 weights of a row with their optimizer state."""
+        # 4 bytes of each float32 weight.
         return columns * (4 + self.value_state_bytes) + self.state_bytes
 
     def hosted(self, shard: ShardPlan) -> int:
         """How many of ``host_rows`` the rank of ``shard`` keeps."""
+        # Rounded up: every shard keeps a row at least where the table keeps any.
         return -(-self.host_rows * shard.rows // self.rows)
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
@@ -85,9 +87,12 @@ class TablePlan(Record):
         memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
         """
         row = self.row_bytes(shard.columns)
-        marks = MARK_BYTES * shard.rows if device == "cuda" else 0
-        if self.tier == ("hbm" if device == "cuda" else "ddr"):
+        own_tier, marks = "ddr", 0
+        if device == "cuda":
+            own_tier, marks = "hbm", MARK_BYTES * shard.rows
+        if self.tier == own_tier:
             return shard.rows * row + marks
+        # FBGEMM has an int32 for every row of such a table, cached or not (``cache_index_table_map``).
         places = 4 * shard.rows if self.tier == "hbm_cached" else 0
         if self.tier == "ssd" and device == "cpu":
             hosted = self.hosted(shard)
@@ -179,16 +184,17 @@ class Plan(Record):
         """
         if not self.reserved:
             return None
-        taken = [
-            sum(size for purpose, size in kept.items() if purpose not in BESIDE_TRAINING) for kept in self.reserved
-        ]
+        taken = []
+        for kept in self.reserved:
+            taken.append(sum(size for purpose, size in kept.items() if purpose not in BESIDE_TRAINING))
         for table in self.tables.values():
             for shard in table.shards:
                 taken[shard.rank] += table.resident_bytes(shard, self.device)
         return taken
 
 
-Pair = list[float]  # of the first plan and of the second
+# Of the first plan and of the second.
+Pair = list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +260,11 @@ class MovedTable(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, in which ``before`` is ``from``."""
-        return {"from" if name == "before" else name: value for name, value in super().to_json().items()}
+        # ``from`` cannot be a field: it is a keyword of Python. The order of the keys stays.
+        record = {}
+        for name, value in super().to_json().items():
+            record["from" if name == "before" else name] = value
+        return record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         record, kind = dict[str, Any](), cast(Any, type(self))
+        # ``unless``: None for a field that is always written, "" for one that is left out at its default.
         for name, default, unless in _layout(kind):
             value = getattr(self, name)
             if unless == _REST:
@@ -65,6 +66,7 @@ class Record:
         Raises ArtifactError, with file and key, for another version, a missing key or a value of another type.
         """
         where = where or cls.FILE
+        # The version first: a record of another one may lack keys and have others, of which it is not to complain.
         version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
         if version not in (None, cls.VERSION):
             raise ArtifactError(
@@ -117,6 +119,7 @@ def rest_field(kind: type) -> str | None:
     return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
 
 
+# Kept, because a file may hold thousands of records of one class, and annotations are text until they are evaluated.
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
     """The type of every field of dataclass ``kind``."""
@@ -147,6 +150,7 @@ def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, Mapping):
         raise _WrongError(f"is {_shown(data)}, expected an object")
     hints = hints_of(kind)
+    # JSON without a version has version 1, so that of a later one must be there.
     needed = required(kind) if kind.VERSION == 1 else required(kind) | {kind.VERSION_KEY}
     if missing := sorted(needed - data.keys()):
         raise _WrongError("is missing", missing[0])
@@ -160,6 +164,8 @@ def _record(kind: Any, data: object) -> Any:
 
 
 def _at(key: str, hint: Any, value: object) -> Any:
+    # The path to a wrong value is put together on the way out: records without one, which is nearly all of them, do
+    # not pay for it.
     try:
         return _convert(hint, value)
     except _WrongError as error:
@@ -173,6 +179,7 @@ def _convert(hint: Any, value: object) -> Any:
         return value
     if hint in _SCALARS:
         words, classes = _SCALARS[hint]
+        # To Python, true is the number 1, too.
         if isinstance(value, classes) and (hint is bool or not isinstance(value, bool)):
             return value
         raise _WrongError(f"is {_shown(value)}, expected {words}")
@@ -182,6 +189,7 @@ def _convert(hint: Any, value: object) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and types.NoneType in arguments:
             return None
+        # The last kind is not tried but taken, so that its error is the one of the message.
         kinds = [kind for kind in arguments if kind is not types.NoneType]
         for kind in kinds[:-1]:
             try:
@@ -195,20 +203,26 @@ def _convert(hint: Any, value: object) -> Any:
         return {key: _at(str(key), arguments[1], item) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         raise _WrongError(f"is {_shown(value)}, expected a list")
+    # A list, tuple[X, ...], tuple[X, Y], or without an origin a NamedTuple.
     if origin is list or arguments[1:] == (...,):
         kinds = [arguments[0]] * len(value)
+    elif origin is None:
+        kinds = list(get_type_hints(hint).values())
     else:
-        # Without an origin it is a NamedTuple.
-        kinds = list(get_type_hints(hint).values() if origin is None else arguments)
+        kinds = list(arguments)
     if len(kinds) != len(value):
         raise _WrongError(f"has {len(value)} values, expected {len(kinds)}")
     items = [_at(str(index), kind, item) for index, (kind, item) in enumerate(zip(kinds, value, strict=True))]
     if origin is list:
         return items
-    return hint(*items) if origin is None else tuple(items)
+    if origin is None:
+        return hint(*items)
+    return tuple(items)
 
 
 def _shown(value: object) -> str:
     """``value`` in a message: short."""
     text = repr(value)
-    return text if len(text) <= 40 else f"{type(value).__name__} {text[:30]}..."
+    if len(text) <= 40:
+        return text
+    return f"{type(value).__name__} {text[:30]}..."

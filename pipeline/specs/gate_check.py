@@ -175,7 +175,10 @@ def gate_check_problem(check: Any) -> str:
         return f"which is {type(check).__name__}, expected a pipeline.specs.GateCheck"
     if check.settings is not None and not (isinstance(check.settings, type) and is_dataclass(check.settings)):
         return f"whose settings are {check.settings!r}, expected a dataclass"
-    return "" if check.name.isidentifier() else "whose name is no identifier, as gate.<name> needs"
+    # The name becomes a field of the dataclass of group ``gate`` (``config.gate``).
+    if not check.name.isidentifier():
+        return "whose name is no identifier, as gate.<name> needs"
+    return ""
 
 
 GATE_CHECKS: Registry[GateCheck] = Registry(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from pipeline.specs.hash_table import HashTable
 
-BINS = "bins"  # the mapping of features that have ``bins``; no setting names it
+# The mapping of features that have ``bins``; no setting names it.
+BINS = "bins"
 T = TypeVar("T")
 
 
@@ -46,6 +47,7 @@ def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
     import numpy as np
     import polars as pl
 
+    # Without days nobody knows when an id was last seen, nor how often on that day.
     columns = id_columns()
     none = [pl.lit(None, columns[name]).alias(name) for name in ("last_day", "heat")]
     return counts.with_columns(pl.Series("row", rows.astype(np.int32)), *none).select(list(columns))
@@ -62,6 +64,7 @@ def _joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """All ids of ``frames``, with every column of ``id_columns``; null where a frame lacks one."""
     import polars as pl
 
+    # ``files`` leaves the last two columns out of a dataset that no later day continues.
     columns = id_columns()
     parts = []
     for frame in frames:
@@ -196,6 +199,7 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
+        # By the hash second: several ids may share a row.
         return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
 
     @property
@@ -204,12 +208,14 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
+        # By the hash second, so that the order does not depend on that in which blocks of rows were counted.
         waiting = self.ids.filter(pl.col("row").is_null())
         return waiting.sort(["count", "hash"], descending=[True, False]).drop("row")
 
     @cached_property
     def lookup(self) -> pl.DataFrame | None:
         """Hash and row of the ids that have rows; None where rows follow from the hash."""
+        # In one piece, which NumPy can read where it lies.
         return None if self.ids is None else self.known.select("hash", "row").rechunk()
 
     @property
@@ -219,6 +225,8 @@ class FittedMapping:
 
     def applied(self) -> FittedMapping:
         """What ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
+        # A cached property is an entry of the instance's dictionary: with one there, ``_table`` is not made of the ids,
+        # which this one lacks.
         light = self.told()
         if self.ids is not None:
             light.__dict__["_table"] = self._table
@@ -226,6 +234,7 @@ class FittedMapping:
 
     def told(self) -> FittedMapping:
         """All but the ids: how many rows there are, and what became of them."""
+        # Without rows, but not None: that would say that rows follow from the hash.
         ids = None if self.ids is None else self.ids.clear()
         return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
 
@@ -233,6 +242,7 @@ class FittedMapping:
         """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
         import polars as pl
 
+        # Null hashes get any row here, that of hash 0; ``IdMapping.rows`` puts the one of missing values in its place.
         rows = pl.Series("row", self.found_rows(hashes.fill_null(0).to_numpy()))
         return rows.set(rows < 0, None)
 
@@ -312,7 +322,10 @@ class IdMapping(ABC):
         import polars as pl
 
         first, count = fitted.spread or (UNSEEN_ROW, 1)
-        unknown = pl.Series([first], dtype=pl.Int32) if count == 1 else (hashes % count).cast(pl.Int32) + first
+        # Polars takes a series of one value for as many as are needed.
+        unknown = pl.Series([first], dtype=pl.Int32)
+        if count != 1:
+            unknown = (hashes % count).cast(pl.Int32) + first
         ways = []
         for way in self.apply(fitted, hashes):
             if way.null_count():
@@ -324,16 +337,19 @@ class IdMapping(ABC):
 
     def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
         """What ``transforms.json`` holds of a fit besides ``rows``."""
-        return {
-            "bounds": None if fitted.bounds is None else fitted.bounds.tolist(),
-            "spread": fitted.spread,
-            "vocab": None if fitted.ids is None else f"vocab/{feature}.parquet",
-        }
+        bounds, vocab = None, None
+        if fitted.bounds is not None:
+            bounds = fitted.bounds.tolist()
+        # Ids may be millions: the record has the name of their file.
+        if fitted.ids is not None:
+            vocab = f"vocab/{feature}.parquet"
+        return {"bounds": bounds, "spread": fitted.spread, "vocab": vocab}
 
     def files(self, feature: str, fitted: FittedMapping, *, continued: bool) -> dict[str, pl.DataFrame]:
         """The files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
         if fitted.ids is None or fitted.freed is None:
             return {}
+        # There may be more candidates than ids with rows, and only the next day's fit has a use for them.
         if not continued:
             return {f"vocab/{feature}.parquet": fitted.known.drop("last_day", "heat")}
         return {
@@ -366,6 +382,7 @@ class IdMapping(ABC):
 
         ``then``: the feature's entry of that dataset's ``transforms.json``; ``config``: the dataset's configuration.
         """
+        # Of a vocabulary the table may become larger: the ids that have rows keep them.
         now: dict[str, Any] = {"mapping": self.name, "seed": feature.seed}
         if not self.vocabulary:
             now["rows"] = feature.rows
@@ -387,6 +404,7 @@ def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
 
     ks = curve_points(max(len(counts), RESERVED_ROWS))
     served = np.cumsum(np.sort(counts)[::-1])
+    # Of a feature that no row has a value of, every share is 0.
     total = max(int(served[-1]), 1)
     return ks.tolist(), (served[ks - 1] / total).tolist()
 
@@ -395,6 +413,7 @@ def curve_points(rows: int) -> np.ndarray:
     """Log-spaced k from 1 to ``rows``, int64."""
     import numpy as np
 
+    # Fewer than that in the first decade: there, several round to the same whole number.
     points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
     return np.unique(np.geomspace(1, rows, points).round().astype(np.int64))
 
@@ -424,6 +443,9 @@ def id_mapping_docs() -> str:
     sentences = []
     for name in id_mapping_names():
         mapping = ID_MAPPINGS.get(name)
-        used = f" It uses {', '.join(f'`{setting}`' for setting in mapping.settings)}." if mapping.settings else ""
-        sentences.append(f"{mapping.name}: {mapping.doc}{used}")
+        sentence = f"{mapping.name}: {mapping.doc}"
+        if mapping.settings:
+            used = ", ".join(f"`{setting}`" for setting in mapping.settings)
+            sentence += f" It uses {used}."
+        sentences.append(sentence)
     return " ".join(sentences)

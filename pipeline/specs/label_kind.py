@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import polars as pl
     from torch import Tensor
 
-MAIN_TASK = "click"  # the name of the task that ``data.label`` gives
+# The name of the task that ``data.label`` gives.
+MAIN_TASK = "click"
 
 
 @dataclass(frozen=True, kw_only=True)

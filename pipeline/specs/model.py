@@ -153,15 +153,19 @@ def model_problem(spec: Any) -> str:
     """Why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
     if isinstance(spec, type):
         return "which is a class, expected an instance of it"
+    # By what it has and not by ``isinstance``: a model is a protocol, so that packages need not inherit from anything.
     config = getattr(spec, "config", None)
     if not (isinstance(config, type) and is_dataclass(config)):
         return f"whose config is {config!r}, expected a dataclass derived from ModelConfig"
     defaults = {each.name: each.default for each in fields(config)}
     if "embedding_dim" not in defaults:
         return f"whose config is {config.__name__}, expected a dataclass derived from ModelConfig"
-    if defaults["name"] != spec.name:  # else model=<name> would compose, and train, the model of that other name
+    # Else model=<name> would compose, and train, the model of that other name.
+    if defaults["name"] != spec.name:
         return f"whose config {config.__name__} has the default name {defaults['name']!r}, expected {spec.name!r}"
-    return "" if callable(getattr(spec, "build", None)) else "which has no method build"
+    if not callable(getattr(spec, "build", None)):
+        return "which has no method build"
+    return ""
 
 
 MODELS: Registry[Model[Any]] = Registry(

@@ -69,6 +69,7 @@ class TableOptimizer(Protocol):
 
         By default SGD's, whose kernel keeps no state of its own beside that of ``columns``.
         """
+        # Here, because specs are loaded to check a configuration, for which nobody should wait for torch.
         from torch.optim import SGD
 
         return SGD, {}
@@ -91,8 +92,10 @@ class TableOptimizer(Protocol):
 
     def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:
         """Those of ``tiers`` whose rows it can train: without a kernel, not those that FBGEMM's kernels page in."""
-        paged = () if device == "cpu" or self.fused_on(device) else ("hbm_cached", "ddr")
-        return tuple(tier for tier in tiers if tier not in paged)
+        if device == "cpu" or self.fused_on(device):
+            return tiers
+        # Rows of these tiers get into a GPU's reach by FBGEMM's kernels alone.
+        return tuple(tier for tier in tiers if tier not in ("hbm_cached", "ddr"))
 
     @property
     def row_bytes(self) -> int:

@@ -56,6 +56,7 @@ class Use:
         parts = path.split(".")
         for own_path in self.paths:
             pattern = own_path.split(".")
+            # A last * also stands for a whole group, with all that lies below it.
             whole = len(pattern) == len(parts) or (len(pattern) < len(parts) and pattern[-1] == "*")
             if whole and all(name in ("*", part) for name, part in zip(pattern, parts, strict=False)):
                 return True
@@ -64,7 +65,8 @@ class Use:
 
 def use(group: str, names: str, *, when: Callable[[Config], bool] = always, named: bool = False) -> Use:
     """Return a ``Use`` of the settings ``names``, separated by blanks, of ``group`` ("": the root)."""
-    return Use(tuple(f"{group}.{name}" if group else name for name in names.split()), when, named)
+    prefix = f"{group}." if group else ""
+    return Use(tuple(f"{prefix}{name}" for name in names.split()), when, named)
 
 
 def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
@@ -92,7 +94,10 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         names, quiet = list(node), set[str]()
     else:
         names, quiet = [declared.name for declared in fields(node)], _quiet(node)
-    for name in [head] if head != "*" else names:
+    if head != "*":
+        names = [head]
+    for name in names:
+        # Left out even where it is named: the key is then the one of before there was such a setting.
         if name in quiet:
             continue
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
@@ -104,7 +109,9 @@ def _plain(node: Any) -> Any:
     # Entries of a dictionary come without their quiet settings at defaults.
     if isinstance(node, dict):
         return {name: _plain_entry(entry) for name, entry in node.items()}
-    return dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return dataclasses.asdict(node)
+    return node
 
 
 def _plain_entry(node: Any) -> Any:
@@ -124,7 +131,9 @@ def _quiet(node: Any) -> set[str]:
     # The settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
     quiet = set()
     for declared in _declared_quiet(node.__class__):
-        default = declared.default if declared.default_factory is MISSING else declared.default_factory()
+        default = declared.default
+        if declared.default_factory is not MISSING:
+            default = declared.default_factory()
         if getattr(node, declared.name) == default:
             quiet.add(declared.name)
     return quiet
@@ -236,14 +245,19 @@ class Stage(ABC):
 
         A part with a field in ``records.Result`` has the type of that field.
         """
-        return {self.name: dict(summary)} if summary else {}
+        if not summary:
+            return {}
+        return {self.name: dict(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
         """Lines of the table at the end of a run about the stage's parts of ``result.json``, by name."""
         figures = ", ".join(f"{name} {value}" for name, value in self.facts(result))
-        return {self.name: [figures]} if figures else {}
+        if not figures:
+            return {}
+        return {self.name: [figures]}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
         """Names and values for the report's details, from the stage's parts of ``result.json``."""
+        # Lists and mappings have no place in a line; a stage that has some overrides this.
         part = result.others.get(self.name, {})
         return [(name, str(value)) for name, value in part.items() if isinstance(value, int | float | str)]

@@ -85,5 +85,6 @@ class Tracker(ABC):
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # nor is what it is a part of
+    except ModuleNotFoundError:
+        # For a dotted name, Python imports what it is a part of, which is not there either.
         return False

@@ -105,7 +105,13 @@ class PartCache:
                     # It is damaged.
                     path.unlink()
                     recorded = b""
-                used = int(recorded) if recorded.isdigit() else self._count_bytes()
+                if recorded.isdigit():
+                    used = int(recorded)
+                else:
+                    # What killed writers left goes.
+                    for left in self._folder.glob(f"{_WRITING}*"):
+                        left.unlink(missing_ok=True)
+                    used = sum(size for _, size, _ in self._stat_parts())
                 used = self._make_room(used, size)
                 _write_part(path, data)
                 book.write(b"%d" % (used + size))
@@ -113,12 +119,6 @@ class PartCache:
             if not self._refused:
                 log.warning("%s keeps no more parts of files: %s", self._folder, error)
             self._refused = True
-
-    def _count_bytes(self) -> int:
-        # What killed writers left goes.
-        for left in self._folder.glob(f"{_WRITING}*"):
-            left.unlink(missing_ok=True)
-        return sum(size for _, size, _ in self._stat_parts())
 
     def _stat_parts(self) -> list[tuple[int, int, Path]]:
         # When each part was written, its bytes and its file.
@@ -129,6 +129,7 @@ class PartCache:
         return parts
 
     def _make_room(self, used: int, needed: int) -> int:
+        # By when they were written, not read: a read would have to write to the disk to be remembered.
         if used + needed <= self._limit:
             return used
         parts = sorted(self._stat_parts())
@@ -166,18 +167,21 @@ class CachedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place; returns it."""
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        begins = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}
+        self._at = begins[whence] + offset
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
         """Read the next ``size`` bytes; all that are left if it is negative or None."""
         count = max(self._size - self._at, 0)
+        # A part is what is asked for: readers of Parquet ask for the same column chunks in every epoch.
         if size is not None and size >= 0:
             count = min(size, count)
         if not count:
             return b""
 
         def fetch() -> bytes:
+            # Not before: a file whose parts are all in the cache costs no request at all.
             if self._file is None:
                 self._file = self._opened()
             self._file.seek(self._at)
@@ -202,7 +206,9 @@ def _read_part(path: Path, size: int) -> bytes | None:
     except OSError:
         return None
     part, digest = data[:-_DIGEST], data[-_DIGEST:]
-    return part if len(part) == size and xxhash.xxh3_128_digest(part) == digest else None
+    if len(part) != size or xxhash.xxh3_128_digest(part) != digest:
+        return None
+    return part
 
 
 def _write_part(path: Path, data: bytes) -> None:

@@ -64,6 +64,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         if not isinstance(fs, LocalFileSystem):
             partial = f"{full}.{uuid.uuid4().hex[:12]}.partial"
             fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+            # After an error fsspec closes the file all the same, and what was written so far would get the name.
             try:
                 with fs.open(partial, "wb") as sink:
                     yield sink
@@ -113,7 +114,9 @@ def _open_stream(full: str, url: str, option: str) -> IO[bytes]:
                 raise
             raise ConfigError(f"{option} {url} is a socket, expected a file", hint=f"{option} <a file>") from None
     # An open file is written to where it stands: opened by its name, it would start over what is written already.
-    number = {"out": 1, "err": 2}[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
+    standard = {"out": 1, "err": 2}
+    number = standard[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
+    # A duplicate: whoever closes the file leaves the process its standard output.
     try:
         return os.fdopen(os.dup(number), "wb")
     except OSError as error:
@@ -125,7 +128,10 @@ def one_file(one: str, other: str) -> bool:
     found = []
     for url in (one, other):
         fs, full = fsspec.core.url_to_fs(url)
-        found.append((type(fs), os.path.realpath(full) if isinstance(fs, LocalFileSystem) else full))
+        # Links of a disk may lead to one file; an object store has none.
+        if isinstance(fs, LocalFileSystem):
+            full = os.path.realpath(full)
+        found.append((type(fs), full))
     return bool(found[0] == found[1])
 
 
@@ -157,8 +163,10 @@ class Files:
 
     def answers(self) -> bool:
         """Whether the store exists and is a folder; UnreachableError if it does not answer."""
+        # The root of a disk is "" without its last slash.
+        root = self.root or "/"
         with reachable(self.url):
-            return bool(self.fs.exists(self.root or "/")) and not self.fs.isfile(self.root or "/")
+            return bool(self.fs.exists(root)) and not self.fs.isfile(root)
 
     def exists(self, path: str) -> bool:
         """Whether ``path`` exists, bypassing caches; raises the store's own error if it cannot tell."""
@@ -210,6 +218,7 @@ class Files:
             yield
             return
 
+        # The folder and not a file in it: a lock leaves nothing behind that a listing would show.
         def open_folder() -> int:
             self.fs.makedirs(self.full(path), exist_ok=True)
             return os.open(self.full(path), os.O_RDONLY)
@@ -238,10 +247,15 @@ class Files:
 
     def _list_entries(self, path: str) -> list[tuple[str, str]]:
         # Names and types.
+        # Clients of object stores keep listings: another process may have written since.
         full = self.full(path)
         self.fs.invalidate_cache(full)
         try:
             entries = self.fs.ls(full, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted((str(entry["name"]).rstrip("/").rpartition("/")[2], str(entry["type"])) for entry in entries)
+        found = []
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            found.append((name, str(entry["type"])))
+        return sorted(found)

@@ -82,6 +82,7 @@ def of_run(store: Store, run: str, *, starts: bool) -> References:
         if kind.pattern.startswith("runs/") and (starts or not kind.starts):
             for _, references in _read_all(store, kind, run):
                 total |= references
+    # A run that went on from its own checkpoint does not keep itself.
     return replace(total, runs=total.runs - {run})
 
 
@@ -102,6 +103,8 @@ def pins(store: Store, run: str | None = None) -> dict[str, str]:
 
 def of_manifest(record: Record) -> References:
     """Return the references of a manifest: its inputs by key, and checkpoints by their paths in inputs and summary."""
+    # Found by how they look, wherever they stand: what a summary says of a checkpoint may change with any release, and
+    # one that is overlooked would be removed.
     inputs = set(_find_texts(record.get("inputs")))
     checkpoints: set[str] = set()
     for text in inputs.union(_find_texts(record.get("summary"))):
@@ -183,13 +186,16 @@ def _read_manifest(store: Store, folder: str) -> Record | None:
     path = f"{folder}/{MANIFEST}"
     try:
         artifact = store.find(folder)
-        return None if artifact is None else artifact.to_json()
+        if artifact is None:
+            return None
+        return artifact.to_json()
     except DamagedError as error:
         problem = error.message.removeprefix(f"{store.url_of(path)} ")
     # Another program may have written it, without a seal.
     with suppress(ArtifactError):
         record = store.read_json(path)
         keys = record.keys() if isinstance(record, dict) else set()
+        # With one of the first two it is ours, and damaged.
         if not {"seal", "schema_version"} & keys and {"inputs", "summary"} & keys:
             return cast(Record, record)
     raise unknown(store, path, problem)
@@ -198,6 +204,7 @@ def _read_manifest(store: Store, folder: str) -> Record | None:
 def _parse(name: str, data: bytes) -> Any:
     if not name.endswith(".yaml"):
         return json.loads(data)
+    # Of all records only a run's configuration is YAML.
     import yaml
 
     try:

@@ -60,9 +60,12 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
     if nested:
         store.fs.invalidate_cache(full)
         with removing(path):
+            # Deltas have later names than the checkpoints they depend on. The second sort is stable, so among
+            # checkpoints the order of the first one stays.
             manifests = [file for file in store.fs.find(full) if file.rpartition("/")[2] == MANIFEST]
-            # Deltas have later names than the checkpoints they depend on.
-            for file in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
+            manifests.sort(reverse=True)
+            manifests.sort(key=lambda name: "/checkpoints/" in name)
+            for file in manifests:
                 store.fs.rm_file(file)
     else:
         forget(store, path)
@@ -98,11 +101,14 @@ def store_time(store: Files) -> float:
         store.fs.rm_file(store.full(path))
     # Of a folder it is the earlier one of both clocks: manifests there are compared by when their writers made them,
     # files by what the file server stamped, and neither may look old too soon.
-    return min(now, time.time()) if store.is_local else now
+    if store.is_local:
+        return min(now, time.time())
+    return now
 
 
 def age(store: Files, full: str, now: float) -> float:
     """Return the seconds from a file's last write to ``now``, a ``store_time``; 0 if the store does not say."""
+    # Without a stamp it counts as new: what is young is not removed.
     when = _stamp(store, full)
     return 0.0 if when is None else now - when
 
@@ -114,6 +120,7 @@ def written(store: Files, full: str) -> float:
 
 
 def _stamp(store: Files, full: str) -> float | None:
+    # KeyError: of an object store's entry that is a folder, or has no time.
     try:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):

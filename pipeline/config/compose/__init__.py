@@ -47,7 +47,8 @@ from pipeline.specs.model import MODELS
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
-OWN = "my"  # the user's own configuration directory, beside the store
+# The user's own configuration directory, beside the store.
+OWN = "my"
 # Settings of where and how a run works; they do not change its results, nor its name.
 NOT_IN_RUN_NAME = (
     "run",
@@ -64,11 +65,13 @@ NOT_IN_RUN_NAME = (
 )
 
 
-_stored = -1  # Registry.state when Hydra was told the schema
+# Registry.state when Hydra was told the schema.
+_stored = -1
 
 
 def conf_directory() -> Path:
     """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
+    # The checkout's own first; there, ``pipeline/conf`` is a link to it.
     here = Path(__file__).resolve().parents[1]
     for candidate in (here.parent / "conf", here / "conf"):
         if (candidate / f"{ROOT}.yaml").is_file():
@@ -92,21 +95,18 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         if not path.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
-    _store_schema()
+    # Hydra is told the schema once, and anew where registries have changed: some defaults are their contents.
+    global _stored
+    if _stored != Registry.state:
+        # Says what is wrong with a package's check; OmegaConf would add lines of its own.
+        gate_settings()
+        ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
+        _stored = Registry.state
+    store_models()
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         yield hydra, extra
-
-
-def _store_schema() -> None:
-    # Tell Hydra the schema, anew where registries have changed: some defaults are their contents.
-    global _stored
-    if _stored != Registry.state:
-        gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
-        ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
-        _stored = Registry.state
-    store_models()
 
 
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
@@ -124,13 +124,16 @@ def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: b
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
     """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
+    # Hydra's own messages speak of structs and packages: what can be told without it is told before it is asked.
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
     lines = complaints.parse(mended)
     known = [*complaints.parse(extra), *lines]
     try:
-        if (places := search_places(known)) is None:
+        places = search_places(known)
+        # Of packages, or of another place that only Hydra can read, nobody can tell whether it has changed since.
+        if places is None:
             return compose_lines(hydra, ROOT, [*extra, *mended])
         return compose_cached(hydra, ROOT, extra, lines, group_options(known), places)
     except complaints.config_errors() as error:
@@ -180,6 +183,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     config = with_machine(config)
+    # Here and not in ``check`` is what recorded configurations may lack, which are older than some of these rules.
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)
@@ -192,10 +196,13 @@ def _resolve(tree: DictConfig) -> Config:
 
 def config_hash(config: Config) -> str:
     """Hash (64 hex digits) of what a run computes; its name, store, stages and launcher do not count."""
+    # By the first names of settings and in the order of the alphabet: neither a renaming nor a setting that moves
+    # within its group gives a run another name.
     record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
-    del record["train"]["guard"]  # it may stop a run, and the fix must continue the same run
+    # It may stop a run, and the fix must continue the same run.
+    del record["train"]["guard"]
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -208,6 +215,7 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
     named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
     choices = []
     for override in parsed:
+        # The run's name is no axis: every job gets it, with its number.
         if override in named:
             continue
         if not override.is_sweep_override():
@@ -220,9 +228,10 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
             )
         key = override.get_key_element()
         choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-    jobs = [list(job) for job in itertools.product(*choices)]
-    for number, job in enumerate(jobs):
-        job.extend(f"run={override.value()}-{number}" for override in named)
+    jobs = []
+    for number, values in enumerate(itertools.product(*choices)):
+        names = [f"run={override.value()}-{number}" for override in named]
+        jobs.append([*values, *names])
     return jobs
 
 
@@ -230,7 +239,8 @@ def to_yaml(config: Config) -> str:
     """``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
     try:
         return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
-    except complaints.config_errors() as error:  # a text with an interpolation that does not end
+    except complaints.config_errors() as error:
+        # A text with an interpolation that does not end: composing keeps it as it is, reading it again would not.
         raise complaints.translate(error) from None
 
 
@@ -255,6 +265,7 @@ def _recorded_tree(text: str, registered: object) -> DictConfig:
             "the configuration is not a mapping of settings",
             hint="use runs/<run>/config.yaml, which nightjar run writes",
         )
+    # The file has the settings as the launcher resolved them; whatever looks like a reference is text.
     plain = cast(dict[str, Any], _without_interpolations(written))
     tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
     assert isinstance(tree, DictConfig)
@@ -267,4 +278,7 @@ def _without_interpolations(value: Any) -> Any:
         return {key: _without_interpolations(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_interpolations(each) for each in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    # In OmegaConf's grammar a backslash escapes ${, and two of them are one backslash before it.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)

@@ -24,13 +24,18 @@ def experiment_file(arguments: Sequence[str], config_dir: str | None = None, abo
     """
     with hydra_session(config_dir) as (hydra, extra):
         wanted, chosen = _composed(hydra, arguments, extra)
-        plain = _composed(hydra, (), extra)[1]
-        options = [f"{group}={name}" for group, name in chosen.items() if plain.get(group) != name]
-        settings = _changes(_composed(hydra, options, extra)[0], wanted)
+        _, usual = _composed(hydra, (), extra)
+        options = [f"{group}={name}" for group, name in chosen.items() if usual.get(group) != name]
+        # What an option of a group brings is not spelled out: the file is to say what its author had in mind.
+        with_options, _ = _composed(hydra, options, extra)
+        settings = _changes(with_options, wanted)
     lines = ["# @package _global_", *(f"# {line}" for line in about)]
     if options:
-        lines += ["defaults:", *(f"  - override /{option.replace('=', ': ')}" for option in options)]
-    text = "\n".join(lines) + "\n" + (f"\n{OmegaConf.to_yaml(OmegaConf.create(settings))}" if settings else "")
+        lines.append("defaults:")
+        lines += [f"  - override /{option.replace('=', ': ')}" for option in options]
+    text = "\n".join(lines) + "\n"
+    if settings:
+        text += f"\n{OmegaConf.to_yaml(OmegaConf.create(settings))}"
     _require_equal(text, wanted, config_dir)
     return text
 
@@ -43,6 +48,7 @@ def _composed(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str]) -> t
     assert isinstance(choices, dict)
     chosen = {}
     for group, name in choices.items():
+        # Groups inside of others are Hydra's own.
         if "/" not in str(group) and group not in (*NOT_IN_RUN_NAME, "experiment"):
             chosen[str(group)] = str(name)
     return _settings(whole), chosen
@@ -52,13 +58,14 @@ def _settings(tree: DictConfig) -> dict[str, Any]:
     with open_dict(tree):
         for name in (*NOT_IN_RUN_NAME, "hydra"):
             tree.pop(name, None)
+    # Not resolved: an experiment keeps what refers to other settings, or to the environment, as it is written.
     settings = OmegaConf.to_container(tree)
     assert isinstance(settings, dict)
-    return {str(name): value for name, value in settings.items()}
+    return cast(dict[str, Any], settings)
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    # What has to be set on ``before`` to get ``after``.
+    # What has to be set on ``before`` to get ``after``. Hydra has no way to remove a setting in a file.
     changes: dict[str, Any] = {}
     if gone := sorted(before.keys() - after.keys()):
         raise ConfigError(
@@ -69,7 +76,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
         if isinstance(value, Mapping) and isinstance(former, Mapping):
             if inner := _changes(former, value, f"{path}{name}."):
                 changes[name] = inner
-        elif name not in before or repr(value) != repr(former):  # not a number is not equal to itself
+        # By their texts, because not a number is not equal to itself.
+        elif name not in before or repr(value) != repr(former):
             changes[name] = value
     return changes
 

@@ -15,10 +15,12 @@ from pipeline.config import Config
 from pipeline.config.fields import default_of
 from pipeline.config.hardware import HardwareConfig
 from pipeline.core.errors import ConfigError
-from pipeline.core.machine import Gpu, gpus, pinned_figures, usable_memory
+from pipeline.core.machine import gpus, pinned_figures, usable_memory
 from pipeline.core.units import GIB
 
-AUTO, ELSEWHERE = "auto", "laptop"  # the defaults of the settings are the laptop's
+AUTO = "auto"
+# The defaults of the settings are the laptop's.
+ELSEWHERE = "laptop"
 # Sizes of memory between two powers of two: machines of one kind differ by a little, and keys depend on it.
 _STEPS = 16
 
@@ -33,26 +35,31 @@ def with_machine(config: Config) -> Config:
     hardware = config.hardware
     if not _left_open(hardware):
         return config
+    figures: dict[str, Any] = {field.name: default_of(field) for field in fields(HardwareConfig)}
     if config.launch.name != "local":
-        return replace(config, hardware=_completed(hardware, {**_defaults(), "name": ELSEWHERE}))
+        return _completed(config, {**figures, "name": ELSEWHERE})
     if pinned := _pinned():
-        return replace(config, hardware=_completed(hardware, pinned))
+        return _completed(config, pinned)
     cards = gpus() if hardware.device != "cpu" else ()
-    ranks: dict[str, Any] = {"device": "cuda" if cards else "cpu", "ranks_per_host": len(cards) or 1}
-    hardware = replace(hardware, **{name: ranks[name] for name in ranks if name in _left_open(hardware)})
-    sizes = _memory(replace(config, hardware=hardware), cards)
-    measured = [name for name in _left_open(hardware) if name not in sizes]
-    figures = {**_defaults(), **sizes, "name": hardware.name, "measured": measured}
-    return replace(config, hardware=_completed(hardware, figures))
+    left_open = _left_open(hardware)
+    if "device" in left_open:
+        hardware = replace(hardware, device="cuda" if cards else "cpu")
+    if "ranks_per_host" in left_open:
+        hardware = replace(hardware, ranks_per_host=len(cards) or 1)
+    # Only now: the memory of a rank depends on how many share the machine.
+    config = replace(config, hardware=hardware)
+    hbm = min((card.memory for card in cards), default=0) / GIB
+    figures["hbm_gib"] = _rounded(hbm)
+    figures["ddr_gib"] = _rounded(usable_memory() / config.machine_ranks / GIB)
+    figures["name"] = hardware.name
+    figures["measured"] = [name for name in _left_open(hardware) if name not in ("hbm_gib", "ddr_gib")]
+    return _completed(config, figures)
 
 
-def _completed(hardware: HardwareConfig, figures: Mapping[str, Any]) -> HardwareConfig:
-    # ``hardware`` with its name, the list of what is measured, and what it leaves open from ``figures``.
-    return replace(hardware, **{name: figures[name] for name in ("name", "measured", *_left_open(hardware))})
-
-
-def _defaults() -> dict[str, Any]:
-    return {field.name: default_of(field) for field in fields(HardwareConfig)}
+def _completed(config: Config, figures: Mapping[str, Any]) -> Config:
+    # The hardware gets its name, the list of what is measured, and what it leaves open, from ``figures``.
+    names = ("name", "measured", *_left_open(config.hardware))
+    return replace(config, hardware=replace(config.hardware, **{name: figures[name] for name in names}))
 
 
 def _left_open(hardware: HardwareConfig) -> list[str]:
@@ -74,13 +81,15 @@ def _pinned() -> dict[str, Any]:
     try:
         if not path.is_file():
             return {}
-    except PermissionError:  # another's home: this user has no such file
+    except PermissionError:
+        # Another's home: this user has no such file.
         return {}
     try:
         pinned: Any = OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(path)))
         if left := _left_open(pinned):
             raise ValueError(f"{left[0]} is left open, but this file is what auto stands for")
-    except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:  # ValueError: bytes that are no text too
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+        # ValueError is that of bytes that are no text, too.
         raise ConfigError(
             f"{path}, which hardware=auto stands for, does not fit: {str(error).splitlines()[0]}",
             hint="remove it, and nightjar calibrate --pin writes it anew; or hardware=laptop",
@@ -88,14 +97,8 @@ def _pinned() -> dict[str, Any]:
     return dict(vars(pinned))
 
 
-def _memory(config: Config, cards: tuple[Gpu, ...]) -> dict[str, float]:
-    # GiB of a rank, of those that share this machine.
-    hbm = min((card.memory for card in cards), default=0) / GIB
-    return {"hbm_gib": _rounded(hbm), "ddr_gib": _rounded(usable_memory() / config.machine_ranks / GIB)}
-
-
 def _rounded(gib: float) -> float:
-    # Down, to one of ``_STEPS`` sizes between two powers of two.
+    # To one of ``_STEPS`` sizes between two powers of two. Down: a plan must not count on memory that is not there.
     if gib <= 0:
         return 0.0
     step = 2.0 ** math.floor(math.log2(gib)) / _STEPS

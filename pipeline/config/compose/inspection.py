@@ -24,8 +24,10 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 
 ALL = "all"
-KEYS, EXAMPLES = "== Keys: set with group.key=value ==\n", "Examples:\n"  # of conf/config.yaml
-Line = tuple[str, str]  # the path of the setting, such as train.lr, and its line of YAML with a sentence
+# Of conf/config.yaml.
+KEYS, EXAMPLES = "== Keys: set with group.key=value ==\n", "Examples:\n"
+# The path of the setting, such as train.lr, and its line of YAML with a sentence.
+Line = tuple[str, str]
 
 
 def part_of(text: str, part: str) -> str:
@@ -36,28 +38,31 @@ def part_of(text: str, part: str) -> str:
     head, _, rest = text.partition(KEYS)
     settings, _, examples = rest.rpartition(EXAMPLES)
     lines = list(_lines(settings))
-    if part in ("", ALL):
-        shown = lines if part else _overview(lines)
-        return "".join([head, KEYS, *(line for _, line in shown), EXAMPLES, examples])
+    if part == ALL:
+        return "".join([head, KEYS, *(line for _, line in lines), EXAMPLES, examples])
+    if not part:
+        # The settings of the top level, and a line for each group with the number of its settings.
+        overview = ""
+        for path, line in lines:
+            if "." in path:
+                continue
+            # A setting of several lines counts once; one is the group's own line.
+            settings_below = len({each for each, _ in _below(lines, path)}) - 1
+            more = ""
+            if settings_below:
+                more = f" {settings_below} setting{'s'[: settings_below > 1]}: --help {path}"
+            overview += f"{line.rstrip()}{more}\n"
+        return f"{head}{KEYS}{overview}{EXAMPLES}{examples}"
     shown = _below(lines, part)
     if not shown:
         near = nearest(part)
         meant = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"there is no group or setting {part!r}{meant}", hint=f"--help {near or ALL}")
-    parents = part.split(".")[:-1]
-    return "".join([*(f"{'  ' * depth}{name}:\n" for depth, name in enumerate(parents)), *(line for _, line in shown)])
-
-
-def _overview(lines: Sequence[Line]) -> list[Line]:
-    # The settings of the top level, and a line for each group with the number of its settings.
-    shown = []
-    for path, line in lines:
-        if "." in path:
-            continue
-        settings = len({each for each, _ in _below(lines, path)}) - 1
-        more = f" {settings} setting{'s'[: settings > 1]}: --help {path}" if settings else ""
-        shown.append((path, f"{line.rstrip()}{more}\n"))
-    return shown
+    # The groups above it, or its lines would be YAML of another place.
+    above = ""
+    for depth, name in enumerate(part.split(".")[:-1]):
+        above += f"{'  ' * depth}{name}:\n"
+    return above + "".join(line for _, line in shown)
 
 
 def _below(lines: Sequence[Line], part: str) -> list[Line]:
@@ -66,15 +71,20 @@ def _below(lines: Sequence[Line], part: str) -> list[Line]:
 
 def _lines(settings: str) -> Iterator[Line]:
     # Lines of YAML, each setting's first sentence after its own; lines of a list belong to the setting above them.
-    parents, path = list[tuple[int, str]](), ""
+    parents: list[tuple[int, str]] = []
+    path = ""
     for line in settings.splitlines(keepends=True):
         key = re.match(r"( *)([\w.-]+):(?= |$)", line)
         if key:
-            parents = [*(each for each in parents if each[0] < len(key[1])), (len(key[1]), key[2])]
+            # Of the keys above, those that are indented less are its groups.
+            while parents and parents[-1][0] >= len(key[1]):
+                parents.pop()
+            parents.append((len(key[1]), key[2]))
             path = ".".join(name for _, name in parents)
             place = find_place(path)
-            sentence = re.split(r"(?<=[.]) ", setting_of(place.field).doc)[0] if place else ""
-            line = f"{line.rstrip():<32} # {sentence}\n" if sentence else line
+            sentence = place and re.split(r"(?<=[.]) ", setting_of(place.field).doc)[0]
+            if sentence:
+                line = f"{line.rstrip():<32} # {sentence}\n"
         yield path, line
 
 
@@ -116,6 +126,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
             if options.help is not None:
                 given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
                 hydra.config_loader = _OptionsReadOnce(hydra.config_loader.get_search_path())
+                # Hydra prints its help and returns nothing.
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
                 text = shown.getvalue()

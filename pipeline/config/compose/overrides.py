@@ -35,7 +35,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         if "=" not in text and not text.startswith("~"):
             key = text if field_type(text) is not None else nearest(text)
             kind = field_type(key) if key else None
-            hint = "train.lr=0.01" if kind is None else f"{key}=<{describe(kind)}>"
+            hint = "train.lr=0.01"
+            if kind is not None:
+                hint = f"{key}=<{describe(kind)}>"
             raise ConfigError(f"{text!r} is not an override, expected key=value", hint=hint)
         try:
             parsed.append(parser.parse_override(text))
@@ -45,18 +47,16 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             # Hydra's reason quotes the override, too.
             if shown == text:
                 message += f": {str(error).splitlines()[0]}"
-            raise ConfigError(message, hint=_suggest_quotes(shown)) from None
+            # Quotes around the value are for Hydra's grammar, those around all of it for the shell.
+            key, _, value = shown.partition("=")
+            if key != key.rstrip():
+                hint = f"leave out the blanks around =: {key.strip()}={value.strip()}"
+            elif not value or re.search("['\"]", value):
+                hint = "quote values with spaces or brackets: 'data.separator=\"|\"'"
+            else:
+                hint = f"quote the value: '{key}=\"{value}\"'"
+            raise ConfigError(message, hint=hint) from None
     return parsed
-
-
-def _suggest_quotes(text: str) -> str:
-    # Quotes around the value are for Hydra's grammar, those around all of it for the shell.
-    key, _, value = text.partition("=")
-    if key != key.rstrip():
-        return f"leave out the blanks around =: {key.strip()}={value.strip()}"
-    if not value or re.search("['\"]", value):
-        return "quote values with spaces or brackets: 'data.separator=\"|\"'"
-    return f"quote the value: '{key}=\"{value}\"'"
 
 
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
@@ -72,12 +72,14 @@ def mend_additions(overrides: Iterable[Override]) -> list[str]:
         if plain and _is_mapping(override) and typing.get_origin(field_type(override.key_or_group)) is dict:
             text = f"++{text}"
         parts = override.key_or_group.split(".")
-        for depth in range(1, len(parts)) if override.is_add() or override.is_force_add() else ():
-            kind = field_type(".".join(parts[:depth]))
+        # The outermost dictionary on the path counts: what is below one of its entries is merged with the entry.
+        depths = range(1, len(parts)) if override.is_add() or override.is_force_add() else range(0)
+        for depth in depths:
+            group, inner = ".".join(parts[:depth]), parts[depth:]
+            kind = field_type(group)
             if typing.get_origin(kind) is dict and is_dataclass(entry_type(kind)):
-                opening = "".join(f"{{{part}: " for part in parts[depth:])
-                value = override.get_value_element_as_str()
-                text = f"+{'.'.join(parts[:depth])}={opening}{value}{'}' * len(parts[depth:])}"
+                opening = "".join(f"{{{part}: " for part in inner)
+                text = f"+{group}={opening}{override.get_value_element_as_str()}{'}' * len(inner)}"
                 break
         texts.append(text)
     return texts
@@ -87,6 +89,7 @@ def refuse_sweeps(overrides: Iterable[Override]) -> None:
     """Raise ConfigError for the first override that gives several values without ``-m``."""
     for override in overrides:
         if override.is_sweep_override():
+            # To Hydra a,b is a sweep, also where the setting is a list and [a,b] was meant: the hint has both.
             key, shown = override.get_key_element(), without_secret(override.input_line or "")
             raise ConfigError(
                 f"{shown} has several values, expected one",
@@ -101,14 +104,18 @@ def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence
     """
     for override in overrides:
         key = override.key_or_group
+        # Hydra knows its own settings, and complains about them itself.
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             continue
+        # With a mapping, as in model={embedding_dim: 8}, the group's settings are meant and not one of its options.
         if key in groups and not _is_mapping(override):
             _check_option(override, groups[key])
             continue
         if field_type(key) is not None:
             continue
-        value = "" if override.is_delete() else f"={_value_text(override)}"
+        value = ""
+        if not override.is_delete():
+            value = f"={_value_text(override)}"
         if renamed := renamed_error(key, after=f"={_value_text(override)}"):
             raise renamed
         near = nearest(key, groups)
@@ -128,21 +135,29 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
             f"{override.key_or_group}=null chooses nothing, expected one of: {', '.join(options)}",
             hint=f"{override.key_or_group}={options[0]}, or leave this override out",
         )
-    values = [str(value) for value in _values(override)]
-    for value in values:
+    group = override.key_or_group
+    values: list[Any] = []
+    if not override.is_sweep_override():
+        chosen = override.value()
+        values = chosen if isinstance(chosen, list) else [chosen]
+    elif override.is_discrete_sweep():
+        values = list(override.sweep_string_iterator())
+    for value in map(str, values):
         if value in options or value.endswith(".yaml") and value[:-5] in options:
             continue
         near = difflib.get_close_matches(value, options, n=1)
-        meant = f"; did you mean {override.key_or_group}={near[0]}? Expected" if near else ", expected"
-        known = f"{override.key_or_group}={near[0] if near else '<one of these>'}"
-        own = f"-cd <directory with {override.key_or_group}/{value}.yaml>, or " if value.startswith("measured_") else ""
-        raise ConfigError(
-            f"{override.key_or_group}={value} is unknown{meant} one of: {', '.join(options)}", hint=own + known
-        )
+        if near:
+            meant, hint = f"; did you mean {group}={near[0]}? Expected", f"{group}={near[0]}"
+        else:
+            meant, hint = ", expected", f"{group}=<one of these>"
+        # What ``nightjar calibrate`` writes lies in a directory of the user's, which has to be named.
+        if value.startswith("measured_"):
+            hint = f"-cd <directory with {group}/{value}.yaml>, or {hint}"
+        raise ConfigError(f"{group}={value} is unknown{meant} one of: {', '.join(options)}", hint=hint)
 
 
 def _listing(key: str) -> str:
-    # Where the settings beside ``key`` are listed.
+    # Where the settings beside ``key`` are listed: nothing resembles it enough to be proposed.
     parent = key.rpartition(".")[0]
     if parent and find_place(parent) is not None:
         return f"nightjar explain {parent} lists its settings"
@@ -151,6 +166,7 @@ def _listing(key: str) -> str:
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
     """The ConfigError for Hydra's or OmegaConf's ``error``."""
+    # Hydra wraps OmegaConf's errors, which know the key, into its own, which know it only as text.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MissingMandatoryValue) and cause.full_key:
@@ -163,18 +179,21 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
             return _about_key(str(cause.full_key), cause, overrides)
         cause = cause.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A wrong value in a file of a group: Hydra has put file, reason and key into one text.
     in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
     if in_file:
         about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
         return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"correct {in_file['file']}.yaml")
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
-    if merged and field_type(merged["key"]) is not None:  # a list in a list, of the wrong kind: OmegaConf names no key
+    # Of a list in a list that is of the wrong kind, OmegaConf names no key.
+    if merged and field_type(merged["key"]) is not None:
         return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
     return ConfigError("; ".join(lines[:3]) or type(error).__name__, hint="nightjar run --cfg job shows the whole tree")
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
     # The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
+    # A setting of another model is known to ``field_type``: only the error tells which dataclass refused it.
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and re.fullmatch(r"model\.\w+", key):
         return _about_model(key, refused[1])
@@ -185,28 +204,28 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         near = nearest(key)
         meant = f"; did you mean {near}?" if near else ""
         return ConfigError(f"{key} is unknown{meant}", hint=near or _listing(key))
-    given = next((each for each in overrides if each.key_or_group == key and not each.is_delete()), None)
-    inner = next((each for each in overrides if each.key_or_group.startswith(f"{key}.") and not each.is_delete()), None)
-    return _missing_entry(key, kind, error, given, inner) or _wrong_type(key, kind, error, given)
-
-
-def _missing_entry(
-    key: str, kind: Any, error: OmegaConfBaseException, given: Override | None, inner: Override | None
-) -> ConfigError | None:
-    """The error for an entry of a dictionary that must be added first; None for any other ``error``.
-
-    ``given``: the override of the entry; ``inner``: one of a setting below it.
-    """
-    if given is None:
-        if "not in struct" not in str(error).lower():
-            return None
+    # The override of the key itself, and one of a setting below it.
+    given: Override | None = None
+    inner: Override | None = None
+    for override in overrides:
+        if override.is_delete():
+            continue
+        if override.key_or_group == key:
+            given = given or override
+        elif override.key_or_group.startswith(f"{key}."):
+            inner = inner or override
+    # An entry of a dictionary must be added before it is set; only the text of the error tells this from other errors.
+    if given is not None:
+        if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
+            return _absent(key, error, str(given.input_line))
+    elif "not in struct" in str(error).lower():
         if inner is not None:
             return _absent(key, error, str(inner.input_line))
-        value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
+        value = f"<{describe(kind)}>"
+        if is_dataclass(kind) or typing.get_origin(kind) is dict:
+            value = "{}"
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
-    if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
-        return _absent(key, error, str(given.input_line))
-    return None
+    return _wrong_type(key, kind, error, given)
 
 
 def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
@@ -225,27 +244,30 @@ def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
 
 def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:
     # The error for a value that is not of type ``kind``; ``given``: its override, None for a file.
-    text = _value_text(given) if given else ""
+    text = "" if given is None else _value_text(given)
     plain = given is not None and not _is_mapping(given)
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
         value = text if plain else ""
+        shown = repr(value) if value else "a plain value"
         keys = ", ".join(field.name for field in fields(TablePin))
         # The hint uses the key of the pin that the word belongs to.
         name = "tier" if value in TIERS else "sharding"
         return ConfigError(
-            f"{key} is {repr(value) if value else 'a plain value'}, expected one of its keys: {keys}",
-            hint=f"+{key}.{name}={value or 'row_wise'}",
+            f"{key} is {shown}, expected one of its keys: {keys}", hint=f"+{key}.{name}={value or 'row_wise'}"
         )
     if plain and is_dataclass(strip_none(kind)):
         names = children(key)
-        return ConfigError(
-            f"{key} is {text!r}, expected one of its settings: {', '.join(f'{key}.{name}' for name in names)}",
-            hint=f"{key}.{names[0]}={text}",
-        )
+        paths = ", ".join(f"{key}.{name}" for name in names)
+        return ConfigError(f"{key} is {text!r}, expected one of its settings: {paths}", hint=f"{key}.{names[0]}={text}")
     expected = describe(kind)
-    got = f" is {text!r}," if given else f": {str(error).splitlines()[0]};"
-    listed = f"[[{text}]]" if "list of lists" in expected and not text.startswith("[") else f"[{text}]"
-    hint = f"{key}={listed}" if given and "list" in expected else f"{key}=<{expected}>"
+    got, hint = f": {str(error).splitlines()[0]};", f"{key}=<{expected}>"
+    if given:
+        got = f" is {text!r},"
+        # A value that lacks brackets gets them; for a list of lists, one that has some lacks only the outer ones.
+        if "list of lists" in expected and not text.startswith("["):
+            hint = f"{key}=[[{text}]]"
+        elif "list" in expected:
+            hint = f"{key}=[{text}]"
     return ConfigError(f"{key}{got} expected {expected}", hint=hint)
 
 
@@ -270,13 +292,6 @@ def config_errors() -> tuple[type[Exception], ...]:
     import yaml
 
     return (HydraException, OmegaConfBaseException, yaml.YAMLError)
-
-
-def _values(override: Override) -> list[Any]:
-    if override.is_sweep_override():
-        return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
-    value = override.value()
-    return value if isinstance(value, list) else [value]
 
 
 def _value_text(override: Override) -> str:

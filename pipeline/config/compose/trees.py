@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +22,14 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.registry import Registry
 from pipeline.specs.model import MODELS
 
-CACHED_TREES = 16  # trees of a process; one takes about a megabyte
+# Trees of a process; one takes about a megabyte.
+CACHED_TREES = 16
 _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
     """The tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
+    # As one run: sweeps are taken apart before (``sweep``).
     tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
     with open_dict(tree):
         del tree["hydra"]
@@ -47,23 +48,25 @@ def compose_cached(
 
     ``groups``: those of the YAML files in the directories ``places``, which are all that there is to compose from.
     """
-    values = [override for override in parsed if _sets_value(override, groups)]
-    lines = [*extra, *(each.input_line or "" for each in parsed if not _sets_value(each, groups))]
+    values, lines = [], list(extra)
+    for override in parsed:
+        key_or_group = override.key_or_group
+        # It acts on the composed tree alone where it names no option, no package and nothing of Hydra's.
+        of_tree = override.package is None and "/" not in key_or_group and key_or_group not in groups
+        if of_tree and key_or_group.split(".")[0] != "hydra":
+            values.append(override)
+        else:
+            lines.append(override.input_line or "")
     key = (root, *lines, Registry.state, *_files(places, groups))
     if key not in _cache:
         _cache[key] = compose_lines(hydra, root, lines)
     _cache.move_to_end(key)
     while len(_cache) > CACHED_TREES:
         _cache.popitem(last=False)
+    # A copy, because Hydra writes the values into the tree that it is given.
     tree = copy.deepcopy(_cache[key])
     ConfigLoaderImpl._apply_overrides_to_config(values, tree)
     return tree
-
-
-def _sets_value(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
-    # Whether ``override`` acts on the composed tree alone: it names no option, no package and nothing of Hydra's.
-    key = override.key_or_group
-    return override.package is None and "/" not in key and key not in groups and key.split(".")[0] != "hydra"
 
 
 def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int, int]]:
@@ -71,9 +74,17 @@ def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int
 
     Nothing else in ``places`` is looked at: a project's directory may have environments and stores in it.
     """
-    paths = [path for place in places for path in place.glob("*.y*ml")]
-    paths += [path for place, group in itertools.product(places, groups) for path in (place / group).rglob("*.y*ml")]
-    return [(str(path), known.st_mtime_ns, known.st_size) for path in sorted(paths) if (known := path.stat())]
+    paths: list[Path] = []
+    for place in places:
+        paths += place.glob("*.y*ml")
+        for group in groups:
+            paths += (place / group).rglob("*.y*ml")
+    files = []
+    # Sorted, because the order of a directory's entries may change without any change of a file.
+    for path in sorted(paths):
+        status = path.stat()
+        files.append((str(path), status.st_mtime_ns, status.st_size))
+    return files
 
 
 GROUP = "model"
@@ -87,6 +98,7 @@ def store_models() -> None:
 
     Once a process: Hydra makes a tree of them, which takes a while.
     """
+    # By its class, and not by its name alone: a test may add another model of a name that was used before.
     for spec in MODELS:
         if _stored.get(spec.name) is not spec.config:
             ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
@@ -101,7 +113,9 @@ def settings_class(name: str) -> type[ModelConfig]:
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:
     """The schema of a configuration, with the settings of the model that ``recorded`` names."""
-    gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
+    # Says what is wrong with a package's check; OmegaConf would add lines of its own.
+    gate_settings()
+    # The field ``model`` is declared with what all models have, and would refuse every setting of one of them.
     schema: DictConfig = OmegaConf.structured(Config)
     model = recorded.get(GROUP)
     if isinstance(model, dict) and "name" in model:
@@ -119,8 +133,11 @@ def check_settings(tree: DictConfig) -> None:
     if kind is ModelConfig:
         tree.model = OmegaConf.merge(OmegaConf.structured(wanted), OmegaConf.to_container(tree.model))
     elif kind is not wanted:
-        others = [spec.name for spec in MODELS if spec.config is kind]
+        other = kind.__name__
+        for spec in MODELS:
+            if spec.config is kind:
+                other = spec.name
+                break
         raise ConfigError(
-            f"model.name is {name!r}, but the settings are those of model {others[0] if others else kind.__name__!r}",
-            hint=f"{GROUP}={name}",
+            f"model.name is {name!r}, but the settings are those of model {other!r}", hint=f"{GROUP}={name}"
         )
