@@ -46,6 +46,7 @@ class Dlrm(HeadedRanker):
         if self.bottom is not None:
             interacted = self.interaction(embeddings, self.bottom(dense))
         else:
+            # No bottom MLP whose output would tell the interaction what dtype autocast computes in.
             interacted = self.interaction(embeddings.to(compute_dtype(embeddings)))
         hidden: Tensor = self.top(interacted)
         return hidden

@@ -42,6 +42,7 @@ class RankerConfig(ModelConfig):
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""
         super().check(path)
+        # Lists of numbers are widths in all rankers' settings; those of names, such as gates, are left alone.
         for each in fields(self):
             widths = getattr(self, each.name)
             if isinstance(widths, list) and any(isinstance(width, int) and width < 1 for width in widths):
