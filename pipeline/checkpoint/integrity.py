@@ -108,7 +108,10 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
         damaged: dict[str, str] = {}
         with reachable(where):
             names = [artifact.name for artifact in committed(store, directory, damaged)]
-        return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
+        problems = {}
+        for path, problem in damaged.items():
+            problems[path.rpartition("/")[2]] = f"{path}/{MANIFEST} {problem}"
+        return names, problems
 
     for pause in (*collectives.PAUSES, None):
         seen = retry_on_all_ranks(f"listing {where}", list_here)
@@ -142,9 +145,9 @@ def require_seen_by_all(store: Store, error: DamagedError) -> None:
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     problems = retry_on_all_ranks(f"looking at {error.file} again", lambda: _find_problem(store, error.file))
-    whole = [rank for rank, problem in enumerate(problems) if not problem]
-    if whole:
-        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_SAME_STORE)
+    if "" in problems:
+        rank = problems.index("")
+        raise PassingError(f"{error.message}; but rank {rank} reads {error.file} intact", hint=_SAME_STORE)
 
 
 def _find_problem(store: Store, file: str) -> str:

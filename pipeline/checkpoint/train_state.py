@@ -142,7 +142,13 @@ def load_optimizer(
     for current, former in zip(optimizer.state_dict()["param_groups"], record["groups"], strict=True):
         group = dict(current)
         for key, value in former.items():
-            group[key] = _to_type_of(current[key], value) if key in current else value
+            # JSON has neither tuples nor tensors: a setting gets the type that the new optimizer has for it.
+            own = current.get(key)
+            if isinstance(own, tuple):
+                value = tuple(value)
+            elif isinstance(own, Tensor):
+                value = torch.tensor(value, dtype=own.dtype, device=own.device)
+            group[key] = value
         group["params"] = [index[name] for name in former["params"]]
         order += group["params"]
         groups.append(group)
@@ -150,15 +156,6 @@ def load_optimizer(
     if order != list(range(len(names))):
         raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _to_type_of(current: Any, value: Any) -> Any:
-    # JSON has neither tuples nor tensors.
-    if isinstance(current, tuple):
-        return tuple(value)
-    if isinstance(current, Tensor):
-        return torch.tensor(value, dtype=current.dtype, device=current.device)
-    return value
 
 
 def parse_state(data: bytes | bytearray, where: str) -> dict[str, Any]:

@@ -356,7 +356,6 @@ def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logi
             f"{len(scores):,}",
             1 - most,
         )
-    # In float64: near 1 a float32 logit would have no more digits than the score has below 1.
     logits = np.empty(len(scores))
     for start in range(0, len(scores), BLOCK_ROWS):
         block = np.clip(scores[start : start + BLOCK_ROWS].astype(np.float64), LEAST, most)

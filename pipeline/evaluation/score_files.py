@@ -198,16 +198,11 @@ def _open(table: Table, whose: str) -> _Opened:
             readers.append(_reader(kind, source))
 
     def load(names: list[str]) -> pl.DataFrame:
-        frames = []
-        for _, read in readers:
-            frame = read(names)
-            # A CSV file without rows takes all columns for text, so it gives none beside one that has rows.
-            if frame.height or not frames:
-                frames.append(frame)
-        if len(frames) > 1 and not frames[0].height:
-            del frames[0]
+        frames = [read(names) for _, read in readers]
+        # A CSV file without rows takes all columns for text.
+        with_rows = [frame for frame in frames if frame.height] or frames[:1]
         # CSV may have whole numbers in one file and fractions in another.
-        return pl.concat(frames, how="vertical_relaxed")
+        return pl.concat(with_rows, how="vertical_relaxed")
 
     return _Opened(where, kind, readers[0][0], load)
 

@@ -170,7 +170,6 @@ def _intervals(drawn: dict[str, Resampled], confidence: float, tests: int = 1) -
 
 
 def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resampled], confidence: float) -> ModelFigures:
-    # Ten bins, not the twenty of the plot: with fewer rows in each, chance would hide labels that were mixed up.
     curve = metrics.reliability(scored.labels, logits, bins=10, weights=scored.weights)
     off, error = metrics.calibration_by_prediction(curve)
     return ModelFigures(

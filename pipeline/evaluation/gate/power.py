@@ -141,7 +141,7 @@ def power_of_slice(record: GateRecord, part: Slice, change: Figures, level: Leve
 
 def over_a_year(record: GateRecord, power: Power) -> Interval:
     """Return the interval of a slice's change that holds with those of all slices in every night of a year."""
-    # Bonferroni again: a budget counts wrong verdicts of a year, so a false alarm of any slice in any night counts.
+    # Bonferroni again, over the nights, too.
     confidence = 1 - (1 - record.confidence) / (len(record.slices or ()) * YEAR)
     spread = power.error * quantile_of(confidence)
     return Interval(power.change, power.change - spread, power.change + spread)
