@@ -311,10 +311,13 @@ class Checkpointer:
             # Its thread still reads the buffers.
             self._buffers = CopyBuffers()
 
-        # Nothing was committed: the rows go into the next delta.
+        # Rows that are not where the next delta would rest on get their marks back: nothing was committed, or what was
+        # is not compacted, so that the next delta rests on the former baseline and needs all rows since then.
+        if outcome.error is not None:
+            for key, marks in self._pending.items():
+                self.model.touched.mask(key).bitwise_or_(marks)
         if outcome.entry is None:
             self.figures.failed += 1
-            self._restore_marks()
             error = outcome.error
             assert error is not None
             if raising or not isinstance(error, ArtifactError):
@@ -333,16 +336,10 @@ class Checkpointer:
         self.figures.bytes_full_equivalent += outcome.bytes_full
         self.figures.writing += outcome.seconds
         if outcome.error is not None:
-            # Not compacted, so the next delta rests on the former baseline and needs all rows since then.
-            self._restore_marks()
             text = "checkpoint %s is committed, but not compacted: %s"
             log_on_rank0(log.warning, text, outcome.path, outcome.error.message)
         if outcome.note:
             log_on_rank0(log.warning, "%s", outcome.note)
-
-    def _restore_marks(self) -> None:
-        for key, marks in self._pending.items():
-            self.model.touched.mask(key).bitwise_or_(marks)
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

@@ -220,7 +220,8 @@ def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
 
 
 def _put_ids(tensors: dict[str, Tensor], ids: NDArray[np.int64]) -> dict[str, str]:
-    # Returns the metadata of the ids. Rows without a gap between them, as in most baselines, need no tensor at all.
+    # Returns the metadata of the ids, and adds their tensor. Rows without a gap between them, such as those of a
+    # baseline, need none.
     if not len(ids):
         return {"ids": "range", "first": "0"}
     first = int(ids[0])

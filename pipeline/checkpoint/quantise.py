@@ -169,11 +169,13 @@ def _tiles(rows: Tensor) -> list[tuple[int, Tensor]]:
 def _on_grid(tile: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     # Returns codes (float32 [columns, n]), and the grid's low and span. Codes are taken against the stored (rounded)
     # range, so its rounding costs no accuracy of its own.
-    rounded, span = (low / unit).half(), ((high - low) / unit).half()
+    rounded = (low / unit).half()
+    span = ((high - low) / unit).half()
     width = span.float() * unit
     levels = 2**bits - 1
     inverse = torch.where(width > 0, levels / width, 0.0)
-    return torch.sub(tile, rounded.float() * unit).mul_(inverse).round_().clamp_(0, levels), rounded, span
+    codes = torch.sub(tile, rounded.float() * unit).mul_(inverse).round_().clamp_(0, levels)
+    return codes, rounded, span
 
 
 class _Search:
@@ -185,10 +187,8 @@ class _Search:
         self._plain = low, high
         self._places = torch.empty_like(tile)
         self._codes = torch.empty_like(tile)
-        # All ranges that were tried, and their errors, [n] each: every row takes the best of its own.
-        self._lows = [low]
-        self._highs = [high]
-        self._errors = [self._error(low, high)]
+        # What was tried, (low, high, error) of [n] each: every row takes the best of its own.
+        self._tried = [(low, high, self._error(low, high))]
 
     def best(self, coding: Coding) -> tuple[Tensor, Tensor]:
         """Find the low and high ends [n] with the least squared error that the search of ``coding`` tries."""
@@ -199,13 +199,9 @@ class _Search:
         return self._select_best()
 
     def _select_best(self) -> tuple[Tensor, Tensor]:
-        place = torch.stack(self._errors).argmin(0, keepdim=True)
-        return torch.stack(self._lows).gather(0, place)[0], torch.stack(self._highs).gather(0, place)[0]
-
-    def _add(self, low: Tensor, high: Tensor, error: Tensor) -> None:
-        self._lows.append(low)
-        self._highs.append(high)
-        self._errors.append(error)
+        lows, highs, errors = map(torch.stack, zip(*self._tried, strict=True))
+        place = errors.argmin(0, keepdim=True)
+        return lows.gather(0, place)[0], highs.gather(0, place)[0]
 
     def _shrink(self, steps: int, most: int) -> None:
         # The paper's greedy search: raise the low end or lower the high end by a step, whichever errs less.
@@ -218,7 +214,8 @@ class _Search:
             from_low, from_high = self._error_in_steps(raised, span), self._error_in_steps(low, span)
             raise_low = from_low < from_high
             low, high = torch.where(raise_low, raised, low), torch.where(raise_low, high, lowered)
-            self._add(low, high, torch.minimum(from_low, from_high).mul_((span / self._levels).square_()))
+            error = torch.minimum(from_low, from_high).mul_((span / self._levels).square_())
+            self._tried.append((low, high, error))
 
     def _fit(self, fits: int) -> None:
         # Lloyd's method on a grid: the range that serves the codes of the last one with least squares, and again.
@@ -235,7 +232,8 @@ class _Search:
             low = mean - scale * middle
             high = low + scale * self._levels
             # A row of one value has no codes to fit: its plain range stays.
-            self._add(low, high, self._error(low, high).masked_fill_(scale <= 0, torch.inf))
+            error = self._error(low, high).masked_fill_(scale <= 0, torch.inf)
+            self._tried.append((low, high, error))
 
     def _error(self, low: Tensor, high: Tensor) -> Tensor:
         span = high - low

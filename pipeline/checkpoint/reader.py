@@ -208,6 +208,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
 
 def meets(extent: Extent, shard: LocalShard) -> bool:
     """Whether an extent of the index and a shard have values in common."""
+    # By the extent's first and last row: between them it may lack some, so its chunk may turn out to have none.
     return (
         extent.table == shard.table
         and extent.first < shard.row + shard.rows
@@ -289,11 +290,12 @@ def _check_cover(extents: list[Extent], shards: list[LocalShard], store: Store, 
 def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainState:
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
-    tensors = _read_dense_file(store, artifact)
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
     record = read_state(store, artifact)
     stored = _select_prefix("param/", tensors)
+    # All that differs is named at once: a person who mends one parameter after another would wait for each.
     complaints = []
-    for name in [*target.dense, *(name for name in stored if name not in target.dense)]:
+    for name in {**target.dense, **stored}:
         now = tuple(target.dense[name].shape) if name in target.dense else None
         then = tuple(stored[name].shape) if name in stored else None
         if now != then:
@@ -333,11 +335,8 @@ def read_state(store: Store, artifact: Artifact) -> dict[str, Any]:
 
 def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
     """Read the dense parameters of checkpoint ``artifact`` by name; DamagedError if their file is damaged."""
-    return _select_prefix("param/", _read_dense_file(store, artifact))
-
-
-def _read_dense_file(store: Store, artifact: Artifact) -> dict[str, Tensor]:
-    return read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")[0]
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
+    return _select_prefix("param/", tensors)
 
 
 def _select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ RATE = 0.1
 _LARGEST = 8.0
 # Of squared gradients: steps of the first batches stay small.
 _FIRST_SUM = 1.0
+# Of every lookup the place of its weight, its row in the batch, and its factor.
+_Lookups = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Baseline:
 
     def fit(self, blocks: Iterable[BaselineRows]) -> None:
         """Learn from the rows of ``blocks``, in that order."""
+        # Scales and base rate come from the first block that has rows: all rows would have to be read twice otherwise.
         begun = False
         for block in blocks:
             if not begun and len(block.labels):
@@ -67,7 +70,7 @@ class Baseline:
         """Return the logits [n] of the rows of ``block``."""
         logits = [np.zeros(0)]
         for batch in _batches(block):
-            logits.append(self._logits(batch, self._inputs(batch), self._lookups(batch)))
+            logits.append(self._forward(batch)[0])
         return np.concatenate(logits).astype(np.float32)
 
     def _begin(self, block: BaselineRows) -> None:
@@ -83,14 +86,14 @@ class Baseline:
         clicks, rows = float((block.labels * counted).sum()) + 0.5, float(counted.sum()) + 1.0
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
-    def _inputs(self, batch: BaselineRows) -> NDArray[np.float64]:
-        # Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
+    def _forward(self, batch: BaselineRows) -> tuple[NDArray[np.float64], NDArray[np.float64], _Lookups]:
+        # Returns the logits, and what they are made of: the inputs and the lookups.
+        # 1. Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
-        return np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
+        inputs = np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
 
-    def _lookups(self, batch: BaselineRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        # Of all features together: the weight, the row of the batch and the factor of every lookup.
-        # Empty arrays first: a model may have no sparse features, and nothing cannot be concatenated.
+        # 2. Of all features together: the weight, the row of the batch and the factor of every lookup. Empty arrays
+        #    first: a model may have no sparse features, and nothing cannot be concatenated.
         places, in_batch, factors = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
         for name, ids in batch.ids.items():
             if isinstance(ids, tuple):
@@ -101,20 +104,18 @@ class Baseline:
             places.append(self._starts[name] + values.astype(np.int64) % self._sizes[name])
             in_batch.append(rows)
             factors.append(fill_weights(values, weights))
-        return np.concatenate(places), np.concatenate(in_batch), np.concatenate(factors)
+        lookups = np.concatenate(places), np.concatenate(in_batch), np.concatenate(factors)
 
-    def _logits(self, batch: BaselineRows, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
-        places, in_batch, factors = lookups
-        looked_up = np.bincount(in_batch, self._weights[places] * factors, minlength=len(batch.labels))
-        return np.asarray(inputs @ self._dense + looked_up)
+        # 3. The weights that were looked up, added up by row.
+        products = self._weights[lookups[0]] * lookups[2]
+        looked_up = np.bincount(lookups[1], products, minlength=len(batch.labels))
+        return np.asarray(inputs @ self._dense + looked_up), inputs, lookups
 
     def _step(self, batch: BaselineRows) -> None:
-        inputs, lookups = self._inputs(batch), self._lookups(batch)
-        logits = self._logits(batch, inputs, lookups)
+        logits, inputs, (places, in_batch, factors) = self._forward(batch)
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
         if batch.weights is not None:
             errors = errors * batch.weights
-        places, in_batch, factors = lookups
         # Gradients of one weight are added up before Adagrad squares them: a batch is one step.
         np.add.at(self._buffer, places, errors[in_batch] * factors)
         gradient = self._buffer[places]

@@ -127,13 +127,16 @@ def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[st
     auc = float("nan")
     if total[1]:
         auc = float(total[4] / total[1])
-    points, drawn = _figures(total[None], auc), _figures(weights @ sums, auc)
+    # All rows are one more replicate, whose blocks are drawn once each.
+    points = _figures(total[None], auc)
+    drawn = _figures(weights @ sums, auc)
     return {name: Resampled(float(points[name][0]), drawn[name]) for name in FIGURES}
 
 
 def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.float64]]:
     rows, clicks, loss, predicted, above, below = totals.T
-    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs.
+    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs. A replicate
+    # that draws no row, or one class only, has no figures.
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "ne": loss / rows / entropy_of_rate(clicks / rows, np.log, np.log1p),

@@ -56,10 +56,13 @@ class HstuLayer(nn.Module):
 
     def __init__(self, dim: int, heads: int, longest: int, ages: int = 0) -> None:
         super().__init__()
-        self.heads, self.longest = heads, longest
-        self.asking, self.pair = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
+        self.heads = heads
+        self.longest = longest
+        self.asking = nn.Linear(dim, 2 * dim)
+        self.pair = nn.Linear(dim, 2 * dim)
         self.output = nn.Linear(dim, dim)
-        self.norm, self.seen_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim)
+        self.seen_norm = nn.LayerNorm(dim)
         self.weights = SiluWeights(heads, longest)
         self.age = nn.Linear(ages, heads, bias=False) if ages else None
 
@@ -124,10 +127,13 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, dim: int, heads: int, longest: int) -> None:
         super().__init__()
-        self.heads, self.longest = heads, longest
-        self.query, self.pair = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.heads = heads
+        self.longest = longest
+        self.query = nn.Linear(dim, dim)
+        self.pair = nn.Linear(dim, 2 * dim)
         self.output = nn.Linear(dim, dim)
-        self.first_norm, self.second_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.first_norm = nn.LayerNorm(dim)
+        self.second_norm = nn.LayerNorm(dim)
         self.forward_part = mlp([dim, 4 * dim, dim], last_activation=False)
         self.weights = SoftmaxWeights(dim // heads)
 

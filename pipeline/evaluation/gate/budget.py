@@ -129,6 +129,7 @@ class LedgerFile:
             if any(look.id == look_id for look in looks):
                 # It was written, but the answer was lost and another process wrote since.
                 return looks
+            # Asked again at each try: what is left depends on the looks that others have taken.
             counted, alpha = allot(looks, day, budget)
             look = Look(id=look_id, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
             # A day to come makes no look old.

@@ -105,6 +105,7 @@ def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None
 
 def _ask(check: GateCheck, record: GateRecord, settings: GateConfig, rows: ScoredRows | None) -> list[Check]:
     if check.needs_figures and record.candidate is None:
+        # A model whose predictions are not finite is held for that alone.
         return []
     options = None
     if check.settings is not None:

@@ -182,7 +182,8 @@ def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resample
 def _change(
     candidate: dict[str, Resampled], incumbent: dict[str, Resampled], confidence: float, tests: int = 1
 ) -> Figures:
-    # NE as a share: its size differs from day to day with the click rate. AUC and calibration as differences.
+    # NE as a share: its size differs from day to day with the click rate. AUC and calibration as differences, for both
+    # have a value of their own, 0.5 and 1, that means nothing was learnt or all is well.
     return Figures(
         ne=ratio(candidate["ne"], incumbent["ne"]).interval(confidence, tests),
         auc=difference(candidate["auc"], incumbent["auc"]).interval(confidence, tests),

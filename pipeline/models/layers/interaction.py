@@ -102,7 +102,8 @@ class MixtureCross(nn.Module):
         outputs = []
         for number, expert in enumerate(self.within):
             outputs.append(torch.tanh(expert(parts[number])) * shares[:, number, None])
-        # The gate's weights sum to 1, so the one bias of ``up`` does for all experts.
+        # U of all experts side by side sums up their outputs, too. The gate's weights sum to 1, so the one bias of
+        # ``up`` does for all experts.
         return first * self.up(torch.cat(outputs, dim=1)) + value
 
 

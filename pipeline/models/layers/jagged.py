@@ -216,11 +216,6 @@ def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
     return jagged.sum((value * shares[:, :, None].to(value.dtype)).flatten(1)).unflatten(1, (heads, -1))
 
 
-def _select_rows(values: Tensor, rows: Tensor) -> Tensor:
-    # values[rows], whose backward pass does not sort the rows.
-    return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-
-
 def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
     # As causal, over the longest events up to each: every event has as many keys.
     position = torch.arange(key.shape[0], device=key.device)
@@ -280,12 +275,16 @@ class SiluWeights(nn.Module):
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), distance).movedim(-1, 0))
+        # Not by [distance], whose backward pass would sort the rows.
+        bias = self.bias.t().index_select(0, distance.flatten()).unflatten(0, distance.shape)
+        weights = nn.functional.silu(wide(scores) + bias.movedim(-1, 0))
         return weights.masked_fill(~known, 0.0) / lengths
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), jagged.ages))
+        ages = jagged.ages
+        bias = self.bias.t().index_select(0, ages.flatten()).unflatten(0, ages.shape)
+        weights = nn.functional.silu(wide(scores) + bias)
         shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
         return shares
 

@@ -42,6 +42,7 @@ class BatchNorm(nn.Module):
         if self.training:
             mean, variance = self._statistics(exact)
         else:
+            # A row's logit must not depend on the rows that it is scored with.
             mean, variance = self.mean, self.variance
         scale = self.weight * torch.rsqrt(variance + EPS)
         return ((exact - mean) * scale + self.bias).to(values.dtype)
