@@ -239,6 +239,7 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        # The first line says what is wrong; Polars goes on with advice to its caller.
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "a whole file, whose name says its format"
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None

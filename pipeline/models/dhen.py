@@ -117,6 +117,7 @@ class DhenLayer(nn.Module):
         self.ensemble = ensemble
         self.count: int = ensemble.count  # type: ignore[assignment]
         self.shortcut: nn.Module = nn.Identity()
+        # The sum needs as many vectors on both sides; ``concat`` gives some of every module.
         if count != self.count:
             self.shortcut = VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)

@@ -77,6 +77,7 @@ class DlrmConfig(VectorRankerConfig):
     def check(self, path: str) -> None:
         """ConfigError for a pair to drop that is none."""
         super().check(path)
+        # Whether the features exist is asked where the vectors are known (``dlrm.numbered_pairs``).
         for pair in self.drop_pairs:
             if len(pair) != 2 or pair[0] == pair[1]:
                 raise ConfigError(

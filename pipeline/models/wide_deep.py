@@ -24,6 +24,7 @@ class SparseLinear(nn.Module):
         super().__init__()
         self.norm: MaxNorm | None = None
         self.linear: nn.Linear | None = None
+        # Without numeric features these would be parameters of no values, in every checkpoint.
         if dense:
             self.norm = MaxNorm(range(dense))
             # Without a bias: N_j has one, ``bias``, whether or not there are numeric features.

@@ -38,6 +38,7 @@ class WukongLayer(nn.Module):
         self.linear = VectorLinear(count, linear_vectors)
         self.count = factors.shape[0] + linear_vectors
         self.shortcut: nn.Module = nn.Identity()
+        # The sum needs as many vectors on both sides, which a first layer hardly has by chance.
         if count != self.count:
             self.shortcut = VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)

@@ -219,6 +219,7 @@ class _CompiledInteraction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         grad = grads[0].contiguous()
         vectors, first = ctx.saved_tensors
+        # The kernel fills adjacent values, whatever the strides of the inputs are.
         grad_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)
         grad_first = None
         if first is not None:

@@ -88,6 +88,7 @@ class Floors(GateCheck):
     name = "floors"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """Answers on NE, AUC and calibration, on each that has a limit."""
         settings: GateConfig = inputs.settings
         candidate = inputs.record.candidate
         assert candidate is not None
