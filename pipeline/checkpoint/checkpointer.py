@@ -98,6 +98,8 @@ class Checkpointer:
 
     def __post_init__(self) -> None:
         self._async_save = AsyncSave(self.store, self.on_point, self.limits)
+        # Committed checkpoints, oldest step first.
+        self._entries: list[Entry] = []
         self.turn_to(self.directory)
         self._buffers = CopyBuffers()
         # This takes the disk space for copies of tables on SSD, too.
@@ -220,8 +222,7 @@ class Checkpointer:
     def turn_to(self, directory: str) -> None:
         """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
         self.directory = directory
-        # Committed checkpoints, oldest step first.
-        self._entries: list[Entry] = []
+        self._entries = []
         self._pruner = Pruner(self.store, directory, self.config.keep_last, self.config.keep_every, self.on_point)
 
     def abandon(self) -> None:

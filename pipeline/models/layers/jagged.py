@@ -282,8 +282,9 @@ class SiluWeights(nn.Module):
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
+        by_distance = self.bias.t()
         ages = jagged.ages
-        bias = self.bias.t().index_select(0, ages.flatten()).unflatten(0, ages.shape)
+        bias = by_distance.index_select(0, ages.flatten()).unflatten(0, ages.shape)
         weights = nn.functional.silu(wide(scores) + bias)
         shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
         return shares
