@@ -312,8 +312,8 @@ class Checkpointer:
             # Its thread still reads the buffers.
             self._buffers = CopyBuffers()
 
-        # Rows that are not where the next delta would rest on get their marks back: nothing was committed, or what was
-        # is not compacted, so that the next delta rests on the former baseline and needs all rows since then.
+        # The rows of a write that failed get their marks back, so that the next delta has them: nothing was committed,
+        # or it is not compacted, and the next delta rests on the former baseline and needs all rows since then.
         if outcome.error is not None:
             for key, marks in self._pending.items():
                 self.model.touched.mask(key).bitwise_or_(marks)

@@ -53,6 +53,10 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
                 )
             )
         for one in quarantine.listed(store, directory):
+            age = None
+            if one.created is not None:
+                # Clocks of machines differ, but no age is negative.
+                age = max(0.0, time.time() - one.created)
             records.append(
                 ListedCheckpoint(
                     run=run_of(one.path),
@@ -62,7 +66,7 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
                     type="set aside",
                     bytes=quarantine.size(store, one),
                     created=one.created,
-                    age_seconds=None if one.created is None else max(0.0, time.time() - one.created),
+                    age_seconds=age,
                     why=one.why,
                 )
             )

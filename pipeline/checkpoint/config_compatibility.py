@@ -300,6 +300,7 @@ def _override(path: str, value: Any) -> str:
         return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
         return f"{path}=[{','.join(map(str, value))}]"
+    # Hydra spells these two otherwise than Python.
     text = str(value)
     if value is None:
         text = "null"

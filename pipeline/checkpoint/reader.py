@@ -140,21 +140,24 @@ def restore(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainSta
 
 
 def _restore_rows(store: Store, chain: list[Artifact], target: RestoreTarget) -> None:
+    # 1. Begin from nothing: another chain may have been applied in part before it turned out to be damaged.
     shards = target.rows.local_shards()
     for shard in shards:
         shard.zero_state()
     if target.touched is not None:
         target.touched.clear()
-    names = {table: table for table in target.rows.tables}
-    baseline, *deltas = chain
-    index = read_index(store, baseline)
-    _check_tables(index.tables, target.rows.tables, store.url_of(baseline.path))
-    _check_cover(index.files, shards, store, baseline)
-    put_rows(store, baseline, index, target, names)
-    for artifact in deltas:
+
+    # 2. The baseline, which must hold every value, and then the deltas over it, oldest first. Only their rows are
+    #    marked: they are what the next delta must have besides those that training touches.
+    names = dict(zip(target.rows.tables, target.rows.tables, strict=True))
+    for artifact in chain:
         index = read_index(store, artifact)
         _check_tables(index.tables, target.rows.tables, store.url_of(artifact.path))
-        put_rows(store, artifact, index, target, names, touched=target.touched)
+        if artifact is chain[0]:
+            _check_cover(index.files, shards, store, artifact)
+            put_rows(store, artifact, index, target, names)
+        else:
+            put_rows(store, artifact, index, target, names, touched=target.touched)
 
 
 def put_rows(
@@ -166,6 +169,7 @@ def put_rows(
     touched: TouchedRows | None = None,
 ) -> None:
     """Put a checkpoint's rows into this rank's shards; ``names``: {table of the checkpoint: table of the model}."""
+    # Of all ranks' chunks, those that have something for a shard of this rank: whatever sharding wrote them.
     shards = target.rows.local_shards()
     wanted = []
     for extent in index.files:
@@ -222,19 +226,21 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; returns the number of rows."""
     if block.table != shard.table:
         return 0
-    # The rows and columns in common.
+    # 1. The rows and columns in common: ids rise, so that the rows are neighbours in the block.
     low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
     left = max(block.column, shard.column)
     right = min(block.column + block.weight.shape[1], shard.column + shard.columns)
     if low >= high or left >= right:
         return 0
     part = slice(left - block.column, right - block.column)
-    # Adjacent rows are copied as a slice, without an index.
+
+    # 2. Their places in the shard. Adjacent rows are copied as a slice, without an index.
     ids = block.ids[low:high] - shard.row
     places: slice | Tensor = torch.from_numpy(ids)
     if int(ids[-1] - ids[0]) + 1 == len(ids):
         places = slice(int(ids[0]), int(ids[-1]) + 1)
-    # Tables that were trained without a state have none to give; a shard without takes none.
+
+    # 3. Their state. Tables that were trained without one have none to give; a shard without takes none.
     stored: dict[str, Tensor] = {}
     for name in shard.state_shapes(0):
         if states and name in block.state:
@@ -244,7 +250,9 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     share = (right - left) / shard.columns
     state: dict[str, Tensor] = {}
     for name, values in columns_of(stored, part).items():
-        state[name] = values if values.dim() > 1 else values * share
+        if values.dim() == 1:
+            values = values * share
+        state[name] = values
     shard.put(places, block.weight[low:high, part], state, left - shard.column, add=left > shard.column)
     if touched is not None:
         touched.mask(shard_key(shard))[places] = 1
