@@ -111,8 +111,7 @@ def _count_values(shard: LocalShard, count: int) -> int:
 
 
 def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: CopyBuffers) -> RowBlock:
-    ids = np.arange(count) if rows is None else rows.cpu().numpy()
-    ids = ids + shard.row
+    ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     # Room for weights and states, one behind the other. Tables on SSD may be larger than memory: they have a disk's.
     values = _count_values(shard, count)
     disk = shard.scratch()

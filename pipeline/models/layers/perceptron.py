@@ -49,9 +49,7 @@ class BatchNorm(nn.Module):
 
     def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor]:
         # Mean and variance over all ranks' rows; the running ones follow them.
-        rows = torch.ones_like(values[:, :1])
-        if self.rows is not None:
-            rows = self.rows.to(values.dtype)
+        rows = self.rows.to(values.dtype) if self.rows is not None else torch.ones_like(values[:, :1])
         # Sums about the running mean: a variance beside a large mean would be lost.
         start = self.mean.detach().clone()
         deviations = (values - start) * rows
@@ -107,9 +105,7 @@ class MaxNorm(nn.Module):
         if self.training:
             with torch.no_grad():
                 # A rank without rows takes part in the collective all the same; ``amax`` of no rows is an error.
-                seen = torch.zeros_like(self.largest)
-                if len(values):
-                    seen = values.abs().amax(0)
+                seen = values.abs().amax(0) if len(values) else torch.zeros_like(self.largest)
                 self.largest.copy_(torch.maximum(self.largest, self.combine(seen)))
         # The smallest normal float32, for columns in which nothing but zeros was seen: 0 / tiny is 0, not NaN.
         scaled = values / self.largest.clamp(min=torch.finfo(torch.float32).tiny)
