@@ -71,15 +71,9 @@ class LinearKernels:
 
         ``out``: that of ``forward`` where there is a ReLU, else None.
         """
-        task = _task(
-            x,
-            weight,
-            out=_at(out),
-            grad=_at(grad),
-            for_x=_at(for_x),
-            for_weight=_at(for_weight),
-            for_bias=_at(for_bias),
-        )
+        task = _task(x, weight, out=_at(out), grad=_at(grad), for_x=_at(for_x))
+        task.for_weight = for_weight.data_ptr()
+        task.for_bias = for_bias.data_ptr()
         self._call("linear_backward", task)
 
     def _call(self, name: str, task: _Linear) -> None:
