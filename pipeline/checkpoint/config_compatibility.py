@@ -234,10 +234,12 @@ def _describe_change(path: str, old: Any, new: Any) -> str:
         return f"{path} is new" if old is None else f"{path} is gone"
     texts = []
     for value in (old, new):
+        text = str(value)
         if value is None:
-            texts.append("not set")
-        else:
-            texts.append(repr(value) if isinstance(value, str) else str(value))
+            text = "not set"
+        elif isinstance(value, str):
+            text = repr(value)
+        texts.append(text)
     return f"{path} was {texts[0]}, is {texts[1]}"
 
 

@@ -34,7 +34,8 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "al
 
 def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write CPU ``tensors`` and string ``metadata`` as one safetensors file."""
-    write_header(sink, {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}, metadata)
+    shapes = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
+    write_header(sink, shapes, metadata)
     for tensor in tensors.values():
         if tensor.numel():
             # A view of the tensor's own memory, with no copy of it.

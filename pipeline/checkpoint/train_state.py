@@ -60,7 +60,10 @@ class TrainState:
 def _parameter_names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
     # In the optimizer's own order, by which its state_dict numbers them.
     name_of = {id(parameter): name for name, parameter in dense.items()}
-    return [name_of[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        names += [name_of[id(parameter)] for parameter in group["params"]]
+    return names
 
 
 def flatten_optimizer(
@@ -84,8 +87,10 @@ def flatten_optimizer(
     for group in record["param_groups"]:
         settings = {}
         for key, value in group.items():
+            if isinstance(value, Tensor):
+                value = value.item()
             if key not in _EXECUTION:
-                settings[key] = value.item() if isinstance(value, Tensor) else value
+                settings[key] = value
         settings["params"] = [names[index] for index in group["params"]]
         groups.append(settings)
     return tensors, {"class": type(optimizer).__name__, "scalars": scalars, "groups": groups}
@@ -105,7 +110,11 @@ def dense_part(
             tensors[f"optimizer/{name}"] = value
     if state.rng is not None:
         tensors["rng"] = state.rng
-    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}, record
+    copies: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        # A copy also of what lies in host memory: training changes it while the checkpoint is written.
+        copies[name] = value.detach().to("cpu", copy=True).contiguous()
+    return copies, record
 
 
 def load_optimizer(
@@ -124,7 +133,9 @@ def load_optimizer(
             f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}", hint=hint
         )
     names = _parameter_names(optimizer, dense)
-    saved = [name for group in record["groups"] for name in group["params"]]
+    saved: list[str] = []
+    for group in record["groups"]:
+        saved += group["params"]
     if sorted(saved) != sorted(names) or len(record["groups"]) != len(optimizer.param_groups):
         odd = sorted(set(saved) ^ set(names))
         raise ArtifactError(
@@ -132,8 +143,11 @@ def load_optimizer(
             f"the run's {len(names)} in {len(optimizer.param_groups)}; not in both: {', '.join(odd) or 'none'}",
             hint="the model settings the checkpoint was written with, or force=true",
         )
+    # torch numbers parameters by their order in the optimizer; the checkpoint names them.
     index = {name: i for i, name in enumerate(names)}
-    state: dict[int, dict[str, Any]] = {index[name]: dict(values) for name, values in record["scalars"].items()}
+    state: dict[int, dict[str, Any]] = {}
+    for name, scalars in record["scalars"].items():
+        state[index[name]] = dict(scalars)
     for key, tensor in tensors.items():
         name, part = key.rsplit("/", 1)
         state.setdefault(index[name], {})[part] = tensor
