@@ -132,18 +132,19 @@ class Writer:
         Raises:
             TimeoutError: It has not ended after ``timeout`` seconds.
         """
-        if self._thread is not None:
+        thread = self._thread
+        if thread is not None:
             # The caller waits for it, so it no longer yields to other programs.
-            _raise_priority(self._thread)
-            self._thread.join(timeout)
-            if self._thread.is_alive():
+            _raise_priority(thread)
+            thread.join(timeout)
+            if thread.is_alive():
                 raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
         outcome, self._thread, self._outcome = self._outcome, None, None
         return outcome
 
     def _run(self, job: Job, ready: threading.Event, outcome: WriteOutcome, yielding: bool) -> None:
-        # A write that training does not wait for takes what training leaves of the cores. Only on Linux has a thread a
-        # priority of its own.
+        # 1. Stay out of training's way. A write that it does not wait for takes what training leaves of the cores. Only
+        #    on Linux has a thread a priority of its own.
         if yielding and sys.platform == "linux":
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
@@ -153,6 +154,8 @@ class Writer:
         torch.get_num_threads()
         torch.set_num_threads(1)
         ready.set()
+
+        # 2. Write, commit, compact. All ranks meet in each of these, and fail together.
         try:
             artifact = write_checkpoint(self.store, job, self.group, self.on_point)
             outcome.record_commit(artifact)
@@ -167,19 +170,18 @@ class Writer:
             # Of the exchange itself: what fails on one rank arrives as a NightjarError on all of them.
             outcome.lost = True
             outcome.error = PassingError(f"the ranks lost contact while writing {job.path}: {error}", hint=SLOW)
-        if outcome.entry is not None and job.prune is not None and not outcome.lost:
-            self._prune(job.prune, outcome.entry, outcome)
-        outcome.seconds = time.monotonic() - began
 
-    def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: WriteOutcome) -> None:
-        # Whatever fails here, the checkpoint is committed: what could not be removed is a note, not an error.
-        try:
-            outcome.stay, outcome.note = run_on_rank0("pruning checkpoints", lambda: prune(entry), self.group)
-        except NightjarError as error:
-            outcome.note = f"old checkpoints are kept until the next one: {error.message}"
-        except Exception as error:
-            outcome.lost = True
-            outcome.note = f"old checkpoints are kept until the next one: {error}"
+        # 3. Prune. Whatever fails here, the checkpoint is committed: what could not be removed is a note, not an error.
+        if outcome.entry is not None and job.prune is not None and not outcome.lost:
+            prune = partial(job.prune, outcome.entry)
+            try:
+                outcome.stay, outcome.note = run_on_rank0("pruning checkpoints", prune, self.group)
+            except NightjarError as error:
+                outcome.note = f"old checkpoints are kept until the next one: {error.message}"
+            except Exception as error:
+                outcome.lost = True
+                outcome.note = f"old checkpoints are kept until the next one: {error}"
+        outcome.seconds = time.monotonic() - began
 
 
 def _raise_priority(thread: threading.Thread) -> None:

@@ -98,22 +98,19 @@ class Checkpointer:
 
     def __post_init__(self) -> None:
         self._async_save = AsyncSave(self.store, self.on_point, self.limits)
-        self._pruner = self._new_pruner()
+        # Committed checkpoints, oldest step first.
+        self._entries: list[Entry] = []
+        self.turn_to(self.directory)
         self._buffers = CopyBuffers()
         # This takes the disk space for copies of tables on SSD, too.
         values = full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
             self._buffers.prepare(values)
-        # Committed checkpoints, oldest step first.
-        self._entries: list[Entry] = []
         # Touched marks of the copy in flight, in case its write fails.
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings = Codings(self.config, self.model.rows.rules)
         self.figures = CheckpointFigures()
         self.newest: str | None = None
-
-    def _new_pruner(self) -> Pruner:
-        return Pruner(self.store, self.directory, self.config.keep_last, self.config.keep_every, self.on_point)
 
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None if there is none. Restores are counted, to choose the bits."""
@@ -207,7 +204,8 @@ class Checkpointer:
 
         # 3. Only a caller who asks for it waits until the checkpoint is committed.
         if wait:
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+            # What the copy and the write in flight took of the time is gone.
+            left = max(0.0, timeout - (time.monotonic() - began)) if timeout is not None else None
             try:
                 self._collect(raising=True, timeout=left)
             except PassingError as error:
@@ -225,7 +223,7 @@ class Checkpointer:
         """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
         self.directory = directory
         self._entries = []
-        self._pruner = self._new_pruner()
+        self._pruner = Pruner(self.store, directory, self.config.keep_last, self.config.keep_every, self.on_point)
 
     def abandon(self) -> None:
         """Let what is in flight end after an error, ``checkpoint.grace_seconds`` at most. Not collective."""
@@ -252,7 +250,7 @@ class Checkpointer:
 
         # 2. Copy the rows. If one rank holds a value that is not finite, all raise before anything is written.
         blocks: list[RowBlock] = []
-        rows = None if baseline else model.touched
+        rows = model.touched if not baseline else None
         run_on_all_ranks(
             "copying rows", lambda: blocks.extend(copy_rows(model.rows, rows, self._buffers, self.on_point))
         )
@@ -264,12 +262,17 @@ class Checkpointer:
 
         # 4. Describe the checkpoint.
         tensors, record = dense_part(model.dense, model.optimizer, state)
-        names = () if baseline or chain is None else parents(config.policy, chain)
+        rests_on: tuple[str, ...] = ()
+        if not baseline and chain is not None:
+            rests_on = parents(config.policy, chain)
+        tables = {}
+        for name, table in model.rows.tables.items():
+            tables[name] = TableSize(rows=table.rows, dim=table.dim)
         summary: dict[str, Any] = {
             "step": state.step,
             "samples": state.samples,
             "type": BASELINE if baseline else DELTA,
-            "parents": list(names),
+            "parents": list(rests_on),
             "policy": config.policy,
             "restores": self._codings.restores,
             "bytes_full": full_bytes(model.rows) + sum(value.nbytes for value in tensors.values()),
@@ -280,6 +283,10 @@ class Checkpointer:
         coding = self._codings.of(blocks, final=final)
         if exact:
             coding = self._codings.exactly
+
+        # 5. Rank 0's work behind the commit. What pruning counts with is copied, as the next save changes it.
+        compact_chain = partial(compact, self.store, on_point=self.on_point) if compacting else None
+        prune_old = partial(self._pruner.prune, list(self._entries), set(held)) if prune else None
         return Job(
             path=f"{self.directory}/{name_of(state.step)}",
             key=self.key,
@@ -289,11 +296,11 @@ class Checkpointer:
             dense=tensors,
             state=record,
             coding=coding,
-            tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in model.rows.tables.items()},
+            tables=tables,
             summary=summary,
             chunk_bytes=int(config.chunk_mib * MIB),
-            compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
-            prune=partial(self._pruner.prune, list(self._entries), set(held)) if prune else None,
+            compact=compact_chain,
+            prune=prune_old,
             awaited=awaited,
         )
 
@@ -305,10 +312,13 @@ class Checkpointer:
             # Its thread still reads the buffers.
             self._buffers = CopyBuffers()
 
-        # Nothing was committed: the rows go into the next delta.
+        # The rows of a write that failed get their marks back, so that the next delta has them: nothing was committed,
+        # or it is not compacted, and the next delta rests on the former baseline and needs all rows since then.
+        if outcome.error is not None:
+            for key, marks in self._pending.items():
+                self.model.touched.mask(key).bitwise_or_(marks)
         if outcome.entry is None:
             self.figures.failed += 1
-            self._restore_marks()
             error = outcome.error
             assert error is not None
             if raising or not isinstance(error, ArtifactError):
@@ -327,16 +337,10 @@ class Checkpointer:
         self.figures.bytes_full_equivalent += outcome.bytes_full
         self.figures.writing += outcome.seconds
         if outcome.error is not None:
-            # Not compacted, so the next delta rests on the former baseline and needs all rows since then.
-            self._restore_marks()
             text = "checkpoint %s is committed, but not compacted: %s"
             log_on_rank0(log.warning, text, outcome.path, outcome.error.message)
         if outcome.note:
             log_on_rank0(log.warning, "%s", outcome.note)
-
-    def _restore_marks(self) -> None:
-        for key, marks in self._pending.items():
-            self.model.touched.mask(key).bitwise_or_(marks)
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

@@ -1,7 +1,18 @@
-"""Blocks of table rows as files: which rows, their weights in some coding, their optimizer state.
+"""Chunks: rows of a table as a file, with their ids, their weights in some coding, their optimizer state.
+
+Three words, one for each state of the same rows:
+
+- A **block** (``RowBlock``) is rows in memory, decoded: copied from a shard, or read back.
+- A **chunk** (``Chunk``) is a block encoded, which is one file. A save cuts its blocks first, so that a chunk holds
+  some megabytes of rows in one coding.
+- An **extent** (``records.checkpoint.Extent``) is what the index of a checkpoint says of a chunk: which rows and
+  columns of which table the file holds.
 
 A chunk is self-contained: its metadata says table, columns, coding and compression, so that any program can read
 it without the manifest. ``docs/checkpoint-format.md`` describes the same for readers in other languages.
+
+``write_block`` makes a chunk and ``read_block`` reads it back; ``open_chunk`` and ``write_part`` move rows from chunk
+to chunk without decoding them (compaction).
 """
 
 from __future__ import annotations
@@ -24,7 +35,8 @@ FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Compressed only where it takes off at least this share; quantised codes hardly shrink.
 _WORTH = 0.05
-_PROBE = 64 << 10
+# Bytes of a tensor that are compressed to see whether it is worth it.
+_SAMPLE = 64 << 10
 _STATE = "state."
 _CHUNK = "a chunk of table rows"
 HOT = Coding(8)
@@ -76,23 +88,29 @@ def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | N
     heat = heat_of(block, coding.heat)
     if heat is None or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
         return [(None, coding)]
-    codings = [HOT, coding.weight]
     if coding.levels:
-        codings = [level_coding for _, level_coding in coding.levels]
-        level = torch.bucketize(heat, torch.tensor([least for least, _ in coding.levels[1:]]), right=True)
+        least, codings = zip(*coding.levels, strict=True)
+        # The first level begins at heat 0, so that the limits between levels are those of the others.
+        level = torch.bucketize(heat, torch.tensor(least[1:]), right=True)
     else:
+        codings = HOT, coding.weight
         level = torch.ones(len(heat), dtype=torch.int64)
         level[heat.topk(round(coding.hot * len(heat))).indices] = 0
     parts: list[tuple[Tensor | None, TableCoding]] = []
     for number, weight in enumerate(codings):
         rows = (level == number).nonzero()[:, 0]
-        if len(rows):
-            parts.append((None if len(rows) == len(heat) else rows, replace(coding, weight=weight)))
+        if not len(rows):
+            continue
+        if len(rows) == len(heat):
+            # All of them, which are written from the block itself, without a copy.
+            return [(None, replace(coding, weight=weight))]
+        parts.append((rows, replace(coding, weight=weight)))
     return parts
 
 
 def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
-    """Write ``block`` as one safetensors file."""
+    """Write ``block`` as one chunk, a safetensors file: encoded as ``coding`` says, then compressed where it pays."""
+    # 1. Which rows and columns these are.
     tensors: dict[str, Tensor] = {}
     metadata = {
         "format": FORMAT,
@@ -102,6 +120,8 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
         "columns": str(block.weight.shape[1]),
     }
     metadata |= _put_ids(tensors, block.ids)
+
+    # 2. Their weights: as floats, or as codes with the range that each row's codes lie in.
     metadata["weight"] = coding_name(coding.weight)
     if isinstance(coding.weight, str):
         tensors["weight"] = block.weight.to(_FLOATS[coding.weight])
@@ -111,8 +131,11 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
         metadata["unit"] = rows.unit.hex()
         # How the range was searched is not needed for reading.
         metadata["search"] = f"{coding.weight.steps},{coding.weight.shrink},{coding.weight.fits}"
+
+    # 3. Their optimizer state. What is exact, such as counters, would be wrong if it was rounded.
     for name, state in block.state.items():
-        tensors[_STATE + name] = state.to(_FLOATS["fp32" if name in coding.exact else coding.state])
+        kind = "fp32" if name in coding.exact else coding.state
+        tensors[_STATE + name] = state.to(_FLOATS[kind])
     if coding.compress:
         metadata["compressed"] = json.dumps(_compress(tensors))
     write_tensors(sink, tensors, metadata)
@@ -120,7 +143,7 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk as it is stored, uncompressed: ``ids`` int64 [n], and tensors whose first dimension is the row.
+    """A chunk opened: ``ids`` int64 [n], and the tensors of its file, still encoded, whose first dimension is the row.
 
     It holds ``columns`` columns of ``table`` from ``column`` on.
     """
@@ -150,6 +173,7 @@ class Chunk:
 
 def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
     """Open the chunk in a file's bytes, its rows not yet decoded. Raises DamagedError naming ``where``."""
+    # The bytes have the right checksum by now, but another program may have written them: whatever they lack is damage.
     tensors, metadata = read_tensors(data, where)
     try:
         if metadata["format"] != FORMAT:
@@ -182,11 +206,12 @@ def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
 
 
 def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
-    """Write the rows of ``chunk`` that ``keep`` (bool [n]) picks, in the chunk's own coding: codes are not touched."""
+    """Write the rows of ``chunk`` that ``keep`` (bool [n]) picks as a chunk of their own, with the codes they have."""
     places = torch.from_numpy(np.flatnonzero(keep))
     ids = chunk.ids[keep]
     tensors: dict[str, Tensor] = {}
     metadata = {**chunk.metadata, "rows": str(len(ids))} | _put_ids(tensors, ids)
+    # A row's codes, its range and its state stand alone: picking rows is all there is to do.
     for name, tensor in chunk.tensors.items():
         tensors[name] = tensor.index_select(0, places)
     if "compressed" in metadata:
@@ -195,8 +220,12 @@ def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
 
 
 def _put_ids(tensors: dict[str, Tensor], ids: NDArray[np.int64]) -> dict[str, str]:
-    first = int(ids[0]) if len(ids) else 0
-    if len(ids) == 0 or int(ids[-1]) - first + 1 == len(ids):
+    # Returns the metadata of the ids, and adds their tensor. Rows without a gap between them, such as those of a
+    # baseline, need none.
+    if not len(ids):
+        return {"ids": "range", "first": "0"}
+    first = int(ids[0])
+    if int(ids[-1]) - first + 1 == len(ids):
         return {"ids": "range", "first": str(first)}
     tensors["ids"] = torch.from_numpy(encode_ids(ids))
     return {"ids": "leb128-delta", "first": str(first)}
@@ -218,10 +247,12 @@ def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
         raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         # The bytes of floating-point numbers go by planes, a frame each: the one with sign and exponent shrinks, the
         # digits behind it do not.
-        planes = tensor.element_size() if tensor.is_floating_point() else 1
-        # A piece is tried first, as quantised codes hardly shrink.
-        piece = raw[len(raw) // 2 // planes * planes :][:_PROBE]
-        if len(raw) > 2 * _PROBE and len(_pack_planes(packer, piece, planes)) > len(piece) * (1 - _WORTH):
+        planes = 1
+        if tensor.is_floating_point():
+            planes = tensor.element_size()
+        # A sample from the middle is tried first, as quantised codes hardly shrink.
+        sample = raw[len(raw) // 2 // planes * planes :][:_SAMPLE]
+        if len(raw) > 2 * _SAMPLE and len(_pack_planes(packer, sample, planes)) > len(sample) * (1 - _WORTH):
             continue
         packed = _pack_planes(packer, raw, planes)
         if len(packed) <= len(raw) * (1 - _WORTH):
@@ -242,17 +273,17 @@ def _pack_planes(packer: zstandard.ZstdCompressor, raw: NDArray[np.uint8], plane
 def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) -> None:
     for name, (dtype, shape, *planes) in compressed.items():
         rest = tensors[name].numpy().tobytes()
-        parts: list[bytes] = []
+        frames: list[bytes] = []
         while rest:
             frame = zstandard.ZstdDecompressor().decompressobj()
-            parts.append(frame.decompress(rest))
+            frames.append(frame.decompress(rest))
             if not frame.eof:
                 raise ValueError(f"{name} ends within its frame")
             rest = frame.unused_data
-        # Files of earlier releases have no planes.
-        if len(parts) != (planes[0] if planes else 1):
-            raise ValueError(f"{name} has {len(parts)} frames")
-        raw = np.stack([np.frombuffer(part, np.uint8) for part in parts], axis=1)
+        # Whole numbers have one plane, and so has all in files of earlier releases, which do not say it.
+        if len(frames) != (planes[0] if planes else 1):
+            raise ValueError(f"{name} has {len(frames)} frames")
+        raw = np.stack([np.frombuffer(plane, np.uint8) for plane in frames], axis=1)
         tensors[name] = torch.from_numpy(raw.reshape(-1)).view(getattr(torch, dtype)).view(shape)
 
 
@@ -269,12 +300,14 @@ def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     deltas = np.diff(ids, prepend=0)
     if ids[0] < 0 or (deltas[1:] <= 0).any():
         raise ValueError("row numbers must rise strictly from 0 up")
+    # All ids at once, without a loop: first how many bytes each takes, then every byte by its place in its id.
     lengths = np.ones(len(deltas), np.int64)
     for size in range(1, _LONGEST):
         lengths += deltas >= (1 << (7 * size))
     ends = np.cumsum(lengths)
     place = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     values = (np.repeat(deltas, lengths) >> (7 * place)) & 0x7F
+    # The highest bit says that the id goes on.
     more = place < np.repeat(lengths, lengths) - 1
     return (values | (more << 7)).astype(np.uint8)
 

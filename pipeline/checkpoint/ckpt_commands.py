@@ -53,6 +53,10 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
                 )
             )
         for one in quarantine.listed(store, directory):
+            age = None
+            if one.created is not None:
+                # Clocks of machines differ, but no age is negative.
+                age = max(0.0, time.time() - one.created)
             records.append(
                 ListedCheckpoint(
                     run=run_of(one.path),
@@ -62,7 +66,7 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
                     type="set aside",
                     bytes=quarantine.size(store, one),
                     created=one.created,
-                    age_seconds=None if one.created is None else max(0.0, time.time() - one.created),
+                    age_seconds=age,
                     why=one.why,
                 )
             )
@@ -197,9 +201,10 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
     then, now = read_dense(store, one), read_dense(store, two)
     dense: dict[str, DenseDiff] = {}
     for name in {**then, **now}:
-        shapes = [list(side[name].shape) if name in side else None for side in (then, now)]
-        if shapes[0] != shapes[1]:
-            dense[name] = DenseDiff(shapes=(shapes[0], shapes[1]))
+        before = list(then[name].shape) if name in then else None
+        after = list(now[name].shape) if name in now else None
+        if before != after:
+            dense[name] = DenseDiff(shapes=(before, after))
         else:
             gap = (then[name].double() - now[name].double()).abs()
             dense[name] = DenseDiff(values=gap.numel(), largest=float(gap.max()), mean=float(gap.mean()))

@@ -35,10 +35,8 @@ class Codings:
 
     def exactly(self, block: RowBlock) -> TableCoding:
         """Return the coding of a checkpoint whose rows come back bit for bit."""
-        return TableCoding("fp32", "fp32", exact=self._exact_states(block))
-
-    def _exact_states(self, block: RowBlock) -> tuple[str, ...]:
-        return tuple(column.name for column in self._rules.of(block.table).columns if column.exact)
+        # No names of exact states: all states are fp32.
+        return TableCoding("fp32", "fp32")
 
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:
         """Return how the rows of each of the checkpoint's ``blocks`` are stored; ``final``: in the run's result."""
@@ -47,8 +45,10 @@ class Codings:
 
     def _choose(self, least_heat: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
         config, optimizer = self._config, self._rules.of(block.table)
-        exact = self._exact_states(block)
-        wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
+        exact = tuple(column.name for column in optimizer.columns if column.exact)
+        wanted = config.tables.get(block.table, config.quantise)
+        if final:
+            wanted = config.final_quantise
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, config.state, exact=exact)
         if wanted.isdigit():
@@ -62,7 +62,9 @@ class Codings:
         if wanted == "mixed" and bits < 8 and optimizer.heat == self._rules.common.heat:
             for times, level_bits in _MIXED:
                 # The least heat may be infinite, so it is not multiplied by 0.
-                heat = times * least_heat() if times else 0.0
+                heat = 0.0
+                if times:
+                    heat = times * least_heat()
                 levels.append((heat, self._quantiser(block, level_bits)))
         return TableCoding(
             self._quantiser(block, bits),
@@ -92,7 +94,8 @@ class Codings:
             heat = heat_of(block, common)
             if heat is not None:
                 samples.append(heat[:: max(1, len(heat) // _HEATS)])
-        heats = torch.cat(samples) if samples else torch.empty(0)
+        heats = torch.cat([torch.empty(0), *samples])
+        # Rows that were never looked up have no heat: they get 2 bits, and do not count in the mean.
         heats = heats[heats > 0].sort().values
         if not len(heats):
             return torch.inf

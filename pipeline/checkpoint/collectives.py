@@ -42,12 +42,15 @@ def all_gather_records(record: Any, group: dist.ProcessGroup | None = None) -> l
     size = torch.tensor([len(data)], device=data.device)
     sizes = [torch.zeros_like(size) for _ in range(world_size())]
     dist.all_gather(sizes, size, group=group)
-    # all_gather takes blocks of one size, so every record is padded to the longest.
-    block = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=data.device)
-    block[: len(data)] = data
-    blocks = [torch.zeros_like(block) for _ in sizes]
-    dist.all_gather(blocks, block, group=group)
-    return [_decode_json(padded[: int(length)]) for padded, length in zip(blocks, sizes, strict=True)]
+    # all_gather takes tensors of one size, so every record is padded to the longest.
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=data.device)
+    padded[: len(data)] = data
+    gathered = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded, group=group)
+    records = []
+    for other, length in zip(gathered, sizes, strict=True):
+        records.append(_decode_json(other[: int(length)]))
+    return records
 
 
 def gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -58,8 +61,11 @@ def gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[
     if world_size() == 1:
         return [json.loads(json.dumps(record))]
     data = _encode_json(record, _device_of(group))
-    others = [_decode_json(block) for block in _receive_on_first(data, group)]
-    return [_decode_json(data), *others] if this_rank() == 0 else []
+    # One at a time: the bytes of all ranks are never there at once.
+    others = [_decode_json(other) for other in _receive_on_first(data, group)]
+    if this_rank() != 0:
+        return []
+    return [_decode_json(data), *others]
 
 
 def run_on_rank0(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> Any:
@@ -75,6 +81,7 @@ def run_on_rank0(what: str, work: Callable[[], Any], group: dist.ProcessGroup | 
         cause, answer = _attempt(what, work)
     device = _device_of(group)
     data = _encode_json(answer, device)
+    # The size first: the others must have a tensor of it to receive the answer.
     size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, 0, group=group)
     if this_rank() != 0:
@@ -156,9 +163,9 @@ def all_gather_parcels(own: Parcel) -> list[Parcel]:
             dist.broadcast(data, rank)
             parcels.append(own)
         else:
-            block = torch.empty(size, dtype=torch.uint8, device=data.device)
-            dist.broadcast(block, rank)
-            parcels.append(_decode_parcel(block))
+            other = torch.empty(size, dtype=torch.uint8, device=data.device)
+            dist.broadcast(other, rank)
+            parcels.append(_decode_parcel(other))
     return parcels
 
 
@@ -166,8 +173,10 @@ def gather_parcels(own: Parcel) -> list[Parcel]:
     """Gather every rank's parcel on rank 0, in rank order; [] on the others. Collective."""
     if world_size() == 1:
         return [own]
-    others = [_decode_parcel(block) for block in _receive_on_first(_encode_parcel(own))]
-    return [own, *others] if this_rank() == 0 else []
+    others = [_decode_parcel(other) for other in _receive_on_first(_encode_parcel(own))]
+    if this_rank() != 0:
+        return []
+    return [own, *others]
 
 
 def _device_of(group: dist.ProcessGroup | None = None) -> torch.device:
@@ -181,7 +190,8 @@ def _gather_sizes(data: torch.Tensor, group: dist.ProcessGroup | None = None) ->
     sizes = torch.zeros(world_size(), dtype=torch.int64, device=data.device)
     sizes[this_rank()] = len(data)
     dist.all_reduce(sizes, group=group)
-    return [int(size) for size in sizes.tolist()]
+    gathered: list[int] = sizes.tolist()
+    return gathered
 
 
 def _receive_on_first(data: torch.Tensor, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
@@ -192,9 +202,9 @@ def _receive_on_first(data: torch.Tensor, group: dist.ProcessGroup | None = None
         return
     # Point to point: dist.gather would pad all of them to the longest.
     for rank, size in enumerate(sizes[1:], start=1):
-        block = torch.empty(size, dtype=torch.uint8, device=data.device)
-        dist.recv(block, rank, group=group)
-        yield block
+        other = torch.empty(size, dtype=torch.uint8, device=data.device)
+        dist.recv(other, rank, group=group)
+        yield other
 
 
 def _encode_json(record: Any, device: torch.device) -> torch.Tensor:

@@ -87,23 +87,28 @@ class _ChainMerge:
 
     def merge_table(self, table: str, rows: int, dim: int) -> None:
         """Write all rows of ``table``; DamagedError if the chain does not hold them."""
-        # Checkpoints may have other column shards. Between two neighbouring cuts, no shard of the chain begins or ends.
+        # 1. Checkpoints may have other column shards. Between two neighbouring cuts, no shard of the chain begins or
+        #    ends, so that a chunk has all of these columns of a row or none.
         edges = {0, dim}
-        chain_extents = []
+        files = 0
         for index in self.indices:
-            extents = [extent for extent in index.files if extent.table == table]
-            chain_extents.append(extents)
-            for extent in extents:
-                edges |= {extent.column, extent.column + extent.columns}
+            files += len(index.files)
+            for extent in index.files:
+                if extent.table == table:
+                    edges |= {extent.column, extent.column + extent.columns}
         cuts = sorted(edges)
+
+        # 2. From the newest checkpoint to the baseline: what is taken already is newer than what a chunk has of it.
         taken = np.zeros((len(cuts) - 1, rows), np.bool_)
-        for artifact, extents in zip(reversed(self.chain), reversed(chain_extents), strict=True):
-            for extent in extents:
+        for artifact, index in zip(reversed(self.chain), reversed(self.indices), strict=True):
+            for extent in index.files:
+                if extent.table != table:
+                    continue
                 where = f"{artifact.path}/{extent.file}"
                 chunk = open_chunk(read_verified(self.store, artifact, extent.file), self.store.url_of(where))
                 self._take_rows(chunk, taken, cuts)
                 self.files_read += 1
-                self.progress(self.files_read, sum(len(index.files) for index in self.indices))
+                self.progress(self.files_read, files)
         if not taken.all():
             missing = int((~taken.all(0)).sum())
             raise DamagedError(
@@ -124,21 +129,23 @@ class _ChainMerge:
                 write_part(sink, chunk, keep)
                 self.on_point(FaultPoint.COMPACT)
             self._add_extent(chunk.table, chunk.ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
-        # A row that is newer in some columns only (the chain changed its column shards) is cut, so it is decoded.
+        # A row that is newer in some columns only (the chain changed its column shards) is cut, so it is decoded: codes
+        # are packed over all columns. In fp32 the values stay what they were.
         if (newer & ~held.all(0)).any():
+            block = chunk.rows()
             for span in spans:
                 rows = newer & ~held[span - first]
-                if rows.any():
-                    self._write_columns(chunk.rows(), rows, cuts[span], cuts[span + 1])
+                if not rows.any():
+                    continue
+                left, right = cuts[span], cuts[span + 1]
+                columns = slice(left - chunk.column, right - chunk.column)
+                weight = block.weight[rows][:, columns].contiguous()
+                state = columns_of({name: value[rows] for name, value in block.state.items()}, columns)
+                with self.draft.open(self._next_file(chunk.table)) as sink:
+                    part = RowBlock(chunk.table, chunk.ids[rows], left, weight, state)
+                    write_block(sink, part, TableCoding("fp32"))
+                self._add_extent(chunk.table, chunk.ids[rows], left, right - left, "fp32")
         taken[spans.start : spans.stop, chunk.ids] = True
-
-    def _write_columns(self, block: RowBlock, keep: NDArray[np.bool_], left: int, right: int) -> None:
-        part = slice(left - block.column, right - block.column)
-        weight = block.weight[keep][:, part].contiguous()
-        state = columns_of({name: value[keep] for name, value in block.state.items()}, part)
-        with self.draft.open(self._next_file(block.table)) as sink:
-            write_block(sink, RowBlock(block.table, block.ids[keep], left, weight, state), TableCoding("fp32"))
-        self._add_extent(block.table, block.ids[keep], left, right - left, "fp32")
 
     def _next_file(self, table: str) -> str:
         return f"{_NEW_ROWS}/{quote(table, safe='')}/{len(self.extents):06d}.safetensors"
@@ -161,7 +168,8 @@ class _ChainMerge:
 def _swap_manifest(
     store: Store, artifact: Artifact, draft: Draft, extents: list[Extent], chain: list[Artifact]
 ) -> Artifact:
-    files = {name: artifact.files[name] for name in (DENSE, STATE)} | draft.files
+    # What is not rows stays as it is.
+    files = {DENSE: artifact.files[DENSE], STATE: artifact.files[STATE], **draft.files}
     new = replace(
         artifact,
         files=dict(sorted(files.items())),

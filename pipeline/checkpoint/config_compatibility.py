@@ -72,6 +72,8 @@ _ALLOWED = (
 # What checkpoints did that are older than the settings of a schedule.
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
 _DATASET, _RENAME = "dataset", "checkpoint.rename."
+# A numeric feature or a sequence, all of its settings at once.
+_WHOLE_FEATURE = re.compile(r"data\.(dense|sequences)\.[^.]*")
 
 
 @dataclass
@@ -215,10 +217,6 @@ def _merge_changes_of_one_side(
     return changes
 
 
-def _is_whole_feature(path: str) -> bool:
-    return path.startswith(("data.dense.", "data.sequences.")) and path.count(".") == 2
-
-
 def _describe_ids_change(path: str, old: Any, new: Any, features: list[str]) -> str:
     if path.startswith(_RENAME):
         former = path.removeprefix(_RENAME)
@@ -232,14 +230,16 @@ def _describe_ids_change(path: str, old: Any, new: Any, features: list[str]) -> 
 
 
 def _describe_change(path: str, old: Any, new: Any) -> str:
-    if _is_whole_feature(path):
+    if _WHOLE_FEATURE.fullmatch(path):
         return f"{path} is new" if old is None else f"{path} is gone"
     texts = []
     for value in (old, new):
+        text = str(value)
         if value is None:
-            texts.append("not set")
-        else:
-            texts.append(repr(value) if isinstance(value, str) else str(value))
+            text = "not set"
+        elif isinstance(value, str):
+            text = repr(value)
+        texts.append(text)
     return f"{path} was {texts[0]}, is {texts[1]}"
 
 
@@ -298,10 +298,11 @@ def _refusal(
 
 def _override(path: str, value: Any) -> str:
     # As it is typed in a shell.
-    if _is_whole_feature(path):
+    if _WHOLE_FEATURE.fullmatch(path):
         return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
         return f"{path}=[{','.join(map(str, value))}]"
+    # Hydra spells these two otherwise than Python.
     text = str(value)
     if value is None:
         text = "null"

@@ -34,7 +34,8 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "al
 
 def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write CPU ``tensors`` and string ``metadata`` as one safetensors file."""
-    write_header(sink, {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}, metadata)
+    shapes = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
+    write_header(sink, shapes, metadata)
     for tensor in tensors.values():
         if tensor.numel():
             # A view of the tensor's own memory, with no copy of it.
@@ -70,7 +71,18 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
         header = json.loads(bytes(view[8 : 8 + length]))
         metadata = header.pop("__metadata__", {})
         body = view[8 + length :]
-        tensors = {name: _tensor(body, entry) for name, entry in header.items()}
+        tensors = {}
+        for name, entry in header.items():
+            start, stop = entry["data_offsets"]
+            dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
+            count = math.prod(shape)
+            if not 0 <= start <= stop <= len(body) or stop - start != count * dtype.itemsize:
+                raise ValueError(f"tensor bytes {start}..{stop} of {len(body)} for shape {shape}")
+            if count:
+                tensors[name] = torch.frombuffer(body[start:stop], dtype=dtype).view(shape)
+            else:
+                # ``frombuffer`` takes no empty buffer.
+                tensors[name] = torch.empty(shape, dtype=dtype)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise unreadable(where, "a whole safetensors file", error) from None
     return tensors, metadata
@@ -87,14 +99,3 @@ def require_memory(error: Exception) -> None:
     # torch (RuntimeError) and zstd (ZstdError) have the same class for it as for content that makes no sense.
     if isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
         raise MemoryError(str(error)) from error
-
-
-def _tensor(body: memoryview, entry: dict[str, Any]) -> Tensor:
-    start, stop = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
-    count = math.prod(shape)
-    if not 0 <= start <= stop <= len(body) or stop - start != count * dtype.itemsize:
-        raise ValueError(f"tensor bytes {start}..{stop} of {len(body)} for shape {shape}")
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(body[start:stop], dtype=dtype).view(shape)

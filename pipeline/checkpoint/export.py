@@ -69,6 +69,7 @@ def export(
     files = []
     for table in chosen:
         name = f"{quote(table, safe='')}.{file_format}"
+        # A file appears when it is whole: what another program finds, it can read.
         with whole_file(out.url_of(name), out.option.strip()) as sink:
             states = reader.states(table) if state else {}
             if file_format == "parquet":
@@ -100,8 +101,9 @@ def _write_parquet(
     with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False) as writer:
         for window in windows:
             arrays = [pa.array(np.arange(window.row, window.row + window.rows, dtype=np.int64))]
-            for part in (window.weight, *(window.state[name] for name in states)):
-                values = part.numpy()
+            tensors = [window.weight, *(window.state[name] for name in states)]
+            for tensor in tensors:
+                values = tensor.numpy()
                 if values.ndim == 1:
                     arrays.append(pa.array(np.ascontiguousarray(values)))
                 elif as_list:
@@ -117,7 +119,8 @@ def _write_safetensors(
     rows, dim = reader.tables[table].rows, reader.tables[table].dim
     tensors = {"weight": (torch.float32, [rows, dim])}
     for name, per_weight in states.items():
-        tensors[name] = (torch.float32, [rows, dim] if per_weight else [rows])
+        shape = [rows, dim] if per_weight else [rows]
+        tensors[name] = (torch.float32, shape)
     write_header(sink, tensors, {"table": table})
     for window in windows:
         sink.write(window.weight.numpy().tobytes())

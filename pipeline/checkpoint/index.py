@@ -78,6 +78,7 @@ def committed(store: Store, directory: str, damaged: dict[str, str] | None = Non
     One whose manifest is damaged is left out and added to ``damaged``: {path: what is wrong with its manifest}.
     """
     paths = [f"{directory}/{name}" for name in store.names(directory) if NAME.fullmatch(name)]
+    # By number: names of more than eight digits would sort before others as text.
     return sorted(readable(store, paths, damaged), key=lambda artifact: artifact.summary["step"])
 
 
@@ -91,6 +92,7 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
                 _check_summary(store, artifact)
                 artifacts.append(artifact)
         except DamagedError as error:
+            # The path is said beside it, so the message need not name the file again.
             if damaged is not None:
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
     return artifacts
@@ -105,6 +107,7 @@ def _check_summary(store: Store, artifact: Artifact) -> None:
         and name == name_of(step)
         and kind in (BASELINE, DELTA)
         and isinstance(parents, list)
+        # Earlier ones only, so that no chain goes round in a circle.
         and all(isinstance(p, str) and NAME.fullmatch(p) and step_of(p) < step for p in parents)
     )
     if not sound:
@@ -129,7 +132,9 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
             store.fs.invalidate_cache(store.full(path))
             found = readable(store, [path], damaged)
         if not found:
-            problem = f"whose {MANIFEST} {damaged[path]}" if damaged else "which is missing"
+            problem = "which is missing"
+            if damaged:
+                problem = f"whose {MANIFEST} {damaged[path]}"
             raise DamagedError(
                 f"checkpoint {artifact.path} depends on {name}, {problem}",
                 hint=damage_hint(store, artifact.path),
@@ -161,11 +166,10 @@ def newest_chain(entries: list[Entry]) -> CheckpointChain | None:
     starts = [place for place, entry in enumerate(entries) if entry.type == BASELINE]
     if not starts:
         return None
-    chain = entries[starts[-1] :]
-    size = max(1, chain[0].bytes)
-    return CheckpointChain(
-        names=tuple(entry.name for entry in chain), shares=tuple(entry.bytes / size for entry in chain[1:])
-    )
+    baseline, *deltas = entries[starts[-1] :]
+    size = max(1, baseline.bytes)
+    names = (baseline.name, *(delta.name for delta in deltas))
+    return CheckpointChain(names, shares=tuple(delta.bytes / size for delta in deltas))
 
 
 def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> bool:
@@ -190,7 +194,10 @@ def rebase_pays(shares: tuple[float, ...]) -> bool:
 
 def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
     """Return what a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
-    return chain.names if policy == "consecutive" else chain.names[:1]
+    if policy == "consecutive":
+        return chain.names
+    # One-shot deltas hold all that changed since the baseline, the rows of earlier deltas too.
+    return chain.names[:1]
 
 
 def names_to_keep(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:

@@ -108,7 +108,10 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
         damaged: dict[str, str] = {}
         with reachable(where):
             names = [artifact.name for artifact in committed(store, directory, damaged)]
-        return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
+        problems = {}
+        for path, problem in damaged.items():
+            problems[path.rpartition("/")[2]] = f"{path}/{MANIFEST} {problem}"
+        return names, problems
 
     for pause in (*collectives.PAUSES, None):
         seen = retry_on_all_ranks(f"listing {where}", list_here)
@@ -138,13 +141,14 @@ def _describe(names: list[str], damaged: list[str]) -> str:
 
 def require_seen_by_all(store: Store, error: DamagedError) -> None:
     """Have every rank read the file that shows the damage ``error``; PassingError if one reads it whole. Collective."""
-    # Nothing is read if what was read proves the damage by itself.
+    # Nothing is read if what was read proves the damage by itself: then there is no file that another rank could see
+    # otherwise.
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     problems = retry_on_all_ranks(f"looking at {error.file} again", lambda: _find_problem(store, error.file))
-    whole = [rank for rank, problem in enumerate(problems) if not problem]
-    if whole:
-        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_SAME_STORE)
+    if "" in problems:
+        rank = problems.index("")
+        raise PassingError(f"{error.message}; but rank {rank} reads {error.file} intact", hint=_SAME_STORE)
 
 
 def _find_problem(store: Store, file: str) -> str:

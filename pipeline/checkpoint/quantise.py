@@ -24,10 +24,10 @@ from torch import Tensor
 
 from pipeline.core.kernels import load_kernels
 
-# Values per block of the torch operations: a block and its temporaries stay in a core's second-level cache, and every
+# Values per tile of the torch operations: a tile and its temporaries stay in a core's second-level cache, and every
 # operation stays below torch's grain size (32,768), so that the checkpoint's thread works alone: a second team of
 # threads would fight with training's for the cores (measured: ten to a hundred times slower on a busy machine).
-_BLOCK_VALUES = 32_000
+_TILE_VALUES = 32_000
 # Bits by expected restores, rising; more restores than the last entry need 8 bits (section 4.2.2).
 _BITS_BY_RESTORES = ((1, 2), (3, 3), (20, 4))
 # Bits whose codes do not fill whole bytes on their own.
@@ -77,7 +77,9 @@ def bits_for_restores(restores: int) -> int:
 def packed_bytes(columns: int, bits: int) -> int:
     """Return the bytes of one row's codes."""
     # Codes of three and six bits are packed in groups of eight.
-    return (columns + 7) // 8 * bits if bits in _GROUPED else (columns * bits + 7) // 8
+    if bits in _GROUPED:
+        return (columns + 7) // 8 * bits
+    return (columns * bits + 7) // 8
 
 
 def encode(rows: Tensor, coding: Coding) -> EncodedRows:
@@ -86,41 +88,46 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     codes = torch.empty(count, packed_bytes(columns, coding.bits), dtype=torch.uint8)
     low = torch.empty(count, dtype=torch.float16)
     span = torch.empty(count, dtype=torch.float16)
-    kernels = load_kernels("rowcodes")
     if not codes.numel():
-        unit = 1.0
-    elif kernels is not None and rows.dtype == torch.float32 and rows.stride(1) == 1:
-        unit = _unit(kernels.largest(rows))
+        return EncodedRows(codes, low, span, 1.0, coding.bits, columns)
+
+    # 1. The unit of all rows: the power of two next above the largest magnitude, since scaling by it is exact.
+    kernels = load_kernels("rowcodes")
+    if kernels is not None and (rows.dtype != torch.float32 or rows.stride(1) != 1):
+        kernels = None
+    if kernels is not None:
+        largest = kernels.largest(rows)
+    else:
+        # The tiles' extremes one by one: no temporary of the size of all rows, no second team of threads.
+        largest = max(max(float(tile.max()), -float(tile.min())) for _, tile in _tiles(rows))
+    unit = 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
+
+    # 2. The codes, and the range of each row.
+    if kernels is not None:
         search = coding.steps, int(coding.steps * coding.shrink), coding.fits
         kernels.encode(rows, coding.bits, search, unit, codes, low, span)
     else:
-        # The blocks' extremes one by one: no temporary of the size of all rows, no second team of threads.
-        unit = _unit(max(max(float(part.max()), -float(part.min())) for _, part in _blocks(rows)))
-        _encode_blocks(rows, coding, unit, codes, low, span)
+        _encode_tiles(rows, coding, unit, codes, low, span)
     return EncodedRows(codes, low, span, unit, coding.bits, columns)
 
 
-def _unit(largest: float) -> float:
-    # The power of two next above the largest magnitude: scaling by it is exact.
-    return 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
-
-
-def _encode_blocks(rows: Tensor, coding: Coding, unit: float, codes: Tensor, low: Tensor, span: Tensor) -> None:
-    # torch's operations on whole blocks: nothing loops over rows.
-    for start, part in _blocks(rows):
+def _encode_tiles(rows: Tensor, coding: Coding, unit: float, codes: Tensor, low: Tensor, span: Tensor) -> None:
+    # torch's operations on whole tiles: nothing loops over rows.
+    for start, part in _tiles(rows):
         stop = start + part.shape[0]
-        # A block is held transposed, [columns, rows], so that figures a row are contiguous vectors.
-        block = part.t().contiguous()
-        plain = searched = block.amin(0), block.amax(0)
+        # A tile is held transposed, [columns, rows], so that figures a row are contiguous vectors.
+        tile = part.t().contiguous()
+        plain = searched = tile.amin(0), tile.amax(0)
         if coding.steps or coding.fits:
-            searched = _Search(block, coding.bits, *plain).best(coding)
-        block_codes, low[start:stop], span[start:stop] = _on_grid(block, *searched, unit, coding.bits)
+            searched = _Search(tile, coding.bits, *plain).best(coding)
+        tile_codes, low[start:stop], span[start:stop] = _on_grid(tile, *searched, unit, coding.bits)
         # A grid must be used to both ends, or decoded rows would have another plain range: see the module's text.
-        unused = (block_codes.amin(0) > 0) | (block_codes.amax(0) < 2**coding.bits - 1)
+        unused = (tile_codes.amin(0) > 0) | (tile_codes.amax(0) < 2**coding.bits - 1)
         if searched is not plain and bool(unused.any()):
-            bottom, top = (torch.where(unused, one, other) for one, other in zip(plain, searched, strict=True))
-            block_codes, low[start:stop], span[start:stop] = _on_grid(block, bottom, top, unit, coding.bits)
-        codes[start:stop] = _pack(block_codes, coding.bits).t()
+            bottom = torch.where(unused, plain[0], searched[0])
+            top = torch.where(unused, plain[1], searched[1])
+            tile_codes, low[start:stop], span[start:stop] = _on_grid(tile, bottom, top, unit, coding.bits)
+        codes[start:stop] = _pack(tile_codes, coding.bits).t()
 
 
 def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
@@ -128,11 +135,12 @@ def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(encoded.codes.shape[0], encoded.columns)
     levels = 2**encoded.bits - 1
-    for start, block in _blocks(out):
-        stop = start + block.shape[0]
+    for start, tile in _tiles(out):
+        stop = start + tile.shape[0]
         values = _unpack(encoded.codes[start:stop], encoded.bits, encoded.columns).float()
         scale = encoded.span[start:stop].float() * (encoded.unit / levels)
-        torch.addcmul((encoded.low[start:stop].float() * encoded.unit)[:, None], values, scale[:, None], out=block)
+        # low + code * scale, straight into the rows: no temporary of their size.
+        torch.addcmul((encoded.low[start:stop].float() * encoded.unit)[:, None], values, scale[:, None], out=tile)
     return out
 
 
@@ -141,45 +149,46 @@ def choose_coding(sample: Tensor, bits: int, worth: float = 0.05) -> Coding:
 
     A costlier search is taken only where it lowers the root mean square error by a share of at least ``worth``.
     """
-    best = Coding(bits)
+    best, error = Coding(bits), math.inf
     if bits > 4 or not len(sample):
         return best
-    error = _rms_error(sample, best)
-    for steps, shrink, fits in _SEARCHES[1:]:
+    # The first one is the plain range, which is what the others must be better than.
+    for steps, shrink, fits in _SEARCHES:
         candidate = Coding(bits, steps, shrink, fits)
-        lower = _rms_error(sample, candidate)
-        if lower < error * (1 - worth):
-            best, error = candidate, lower
+        rms = float((decode(encode(sample, candidate)) - sample).square().mean().sqrt())
+        if rms < error * (1 - worth):
+            best, error = candidate, rms
     return best
 
 
-def _rms_error(rows: Tensor, coding: Coding) -> float:
-    return float((decode(encode(rows, coding)) - rows).square().mean().sqrt())
-
-
-def _blocks(rows: Tensor) -> list[tuple[int, Tensor]]:
-    size = max(1, _BLOCK_VALUES // max(1, rows.shape[1]))
+def _tiles(rows: Tensor) -> list[tuple[int, Tensor]]:
+    size = max(1, _TILE_VALUES // max(1, rows.shape[1]))
     return [(start, rows[start : start + size]) for start in range(0, rows.shape[0], size)]
 
 
-def _on_grid(block: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+def _on_grid(tile: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     # Returns codes (float32 [columns, n]), and the grid's low and span. Codes are taken against the stored (rounded)
     # range, so its rounding costs no accuracy of its own.
-    rounded, span = (low / unit).half(), ((high - low) / unit).half()
+    rounded = (low / unit).half()
+    span = ((high - low) / unit).half()
     width = span.float() * unit
     levels = 2**bits - 1
     inverse = torch.where(width > 0, levels / width, 0.0)
-    return torch.sub(block, rounded.float() * unit).mul_(inverse).round_().clamp_(0, levels), rounded, span
+    codes = torch.sub(tile, rounded.float() * unit).mul_(inverse).round_().clamp_(0, levels)
+    return codes, rounded, span
 
 
 class _Search:
-    # Searches better ranges of the rows of one block [columns, n]; its buffers stay in the cache.
+    # Searches better ranges of the rows of one tile [columns, n]; its buffers stay in the cache.
 
-    def __init__(self, block: Tensor, bits: int, low: Tensor, high: Tensor) -> None:
-        self._block, self._levels = block, 2**bits - 1
+    def __init__(self, tile: Tensor, bits: int, low: Tensor, high: Tensor) -> None:
+        self._tile = tile
+        self._levels = 2**bits - 1
         self._plain = low, high
-        self._places, self._codes = torch.empty_like(block), torch.empty_like(block)
-        self._lows, self._highs, self._errors = [low], [high], [self._error(low, high)]
+        self._places = torch.empty_like(tile)
+        self._codes = torch.empty_like(tile)
+        # What was tried, (low, high, error) of [n] each: every row takes the best of its own.
+        self._tried = [(low, high, self._error(low, high))]
 
     def best(self, coding: Coding) -> tuple[Tensor, Tensor]:
         """Find the low and high ends [n] with the least squared error that the search of ``coding`` tries."""
@@ -190,13 +199,9 @@ class _Search:
         return self._select_best()
 
     def _select_best(self) -> tuple[Tensor, Tensor]:
-        place = torch.stack(self._errors).argmin(0, keepdim=True)
-        return torch.stack(self._lows).gather(0, place)[0], torch.stack(self._highs).gather(0, place)[0]
-
-    def _add(self, low: Tensor, high: Tensor, error: Tensor) -> None:
-        self._lows.append(low)
-        self._highs.append(high)
-        self._errors.append(error)
+        lows, highs, errors = map(torch.stack, zip(*self._tried, strict=True))
+        place = errors.argmin(0, keepdim=True)
+        return lows.gather(0, place)[0], highs.gather(0, place)[0]
 
     def _shrink(self, steps: int, most: int) -> None:
         # The paper's greedy search: raise the low end or lower the high end by a step, whichever errs less.
@@ -209,24 +214,26 @@ class _Search:
             from_low, from_high = self._error_in_steps(raised, span), self._error_in_steps(low, span)
             raise_low = from_low < from_high
             low, high = torch.where(raise_low, raised, low), torch.where(raise_low, high, lowered)
-            self._add(low, high, torch.minimum(from_low, from_high).mul_((span / self._levels).square_()))
+            error = torch.minimum(from_low, from_high).mul_((span / self._levels).square_())
+            self._tried.append((low, high, error))
 
     def _fit(self, fits: int) -> None:
         # Lloyd's method on a grid: the range that serves the codes of the last one with least squares, and again.
-        count = len(self._block)
-        mean = self._block.mean(0)
+        count = len(self._tile)
+        mean = self._tile.mean(0)
         # Leaves the codes of the best range so far.
         self._error(*self._select_best())
         for _ in range(fits):
             codes = self._codes
             middle = codes.mean(0)
-            products = torch.mul(codes, self._block, out=self._places).sum(0)
+            products = torch.mul(codes, self._tile, out=self._places).sum(0)
             squares = torch.mul(codes, codes, out=self._places).sum(0)
             scale = (products - count * middle * mean) / (squares - count * middle.square()).clamp_min_(1e-6)
             low = mean - scale * middle
             high = low + scale * self._levels
             # A row of one value has no codes to fit: its plain range stays.
-            self._add(low, high, self._error(low, high).masked_fill_(scale <= 0, torch.inf))
+            error = self._error(low, high).masked_fill_(scale <= 0, torch.inf)
+            self._tried.append((low, high, error))
 
     def _error(self, low: Tensor, high: Tensor) -> Tensor:
         span = high - low
@@ -235,7 +242,7 @@ class _Search:
     def _error_in_steps(self, low: Tensor, span: Tensor) -> Tensor:
         # In squared grid steps, of each row; leaves the codes in ``_codes``.
         inverse = self._levels / span.clamp_min(torch.finfo(torch.float32).tiny * self._levels)
-        places = torch.addcmul(low.neg().mul_(inverse), self._block, inverse, out=self._places)
+        places = torch.addcmul(low.neg().mul_(inverse), self._tile, inverse, out=self._places)
         codes = torch.round(places, out=self._codes).clamp_(0, self._levels)
         return places.sub_(codes).square_().sum(0)
 
@@ -249,7 +256,8 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     if short:
         codes = torch.nn.functional.pad(codes, (0, 0, 0, short))
     # Sums of at most 48 bits: float32 holds those of whole bytes exactly, float64 the others.
-    words = codes[group - 1 :: group].to(torch.float64 if bits in _GROUPED else torch.float32, copy=True)
+    exact = torch.float64 if bits in _GROUPED else torch.float32
+    words = codes[group - 1 :: group].to(exact, copy=True)
     for place in range(group - 2, -1, -1):
         words.mul_(2**bits).add_(codes[place::group])
     if bits not in _GROUPED:

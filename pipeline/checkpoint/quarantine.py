@@ -95,7 +95,8 @@ def listed(store: Store, directory: str) -> list[SetAside]:
             one = SetAside(path, former, str(record["why"]), files, float(record["created"]), parents)
         except (ArtifactError, KeyError, TypeError, ValueError):
             # The record is damaged itself. On a disk, what was set aside has moved.
-            one = SetAside(path, former, f"its {RECORD} cannot be read", path if store.is_local else former, None)
+            files = path if store.is_local else former
+            one = SetAside(path, former, f"its {RECORD} cannot be read", files, None)
         found.append(one)
     return found
 

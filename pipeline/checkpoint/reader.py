@@ -140,21 +140,24 @@ def restore(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainSta
 
 
 def _restore_rows(store: Store, chain: list[Artifact], target: RestoreTarget) -> None:
+    # 1. Begin from nothing: another chain may have been applied in part before it turned out to be damaged.
     shards = target.rows.local_shards()
     for shard in shards:
         shard.zero_state()
     if target.touched is not None:
         target.touched.clear()
-    names = {table: table for table in target.rows.tables}
-    baseline, *deltas = chain
-    index = read_index(store, baseline)
-    _check_tables(index.tables, target.rows.tables, store.url_of(baseline.path))
-    _check_cover(index.files, shards, store, baseline)
-    put_rows(store, baseline, index, target, names)
-    for artifact in deltas:
+
+    # 2. The baseline, which must hold every value, and then the deltas over it, oldest first. Only their rows are
+    #    marked: they are what the next delta must have besides those that training touches.
+    names = dict(zip(target.rows.tables, target.rows.tables, strict=True))
+    for artifact in chain:
         index = read_index(store, artifact)
         _check_tables(index.tables, target.rows.tables, store.url_of(artifact.path))
-        put_rows(store, artifact, index, target, names, touched=target.touched)
+        if artifact is chain[0]:
+            _check_cover(index.files, shards, store, artifact)
+            put_rows(store, artifact, index, target, names)
+        else:
+            put_rows(store, artifact, index, target, names, touched=target.touched)
 
 
 def put_rows(
@@ -166,6 +169,7 @@ def put_rows(
     touched: TouchedRows | None = None,
 ) -> None:
     """Put a checkpoint's rows into this rank's shards; ``names``: {table of the checkpoint: table of the model}."""
+    # Of all ranks' chunks, those that have something for a shard of this rank: whatever sharding wrote them.
     shards = target.rows.local_shards()
     wanted = []
     for extent in index.files:
@@ -208,6 +212,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
 
 def meets(extent: Extent, shard: LocalShard) -> bool:
     """Whether an extent of the index and a shard have values in common."""
+    # By the extent's first and last row: between them it may lack some, so its chunk may turn out to have none.
     return (
         extent.table == shard.table
         and extent.first < shard.row + shard.rows
@@ -221,19 +226,21 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; returns the number of rows."""
     if block.table != shard.table:
         return 0
-    # The rows and columns in common.
+    # 1. The rows and columns in common: ids rise, so that the rows are neighbours in the block.
     low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
     left = max(block.column, shard.column)
     right = min(block.column + block.weight.shape[1], shard.column + shard.columns)
     if low >= high or left >= right:
         return 0
     part = slice(left - block.column, right - block.column)
-    # Adjacent rows are copied as a slice, without an index.
+
+    # 2. Their places in the shard. Adjacent rows are copied as a slice, without an index.
     ids = block.ids[low:high] - shard.row
     places: slice | Tensor = torch.from_numpy(ids)
     if int(ids[-1] - ids[0]) + 1 == len(ids):
         places = slice(int(ids[0]), int(ids[-1]) + 1)
-    # Tables that were trained without a state have none to give; a shard without takes none.
+
+    # 3. Their state. Tables that were trained without one have none to give; a shard without takes none.
     stored: dict[str, Tensor] = {}
     for name in shard.state_shapes(0):
         if states and name in block.state:
@@ -243,7 +250,9 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     share = (right - left) / shard.columns
     state: dict[str, Tensor] = {}
     for name, values in columns_of(stored, part).items():
-        state[name] = values if values.dim() > 1 else values * share
+        if values.dim() == 1:
+            values = values * share
+        state[name] = values
     shard.put(places, block.weight[low:high, part], state, left - shard.column, add=left > shard.column)
     if touched is not None:
         touched.mask(shard_key(shard))[places] = 1
@@ -289,11 +298,12 @@ def _check_cover(extents: list[Extent], shards: list[LocalShard], store: Store, 
 def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainState:
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
-    tensors = _read_dense_file(store, artifact)
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
     record = read_state(store, artifact)
     stored = _select_prefix("param/", tensors)
+    # All that differs is named at once: a person who mends one parameter after another would wait for each.
     complaints = []
-    for name in [*target.dense, *(name for name in stored if name not in target.dense)]:
+    for name in {**target.dense, **stored}:
         now = tuple(target.dense[name].shape) if name in target.dense else None
         then = tuple(stored[name].shape) if name in stored else None
         if now != then:
@@ -333,11 +343,8 @@ def read_state(store: Store, artifact: Artifact) -> dict[str, Any]:
 
 def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
     """Read the dense parameters of checkpoint ``artifact`` by name; DamagedError if their file is damaged."""
-    return _select_prefix("param/", _read_dense_file(store, artifact))
-
-
-def _read_dense_file(store: Store, artifact: Artifact) -> dict[str, Tensor]:
-    return read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")[0]
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
+    return _select_prefix("param/", tensors)
 
 
 def _select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

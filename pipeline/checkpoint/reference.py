@@ -20,7 +20,9 @@ def directories(store: Store, run: str | None = None) -> list[str]:
 def run_of(path: str) -> str:
     """Return the run that a checkpoint's path belongs to; the directory if the path is no run's."""
     parts = path.split("/")
-    return parts[1] if parts[0] == "runs" and len(parts) > 1 else path.rpartition("/")[0]
+    if parts[0] == "runs" and len(parts) > 1:
+        return parts[1]
+    return path.rpartition("/")[0]
 
 
 def find_checkpoint(
@@ -54,7 +56,9 @@ def find_checkpoint(
             suspects.append(path)
     if suspects:
         path = max(suspects, key=step_of)
-        instead = "" if best is None else f"{option}{best.path} takes the newest intact one; "
+        instead = ""
+        if best is not None:
+            instead = f"{option}{best.path} takes the newest intact one; "
         raise ArtifactError(
             f"checkpoint {path} cannot be used: its {MANIFEST} {damaged[path]}",
             hint=f"{instead}{damage_hint(store, path)}",
@@ -95,7 +99,9 @@ def unknown(store: Store, name: str) -> ArtifactError:
     for directory in directories(store):
         for artifact in committed(store, directory):
             known.append(f"{run_of(artifact.path)}/{artifact.name}")
-    text = f"available: {', '.join(known[-8:])}" if known else "this store has none"
+    text = "this store has none"
+    if known:
+        text = f"available: {', '.join(known[-8:])}"
     lost = ""
     run, _, last = name.strip("/").rpartition("/")
     if run and NAME.fullmatch(last):

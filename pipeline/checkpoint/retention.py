@@ -116,7 +116,9 @@ def _reasons_to_stay(
     # A finished training names its own final checkpoint, and needs no others any more.
     if newest.path not in named:
         held = newest.summary.get(HELD, [])
-        pinned |= {held} if isinstance(held, str) else set(held)
+        if isinstance(held, str):
+            held = [held]
+        pinned |= set(held)
     entries = [entry_of(artifact) for artifact in artifacts]
     reasons = {}
     for name in names_to_keep(entries, last, every, pinned):

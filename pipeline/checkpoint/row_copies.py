@@ -23,12 +23,12 @@ from pipeline.embeddings.row_access import LocalShard, RowAccess
 from pipeline.embeddings.touched import TouchedRows, shard_key
 
 # Values copied and checked at a time: they stay in the second-level cache in between.
-_PIECE_VALUES = 1 << 18
+_VALUES_AT_ONCE = 1 << 18
 
 
 @dataclass
 class CopyBuffers:
-    """One growing piece of host memory that copies are cut from, one after the other.
+    """Growing host memory that copies are cut from, one after the other.
 
     Rows of tables on SSD are copied to a disk instead (``LocalShard.scratch``).
     """
@@ -112,10 +112,10 @@ def _count_values(shard: LocalShard, count: int) -> int:
 
 def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: CopyBuffers) -> RowBlock:
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
-    disk = shard.scratch()
+    # Room for weights and states, one behind the other. Tables on SSD may be larger than memory: they have a disk's.
     values = _count_values(shard, count)
-    room = buffers.cut(values) if disk is None else disk[:values]
-    # Weights and states lie one behind the other in the room.
+    disk = shard.scratch()
+    room = disk[:values] if disk is not None else buffers.cut(values)
     weight = room[: count * shard.columns].view(count, shard.columns)
     state: dict[str, Tensor] = {}
     used = weight.numel()
@@ -123,18 +123,20 @@ def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: Copy
         size = math.prod(shape)
         state[name] = room[used : used + size].view(shape)
         used += size
-    step = max(1, _PIECE_VALUES // shard.columns)
+    step = max(1, _VALUES_AT_ONCE // shard.columns)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
-        piece = {name: values[part] for name, values in state.items()}
-        shard.copy(part if rows is None else rows[part], weight[part], piece)
-        _require_finite(shard.table, ids[part], {"": weight[part], **piece})
+        part_state = {}
+        for name, state_values in state.items():
+            part_state[name] = state_values[part]
+        shard.copy(rows[part] if rows is not None else part, weight[part], part_state)
+        _require_finite(shard.table, ids[part], {"": weight[part], **part_state})
     return RowBlock(shard.table, ids.astype(np.int64, copy=False), shard.column, weight, state)
 
 
 def _require_finite(table: str, ids: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
     for name, values in tensors.items():
-        # A sum is not finite if a value is not, and reads the piece once; large finite values may overflow it.
+        # A sum is not finite if a value is not, and reads the values once; large finite ones may overflow it.
         if bool(torch.isfinite(values.sum())):
             continue
         bad = ~torch.isfinite(values.view(len(ids), -1)).all(dim=1)

@@ -99,6 +99,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         if leader:
             _write_file(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
             _write_file(draft, STATE, lambda: draft.write_json(STATE, job.state))
+            # The commit must not reach the disk before them.
             with _flush_behind(draft) as flush:
                 flush(DENSE)
                 flush(STATE)
@@ -123,21 +124,22 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
 def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> list[Extent]:
     extents: list[Extent] = []
 
-    def write(name: str, chunk: RowBlock, coding: TableCoding) -> None:
+    def write(name: str, block: RowBlock, coding: TableCoding) -> None:
         with draft.open(name) as sink:
-            write_block(sink, chunk, coding)
+            write_block(sink, block, coding)
             on_point(FaultPoint.CHUNK)
 
+    # A shard's block is divided twice: rows of one coding, and of these as many as a chunk holds.
     with _flush_behind(draft) as flush:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
-                for chunk in pieces(block, rows, job.chunk_bytes):
+                for part in pieces(block, rows, job.chunk_bytes):
                     # The other ranks wait for this one, so it gives up in time for them to hear of it.
                     if job.now() > deadline:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
-                    extent = extent_of(this_rank(), len(extents), chunk, coding)
+                    extent = extent_of(this_rank(), len(extents), part, coding)
                     on_point(FaultPoint.ENCODE)
-                    _write_file(draft, extent.file, partial(write, extent.file, chunk, coding))
+                    _write_file(draft, extent.file, partial(write, extent.file, part, coding))
                     extents.append(extent)
                     flush(extent.file)
     return extents
@@ -168,12 +170,12 @@ def _commit(draft: Draft, job: Job, reports: list[dict[str, Any]], on_point: OnP
 
 
 def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
-    """Cut ``rows`` of ``block`` into pieces of about ``limit`` bytes of float32.
+    """Cut ``rows`` of ``block`` into smaller blocks, one for each chunk.
 
     Args:
         block: The rows to cut.
-        rows: Places in the block, int64 [n]; None for all of them, whose pieces are views.
-        limit: Bytes of a piece, before it is encoded.
+        rows: Places in the block, int64 [n]; None for all of them, of which views are cut.
+        limit: Bytes of float32 in each, before it is encoded.
     """
     values = block.weight.shape[1]
     for state in block.state.values():
@@ -191,16 +193,16 @@ def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBloc
         yield RowBlock(block.table, ids, block.column, block.weight[part], states)
 
 
-def extent_of(rank: int, number: int, chunk: RowBlock, coding: TableCoding) -> Extent:
-    """Describe the ``number``-th file that ``rank`` writes into a checkpoint for the index; no other has its name."""
+def extent_of(rank: int, number: int, block: RowBlock, coding: TableCoding) -> Extent:
+    """Describe the chunk that ``rank`` makes of ``block`` for the index: its ``number``-th, with a name of its own."""
     return Extent(
-        file=f"rows/{quote(chunk.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
-        table=chunk.table,
-        first=int(chunk.ids[0]),
-        last=int(chunk.ids[-1]),
-        rows=len(chunk.ids),
-        column=chunk.column,
-        columns=chunk.weight.shape[1],
+        file=f"rows/{quote(block.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
+        table=block.table,
+        first=int(block.ids[0]),
+        last=int(block.ids[-1]),
+        rows=len(block.ids),
+        column=block.column,
+        columns=block.weight.shape[1],
         coding=coding_name(coding.weight),
     )
 

@@ -60,7 +60,10 @@ class TrainState:
 def _parameter_names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
     # In the optimizer's own order, by which its state_dict numbers them.
     name_of = {id(parameter): name for name, parameter in dense.items()}
-    return [name_of[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        names += [name_of[id(parameter)] for parameter in group["params"]]
+    return names
 
 
 def flatten_optimizer(
@@ -84,8 +87,10 @@ def flatten_optimizer(
     for group in record["param_groups"]:
         settings = {}
         for key, value in group.items():
+            if isinstance(value, Tensor):
+                value = value.item()
             if key not in _EXECUTION:
-                settings[key] = value.item() if isinstance(value, Tensor) else value
+                settings[key] = value
         settings["params"] = [names[index] for index in group["params"]]
         groups.append(settings)
     return tensors, {"class": type(optimizer).__name__, "scalars": scalars, "groups": groups}
@@ -105,7 +110,11 @@ def dense_part(
             tensors[f"optimizer/{name}"] = value
     if state.rng is not None:
         tensors["rng"] = state.rng
-    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}, record
+    copies: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        # A copy also of what lies in host memory: training changes it while the checkpoint is written.
+        copies[name] = value.detach().to("cpu", copy=True).contiguous()
+    return copies, record
 
 
 def load_optimizer(
@@ -124,7 +133,9 @@ def load_optimizer(
             f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}", hint=hint
         )
     names = _parameter_names(optimizer, dense)
-    saved = [name for group in record["groups"] for name in group["params"]]
+    saved: list[str] = []
+    for group in record["groups"]:
+        saved += group["params"]
     if sorted(saved) != sorted(names) or len(record["groups"]) != len(optimizer.param_groups):
         odd = sorted(set(saved) ^ set(names))
         raise ArtifactError(
@@ -132,8 +143,11 @@ def load_optimizer(
             f"the run's {len(names)} in {len(optimizer.param_groups)}; not in both: {', '.join(odd) or 'none'}",
             hint="the model settings the checkpoint was written with, or force=true",
         )
+    # torch numbers parameters by their order in the optimizer; the checkpoint names them.
     index = {name: i for i, name in enumerate(names)}
-    state: dict[int, dict[str, Any]] = {index[name]: dict(values) for name, values in record["scalars"].items()}
+    state: dict[int, dict[str, Any]] = {}
+    for name, scalars in record["scalars"].items():
+        state[index[name]] = dict(scalars)
     for key, tensor in tensors.items():
         name, part = key.rsplit("/", 1)
         state.setdefault(index[name], {})[part] = tensor
@@ -142,7 +156,13 @@ def load_optimizer(
     for current, former in zip(optimizer.state_dict()["param_groups"], record["groups"], strict=True):
         group = dict(current)
         for key, value in former.items():
-            group[key] = _to_type_of(current[key], value) if key in current else value
+            # JSON has neither tuples nor tensors: a setting gets the type that the new optimizer has for it.
+            own = current.get(key)
+            if isinstance(own, tuple):
+                value = tuple(value)
+            elif isinstance(own, Tensor):
+                value = torch.tensor(value, dtype=own.dtype, device=own.device)
+            group[key] = value
         group["params"] = [index[name] for name in former["params"]]
         order += group["params"]
         groups.append(group)
@@ -150,15 +170,6 @@ def load_optimizer(
     if order != list(range(len(names))):
         raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _to_type_of(current: Any, value: Any) -> Any:
-    # JSON has neither tuples nor tensors.
-    if isinstance(current, tuple):
-        return tuple(value)
-    if isinstance(current, Tensor):
-        return torch.tensor(value, dtype=current.dtype, device=current.device)
-    return value
 
 
 def parse_state(data: bytes | bytearray, where: str) -> dict[str, Any]:

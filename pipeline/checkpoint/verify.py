@@ -32,7 +32,10 @@ def verify(
             problem = ""
             # 1. A chunk is read as a restore reads it, its content and its checksum.
             if name in extents:
-                problem = _find_chunk_problem(store, checkpoint, extents[name])
+                try:
+                    list(read_blocks(store, checkpoint, [extents[name]]))
+                except DamagedError as error:
+                    problem = error.message
             # 2. Other files by their checksum. What is wrong with a chunk's bytes says more than what follows from it.
             if name not in extents or problem:
                 problem = _find_file_problem(store, f"{checkpoint.path}/{name}", entry) or problem
@@ -95,13 +98,6 @@ def _find_file_problem(store: Store, path: str, expected: FileEntry) -> str:
         return f"cannot be read: {error}"
     if read.bytes != expected.bytes:
         return f"has {read.bytes} bytes, expected {expected.bytes}"
-    return "" if read == expected else f"is corrupt: checksum {read.checksum}, expected {expected.checksum}"
-
-
-def _find_chunk_problem(store: Store, artifact: Artifact, extent: Extent) -> str:
-    try:
-        for _ in read_blocks(store, artifact, [extent]):
-            return ""
-    except DamagedError as error:
-        return error.message
+    if read != expected:
+        return f"is corrupt: checksum {read.checksum}, expected {expected.checksum}"
     return ""

@@ -200,7 +200,10 @@ def _load_dense(
     # 2. Another optimizer class starts anew, and the settings of its groups are always the run's own.
     optimizer, record = target.optimizer, state["optimizer"]
     same = optimizer is not None and record is not None and record["class"] == type(optimizer).__name__
-    groups = [] if optimizer is None else [dict(group) for group in optimizer.param_groups]
+    groups = []
+    if optimizer is not None:
+        # Copies: loading the state writes over the settings.
+        groups = [dict(group) for group in optimizer.param_groups]
     try:
         restore_dense(store, artifact, target if same else replace(target, optimizer=None))
     except ArtifactError as error:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.evaluation.metrics import fill_weights
+
 MOST_WEIGHTS = 1 << 22
 BATCH_ROWS = 512
 RATE = 0.1
@@ -21,6 +23,8 @@ RATE = 0.1
 _LARGEST = 8.0
 # Of squared gradients: steps of the first batches stay small.
 _FIRST_SUM = 1.0
+# Of every lookup the place of its weight, its row in the batch, and its factor.
+_Lookups = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Baseline:
 
     def fit(self, blocks: Iterable[BaselineRows]) -> None:
         """Learn from the rows of ``blocks``, in that order."""
+        # Scales and base rate come from the first block that has rows: all rows would have to be read twice otherwise.
         begun = False
         for block in blocks:
             if not begun and len(block.labels):
@@ -62,9 +67,11 @@ class Baseline:
                 self._step(batch)
 
     def score(self, block: BaselineRows) -> NDArray[np.float32]:
-        """Logits [n]."""
-        parts = [self._logits(batch, self._inputs(batch), self._lookups(batch)) for batch in _batches(block)]
-        return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+        """Return the logits [n] of the rows of ``block``."""
+        logits = [np.zeros(0)]
+        for batch in _batches(block):
+            logits.append(self._forward(batch)[0])
+        return np.concatenate(logits).astype(np.float32)
 
     def _begin(self, block: BaselineRows) -> None:
         # Scales of the dense features and the base rate, of the first block.
@@ -74,41 +81,42 @@ class Baseline:
             self._mean = np.nansum(known, 0) / counts
             spread = np.sqrt(np.nansum((known - self._mean) ** 2, 0) / counts)
             self._std = np.where(spread > 0, spread, 1.0)
-        counted = np.ones(len(block.labels)) if block.weights is None else block.weights.astype(np.float64)
+        counted = fill_weights(block.labels, block.weights)
+        # Half a click more and half a row without one: the logit of no clicks at all is finite, too.
         clicks, rows = float((block.labels * counted).sum()) + 0.5, float(counted.sum()) + 1.0
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
-    def _inputs(self, batch: BaselineRows) -> NDArray[np.float64]:
-        # Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
+    def _forward(self, batch: BaselineRows) -> tuple[NDArray[np.float64], NDArray[np.float64], _Lookups]:
+        # Returns the logits, and what they are made of: the inputs and the lookups.
+        # 1. Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
-        return np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
+        inputs = np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
 
-    def _lookups(self, batch: BaselineRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        # Of all features together: the weight, the row of the batch and the factor of every lookup.
-        places, in_batch, factors = [], [], []
+        # 2. Of all features together: the weight, the row of the batch and the factor of every lookup. Empty arrays
+        #    first: a model may have no sparse features, and nothing cannot be concatenated.
+        places, in_batch, factors = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
         for name, ids in batch.ids.items():
-            values, rows, weights = ids if isinstance(ids, tuple) else (ids, np.arange(len(ids)), None)
+            if isinstance(ids, tuple):
+                values, rows, weights = ids
+            else:
+                values, rows, weights = ids, np.arange(len(ids)), None
+            # A table above its cap shares weights by row number, as a hash table does.
             places.append(self._starts[name] + values.astype(np.int64) % self._sizes[name])
             in_batch.append(rows)
-            factors.append(np.ones(len(values)) if weights is None else weights.astype(np.float64))
-        none = np.zeros(0, np.int64)
-        return (
-            np.concatenate([none, *places]),
-            np.concatenate([none, *in_batch]),
-            np.concatenate([np.zeros(0), *factors]),
-        )
+            factors.append(fill_weights(values, weights))
+        lookups = np.concatenate(places), np.concatenate(in_batch), np.concatenate(factors)
 
-    def _logits(self, batch: BaselineRows, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
-        places, in_batch, factors = lookups
-        looked_up = np.bincount(in_batch, self._weights[places] * factors, minlength=len(batch.labels))
-        return np.asarray(inputs @ self._dense + looked_up)
+        # 3. The weights that were looked up, added up by row.
+        products = self._weights[lookups[0]] * lookups[2]
+        looked_up = np.bincount(lookups[1], products, minlength=len(batch.labels))
+        return np.asarray(inputs @ self._dense + looked_up), inputs, lookups
 
     def _step(self, batch: BaselineRows) -> None:
-        inputs, lookups = self._inputs(batch), self._lookups(batch)
-        logits = self._logits(batch, inputs, lookups)
+        logits, inputs, (places, in_batch, factors) = self._forward(batch)
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
-        errors = errors if batch.weights is None else errors * batch.weights
-        places, in_batch, factors = lookups
+        if batch.weights is not None:
+            errors = errors * batch.weights
+        # Gradients of one weight are added up before Adagrad squares them: a batch is one step.
         np.add.at(self._buffer, places, errors[in_batch] * factors)
         gradient = self._buffer[places]
         sums = self._sums[places] + gradient**2
@@ -124,14 +132,16 @@ class Baseline:
 def _batches(block: BaselineRows) -> Iterator[BaselineRows]:
     for start in range(0, len(block.labels), BATCH_ROWS):
         stop = start + BATCH_ROWS
-        ids = {name: _cut(lookups, start, stop) for name, lookups in block.ids.items()}
-        weights = None if block.weights is None else block.weights[start:stop]
+        ids = {}
+        for name, lookups in block.ids.items():
+            if not isinstance(lookups, tuple):
+                ids[name] = lookups[start:stop]
+                continue
+            # Lists: a row has any number of lookups, and these lie in the order of their rows.
+            values, rows, list_weights = lookups
+            low, high = np.searchsorted(rows, (start, stop))
+            if list_weights is not None:
+                list_weights = list_weights[low:high]
+            ids[name] = values[low:high], rows[low:high] - start, list_weights
+        weights = block.weights[start:stop] if block.weights is not None else None
         yield BaselineRows(block.labels[start:stop], block.dense[start:stop], ids, weights)
-
-
-def _cut(ids: Any, start: int, stop: int) -> Any:
-    if not isinstance(ids, tuple):
-        return ids[start:stop]
-    values, rows, weights = ids
-    low, high = np.searchsorted(rows, (start, stop))
-    return values[low:high], rows[low:high] - start, None if weights is None else weights[low:high]

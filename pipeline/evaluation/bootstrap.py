@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.evaluation.metrics import entropy_of_rate, sigmoid
+from pipeline.evaluation.metrics import entropy_of_rate, fill_weights, sigmoid
 from pipeline.records.gate import Interval
 
 FIGURES = ("ne", "auc", "calibration")
@@ -76,8 +76,9 @@ def block_sums(
     values = logits.astype(np.float64, copy=False)
 
     def add_up(column: NDArray[np.float64]) -> NDArray[Any]:
-        weighted = column if row_weights is None else row_weights * column
-        return np.bincount(blocks, weighted, minlength=count)
+        if row_weights is not None:
+            column = row_weights * column
+        return np.bincount(blocks, column, minlength=count)
 
     # One column at a time: each is as large as the logits.
     totals = [add_up(np.ones(len(values))), add_up(clicked.astype(np.float64))]
@@ -95,7 +96,7 @@ def placements(
     [n] each, 0 for the rows of the other class; both 0 where a class is empty. With ``row_weights`` [n], shares of
     weight instead of rows.
     """
-    weights = np.ones(len(values)) if row_weights is None else row_weights
+    weights = row_weights if row_weights is not None else np.ones(len(values))
     if not weights[clicked].any() or not weights[~clicked].any():
         return np.zeros(len(values)), np.zeros(len(values))
     # One sort and running sums: searching each value among sorted ones would miss the cache at every step. Sums of
@@ -123,14 +124,19 @@ def _lower_share(weights: NDArray[np.float64], first: NDArray[np.int64]) -> NDAr
 def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:
     """Return the figures of the rows behind ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K]."""
     total = sums.sum(0)
-    auc = float(total[4] / total[1]) if total[1] else float("nan")
-    points, drawn = _figures(total[None], auc), _figures(weights @ sums, auc)
+    auc = float("nan")
+    if total[1]:
+        auc = float(total[4] / total[1])
+    # All rows are one more replicate, whose blocks are drawn once each.
+    points = _figures(total[None], auc)
+    drawn = _figures(weights @ sums, auc)
     return {name: Resampled(float(points[name][0]), drawn[name]) for name in FIGURES}
 
 
 def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.float64]]:
     rows, clicks, loss, predicted, above, below = totals.T
-    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs.
+    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs. A replicate
+    # that draws no row, or one class only, has no figures.
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "ne": loss / rows / entropy_of_rate(clicks / rows, np.log, np.log1p),
@@ -159,6 +165,7 @@ def evaluation_intervals(
     if weights is not None:
         counted, row_weights = np.asarray(weights) > 0, weights.astype(np.float64)
     blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
+    # An interval that is too narrow misleads more than none does.
     for of_class in (counted & clicked, counted & ~clicked):
         if np.count_nonzero(np.bincount(blocks[of_class], minlength=count)) < FEWEST:
             return {}
@@ -195,8 +202,7 @@ def loss_parts(
     Returns:
         ``LOSS_PARTS`` parts; fewer where there are fewer rows.
     """
-    values, clicked = logits.astype(np.float64), labels == 1
-    counted = np.ones(len(values)) if weights is None else weights.astype(np.float64)
+    values, clicked, counted = logits.astype(np.float64), labels == 1, fill_weights(labels, weights)
     loss = np.logaddexp(0.0, np.where(clicked, -values, values)) * counted / counted.sum()
     parts: list[float] = np.bincount(block_of_rows(len(values), LOSS_PARTS), loss).tolist()
     return parts

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import DataError
-from pipeline.evaluation.metrics import sigmoid
+from pipeline.evaluation.metrics import fill_weights, sigmoid
 from pipeline.records.model_version import CalibrationCurve, CalibratorRecord
 from pipeline.specs.calibrator import Calibrator
 from pipeline.specs.label_kind import MAIN_TASK
@@ -33,10 +33,11 @@ class CalibrationRows:
         logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None
     ) -> CalibrationRows:
         """Sorted rows with a weight above 0; DataError unless there are some of both classes."""
-        row_weights = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+        row_weights = fill_weights(labels, weights)
         counted = row_weights > 0
         values, clicked = logits[counted].astype(np.float64), (labels[counted] == 1).astype(np.float64)
         row_weights = row_weights[counted]
+        # By all three, so that the bits of every sum below do not depend on the order in which rows came.
         order = np.lexsort((row_weights, clicked, values))
         rows = CalibrationRows(values[order], clicked[order], row_weights[order])
         if not rows.least:
@@ -98,18 +99,19 @@ def calibrated(
         logits: [n], or [n, T] of the main task and the further ones.
         ids: By feature; of the slices' feature the row of its table for each row, [n], or lists of these.
     """
-    codes = None if record.slices is None else first_ids(ids[record.slices])
+    codes: NDArray[np.integer] | None = None
+    if record.slices is not None:
+        slice_ids = ids[record.slices]
+        if hasattr(slice_ids, "offsets"):
+            # Of a list, the first id says which slice the row is of.
+            slice_ids = slice_ids.values[slice_ids.offsets[:-1]]
+        codes = np.asarray(slice_ids)
     if logits.ndim == 1:
         return _calibrated(record, MAIN_TASK, logits, codes)
     columns = []
     for place, name in enumerate((MAIN_TASK, *(tasks or ()))):
         columns.append(_calibrated(record, name, logits[:, place], codes))
     return np.stack(columns, axis=1)
-
-
-def first_ids(ids: Any) -> NDArray[np.integer]:
-    """Return a number for each row to slice by: its row in the table, of several the first."""
-    return np.asarray(ids.values[ids.offsets[:-1]] if hasattr(ids, "offsets") else ids)
 
 
 def applied(curve: CalibrationCurve, logits: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -124,6 +126,7 @@ def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np
     """Return what slices add to the logits of rows with these ``codes`` [n]; 0 for one without a shift of its own."""
     if not curve.shifts:
         return np.zeros(len(codes))
+    # Sorted as numbers, for the search: as texts, which JSON has for keys, 10 would come before 9.
     known = np.array(sorted((int(code), shift) for code, shift in curve.shifts.items()))
     at = np.minimum(np.searchsorted(known[:, 0], codes), len(known) - 1)
     return np.where(known[at, 0] == codes, known[at, 1], 0.0)
@@ -136,7 +139,9 @@ def _calibrated(
     if curve is None:
         return logits
     values = applied(curve, logits)
-    return (values if codes is None else values + shifts_of(curve, codes)).astype(np.float32)
+    if codes is not None:
+        values = values + shifts_of(curve, codes)
+    return values.astype(np.float32)
 
 
 # A curve must rise, and steeply enough for float32 to tell two logits apart.
@@ -217,14 +222,7 @@ def _knots(rows: CalibrationRows, starts: NDArray[np.int64]) -> tuple[Floats, Fl
     weights = np.add.reduceat(rows.weights, starts)
     clicks = np.add.reduceat(rows.weights * rows.clicked, starts)
     predicted = np.add.reduceat(rows.weights * sigmoid(rows.logits), starts)
-    predicted, clicks, weights = np.array(_pooled(predicted, clicks, weights)).T
-    x, y = _logit(predicted / weights), _logit(clicks / weights)
-    # Predictions that saturate at 0 or 1 give several blocks the same logit.
-    rises = np.append(True, np.diff(x) > 0)
-    return x[rises], y[rises]
 
-
-def _pooled(predicted: Floats, clicks: Floats, weights: Floats) -> list[tuple[float, float, float]]:
     # Pool adjacent violators: neighbours are joined until the click rate rises from block to block.
     blocks: list[tuple[float, float, float]] = []
     for cell in zip(predicted.tolist(), clicks.tolist(), weights.tolist(), strict=True):
@@ -232,12 +230,16 @@ def _pooled(predicted: Floats, clicks: Floats, weights: Floats) -> list[tuple[fl
         while len(blocks) > 1 and blocks[-2][1] * blocks[-1][2] >= blocks[-1][1] * blocks[-2][2]:
             above, below = blocks.pop(), blocks.pop()
             blocks.append((below[0] + above[0], below[1] + above[1], below[2] + above[2]))
-    return blocks
+    predicted, clicks, weights = np.array(blocks).T
 
-
-def _logit(rate: Floats) -> Floats:
-    inside = np.clip(rate, 1e-300, 1 - 2.0**-53)
-    return np.asarray(np.log(inside) - np.log1p(-inside))
+    logits = []
+    for rate in (predicted / weights, clicks / weights):
+        inside = np.clip(rate, 1e-300, 1 - 2.0**-53)
+        logits.append(np.log(inside) - np.log1p(-inside))
+    x, y = logits
+    # Predictions that saturate at 0 or 1 give several blocks the same logit.
+    rises = np.append(True, np.diff(x) > 0)
+    return x[rises], y[rises]
 
 
 _ROUNDS, _SLICE_STEPS = 5, 50
@@ -269,11 +271,19 @@ def slice_shifts(
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     shifts, variance = np.zeros(len(largest)), np.inf
     for _ in range(_ROUNDS):
+        # 1. The variance of the true shifts, from estimates of known precision, by the method of moments: what their
+        #    spread is above chance. None is left where chance explains all of it.
         score, information, noise = _sums(logits, clicked, weights, shifts, starts, counts)
         estimates = shifts + score / information
-        variance = _variance(estimates, information**2 / noise)
+        precision = information**2 / noise
+        whole = precision.sum()
+        spread = float(precision @ (estimates - precision @ estimates / whole) ** 2)
+        freedom = whole - float(precision @ precision) / whole
+        variance = max(0.0, (spread - (len(estimates) - 1)) / (freedom or np.inf))
         if not variance:
             return {}
+
+        # 2. The shifts that are most probable with that variance, from which the next round estimates.
         shifts = _most_probable(logits, clicked, weights, starts, counts, variance)
     return {int(value): float(shift) for value, shift in zip(values[largest], shifts, strict=True)}
 
@@ -289,17 +299,11 @@ def _sums(
     """By slice the log likelihood's first derivative by its shift, minus the second, and the first's variance."""
     predicted = sigmoid(logits + np.repeat(shifts, counts))
     spread = predicted * (1 - predicted)
-    parts = (weights * (clicked - predicted), weights * spread, weights**2 * spread)
-    score, information, noise = (np.add.reduceat(part, starts) for part in parts)
-    tiny = np.finfo(np.float64).tiny ** 0.25
-    return score, np.maximum(information, tiny), np.maximum(noise, tiny)
-
-
-def _variance(estimates: Floats, precision: Floats) -> float:
-    """Of the true shifts, from ``estimates`` with known ``precision``: the method of moments."""
-    total = precision.sum()
-    spread = float(precision @ (estimates - precision @ estimates / total) ** 2)
-    return max(0.0, (spread - (len(estimates) - 1)) / (total - float(precision @ precision) / total or np.inf))
+    score = np.add.reduceat(weights * (clicked - predicted), starts)
+    information = np.add.reduceat(weights * spread, starts)
+    noise = np.add.reduceat(weights**2 * spread, starts)
+    # Both are divisors, and 0 where all predictions of a slice are rounded to 0 or 1.
+    return score, np.maximum(information, _TINY), np.maximum(noise, _TINY)
 
 
 def _most_probable(
@@ -342,7 +346,7 @@ def fit_curve(
     Raises:
         DataError: There are no rows, or one class only.
     """
-    row_weights = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+    row_weights = fill_weights(labels, weights)
     rows = CalibrationRows.of(logits, labels, row_weights)
     curve = replace(method.fit(rows), rows=len(rows.logits), clicks=rows.clicks)
     if codes is None:

@@ -77,9 +77,11 @@ def gate_settings_of(overrides: Sequence[str], config_dir: str | None = None) ->
                 hint="nightjar explain gate",
             )
         if setting.partition(".")[0] in NOT_OF_SCORES:
+            # An error, not a warning: who sets a limit relies on its being asked.
+            hint = "--slice <column>" if setting == "slices" else f"leave out {override}"
             raise ConfigError(
                 f"{name} has no effect on files of scores: they tell labels and predictions, and all rows are judged",
-                hint="--slice <column>" if setting == "slices" else f"leave out {override}",
+                hint=hint,
             )
     config = compose(overrides, config_dir)
     return config.gate, config.seed
@@ -120,25 +122,38 @@ def judge_scores(
         DataError: The rows do not match, or allow no figures.
         LaunchError: Other processes write the ledger all the time.
     """
+    # 1. What can be wrong without reading a row is found first: reading may take minutes.
     steps = 3
     of_rows = to_day(day)
     looks = _open_ledger(settings, ledger, of_rows)
+
+    # 2. Files to arrays.
     progress(0, steps)
     rows = read_rows(candidate, incumbent, columns)
     progress(1, steps)
     scored = to_scored_rows(rows, columns)
     del rows  # measuring takes as much memory again
     progress(2, steps)
+
+    # 3. Figures, and whether these scores can be those of two models for the same rows. Only then is a look spent.
     if max_gauc_drop is not None:
         settings = replace(settings, max_gauc_drop=max_gauc_drop)
     record = measure(scored, settings, seed)
     _require_sound_scores(scored, record)
     _warn_of_rare_values(scored, record, settings)
     _warn_of_calibration(record, settings)
-    model, other = _model_names(candidate, incumbent, columns)
-    version = other if scored.incumbent is not None else None
-    record = replace(record, model=model, incumbent_version=version, weights_not_finite=None)
-    judged = judge_within_budget(record, settings, scored, looks, of_rows or utc_day(), model)
+
+    # 4. The verdict, in the name of the files, or of the columns where both models have one file.
+    if incumbent is None and columns.incumbent_score is not None:
+        names = [columns.score or SCORES[0], columns.incumbent_score]
+    else:
+        names = ["candidate", "incumbent"]
+        for place, table in enumerate((candidate, incumbent)):
+            if isinstance(table, str | os.PathLike):
+                names[place] = PurePosixPath(table).name
+    version = names[1] if scored.incumbent is not None else None
+    record = replace(record, model=names[0], incumbent_version=version, weights_not_finite=None)
+    judged = judge_within_budget(record, settings, scored, looks, of_rows or utc_day(), names[0])
     progress(steps, steps)
     return judged
 
@@ -204,8 +219,9 @@ def _find_ledger(url: str) -> LedgerFile:
     local = Path(file.files.full(name))
     try:
         if file.files.is_local and local.exists() and not local.is_file():
-            what, instead = ("a folder", f"{url}/ledger.json") if local.is_dir() else ("a device", "ledger.json")
-            raise ConfigError(f"ledger {url} is {what}, expected a file", hint=f"--ledger {instead}")
+            if local.is_dir():
+                raise ConfigError(f"ledger {url} is a folder, expected a file", hint=f"--ledger {url}/ledger.json")
+            raise ConfigError(f"ledger {url} is a device, expected a file", hint="--ledger ledger.json")
         file.read()
     except OSError as error:
         if explained(error) is not None:
@@ -215,23 +231,13 @@ def _find_ledger(url: str) -> LedgerFile:
     return file
 
 
-def _model_names(candidate: Table, incumbent: Table | None, columns: Columns) -> tuple[str, str]:
-    # For people: the files, or the columns where both models have one file.
-    if incumbent is None and columns.incumbent_score is not None:
-        return columns.score or SCORES[0], columns.incumbent_score
-    names = []
-    for table, name in ((candidate, "candidate"), (incumbent, "incumbent")):
-        names.append(PurePosixPath(table).name if isinstance(table, str | os.PathLike) else name)
-    return names[0], names[1]
-
-
 def to_scored_rows(rows: pl.DataFrame, columns: Columns) -> ScoredRows:
     """Turn the rows of ``read_rows`` into what the gate measures.
 
     Raises:
         DataError: Labels, weights or scores are no such values, or the labels allow no figures.
     """
-    weights = None if columns.weight is None else _weights(rows[columns.weight])
+    weights = _weights(rows[columns.weight]) if columns.weight is not None else None
     labels = _labels(rows[columns.label], weights)
     logits = {}
     for name, whose in ((CANDIDATE, "candidate's"), (INCUMBENT, "incumbent's")):
@@ -241,7 +247,7 @@ def to_scored_rows(rows: pl.DataFrame, columns: Columns) -> ScoredRows:
     for name in columns.slices:
         codes, values = _encode(rows[name])
         slices[name] = SliceColumn(codes=codes, names={-1: MISSING} | dict(enumerate(map(str, values))))
-    users = None if columns.user is None else _encode(rows[columns.user])[0]
+    users = _encode(rows[columns.user])[0] if columns.user is not None else None
     return ScoredRows(
         labels=labels,
         candidate=logits[CANDIDATE],
@@ -279,13 +285,14 @@ def _labels(column: pl.Series, weights: NDArray[np.floating] | None) -> NDArray[
             f"{labels[wrong][0]:g}",
             hint=hint,
         )
-    counted = labels if weights is None else labels[weights > 0]
+    counted, which = labels, ""
+    if weights is not None:
+        counted, which = labels[weights > 0], " with a weight above 0"
     clicks = int(counted.sum())
     if clicks in (0, len(counted)):
-        what = f"all {len(counted):,} rows" if weights is None else f"all {len(counted):,} rows with a weight above 0"
         raise DataError(
-            f"{what} have label {int(clicks > 0)} (column {column.name}), expected both classes: NE and AUC are not "
-            "defined for one class only",
+            f"all {len(counted):,} rows{which} have label {int(clicks > 0)} (column {column.name}), expected both "
+            "classes: NE and AUC are not defined for one class only",
             hint="rows of both classes, or --label <another column>",
         )
     return labels.astype(np.float32)

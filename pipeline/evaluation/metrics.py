@@ -73,7 +73,11 @@ def evaluate(
         _check_weights(clicked, weights)
         return {"samples": len(clicked), **_weighted(clicked, values, weights)}
     scores = split_by_class(clicked, values)
-    entropy, loss = base_entropy(len(scores.clicked), len(scores.other)), mean_log_loss(scores)
+    entropy = base_entropy(len(scores.clicked), len(scores.other))
+    # From logits, not from probabilities: a logit of 80 costs 80 nats, where a rounded probability would cost infinity.
+    loss_of_clicked = _sum_blocks(lambda x: np.logaddexp(0.0, -x), scores.clicked)
+    loss_of_other = _sum_blocks(lambda x: np.logaddexp(0.0, x), scores.other)
+    loss = (loss_of_clicked + loss_of_other) / scores.rows
     figures: dict[str, float] = {
         "samples": scores.rows,
         "ne": loss / entropy,
@@ -83,6 +87,7 @@ def evaluate(
     }
     if true_probability is not None:
         truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
+        # Stored in float32, a probability may have become 0 or 1; no row may cost infinitely much for that.
         clicked_loss = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
         other_loss = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
         figures["bayes_ne"] = (clicked_loss + other_loss) / truth.rows / entropy
@@ -100,7 +105,7 @@ def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
     wrong = ~(clicked | (values == 0))
     if wrong.any():
         raise DataError(
-            f"{_of(wrong.sum(), len(values))} labels are neither 0 nor 1, the first is {values[wrong][0]}",
+            f"{wrong.sum():,} of {len(values):,} labels are neither 0 nor 1, the first is {values[wrong][0]}",
             hint="data.label.positive=<value that means a click> data.label.negative=<value that means none>",
         )
     clicks = int(clicked.sum())
@@ -117,11 +122,12 @@ def _check_weights(clicked: NDArray[np.bool_], weights: NDArray[np.floating]) ->
     weighted = clicked[weights > 0]
     clicks = int(weighted.sum())
     if clicks in (0, len(weighted)):
-        labels = f", and all of these have label {int(clicks > 0)}" if len(weighted) else ""
-        counts = _of(len(weighted), len(clicked))
+        labels = ""
+        if len(weighted):
+            labels = f", and all of these have label {int(clicks > 0)}"
         raise DataError(
-            f"{counts} evaluated rows have a weight above 0{labels}, expected both classes: NE "
-            "and AUC are not defined for one class only",
+            f"{len(weighted):,} of {len(clicked):,} evaluated rows have a weight above 0{labels}, expected both "
+            "classes: NE and AUC are not defined for one class only",
             hint="logs in which the column of data.weight is above 0 for rows of both classes, or data.weight=null",
         )
 
@@ -136,7 +142,7 @@ def check_logits(logits: ArrayLike, rows: int) -> NDArray[np.floating]:
         nan = int(np.isnan(values).sum())
         bad = rows - int(finite.sum())
         raise DataError(
-            f"{_of(bad, rows)} logits are not finite ({nan:,} NaN, {bad - nan:,} infinite): the model diverged",
+            f"{bad:,} of {rows:,} logits are not finite ({nan:,} NaN, {bad - nan:,} infinite): the model diverged",
             hint="train again with lower rates (train.lr=0.0005 train.sparse_lr=0.01) or train.precision=fp32",
         )
     return values
@@ -149,7 +155,7 @@ def _check_probabilities(probabilities: ArrayLike, rows: int) -> NDArray[np.floa
     wrong = ~((values >= 0) & (values <= 1))
     if wrong.any():
         raise DataError(
-            f"{_of(wrong.sum(), rows)} true probabilities lie outside [0, 1], the first is {values[wrong][0]}",
+            f"{wrong.sum():,} of {rows:,} true probabilities lie outside [0, 1], the first is {values[wrong][0]}",
             hint="force=true stages=[ingest] writes the dataset again",
         )
     return values
@@ -158,11 +164,9 @@ def _check_probabilities(probabilities: ArrayLike, rows: int) -> NDArray[np.floa
 def _as_floats(values: ArrayLike) -> NDArray[np.floating]:
     # float32 stays as it is: sorting it is twice as fast, and float64 of it is exact.
     array = np.asarray(values)
-    return array if array.dtype == np.float32 else array.astype(np.float64)
-
-
-def _of(some: int, rows: int) -> str:
-    return f"{some:,} of {rows:,}"
+    if array.dtype != np.float32:
+        array = array.astype(np.float64)
+    return array
 
 
 def split_by_class(clicked: NDArray[np.bool_], values: NDArray[np.floating]) -> ByClass:
@@ -180,13 +184,6 @@ def exact_auc(scores: ByClass) -> float:
         below_or_tied = np.searchsorted(scores.other, block, side="right")
         twice += int(below.sum(dtype=np.int64)) + int(below_or_tied.sum(dtype=np.int64))
     return twice / (2 * len(scores.clicked) * len(scores.other))
-
-
-def mean_log_loss(scores: ByClass) -> float:
-    """Return the mean of log(1 + exp(-x)) over clicked and log(1 + exp(x)) over other rows, in nats."""
-    clicked = _sum_blocks(lambda x: np.logaddexp(0.0, -x), scores.clicked)
-    other = _sum_blocks(lambda x: np.logaddexp(0.0, x), scores.other)
-    return (clicked + other) / scores.rows
 
 
 def calibration(scores: ByClass) -> float:
@@ -228,14 +225,17 @@ def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.floating]) -> float:
     # Pairwise inside a block of the sorted values, exact (fsum) over the blocks.
-    starts = range(0, len(values), BLOCK_ROWS)
-    return math.fsum(float(function(values[i : i + BLOCK_ROWS].astype(np.float64)).sum()) for i in starts)
+    sums = []
+    for start in range(0, len(values), BLOCK_ROWS):
+        block = values[start : start + BLOCK_ROWS].astype(np.float64)
+        sums.append(float(function(block).sum()))
+    return math.fsum(sums)
 
 
 def _weighted(
     clicked: NDArray[np.bool_], logits: NDArray[np.floating], weights: NDArray[np.floating]
 ) -> dict[str, float]:
-    # Rows that are equal in all three are alike.
+    # Rows that are equal in all three are alike, so that any order of the rows gives the same three arrays.
     order = np.lexsort((weights, clicked, logits))
     y, x, w = clicked[order], logits[order].astype(np.float64), weights[order].astype(np.float64)
     total, clicks = math.fsum(w), math.fsum(w[y])
@@ -299,8 +299,9 @@ def _weighted_curve(
 
 
 def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
-    """First index of each bin of sorted ``values``: equal cuts, moved back to the first of a run of equal values."""
-    cuts = np.arange(min(bins, len(values))) * len(values) // min(bins, len(values))
+    # The first index of each bin of sorted ``values``: equal cuts, moved back to the first of a run of equal values.
+    count = min(bins, len(values))
+    cuts = np.arange(count) * len(values) // count
     return np.unique(np.searchsorted(values, values[cuts], side="left"))
 
 
@@ -326,25 +327,29 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
             f"{not_finite:,} of {len(labels):,} predictions are not finite: the model diverged",
             hint="train again with lower rates (train.lr=0.0005 train.sparse_lr=0.01) or train.precision=fp32",
         )
-    y, p = labels.astype(np.float64), predictions.astype(np.float64)
-    w = np.ones(len(y)) if weights is None else weights.astype(np.float64)
+    y, p, w = labels.astype(np.float64), predictions.astype(np.float64), fill_weights(labels, weights)
+    # ``fsum`` rounds once, whatever the order of the rows: these are not sorted as those of clicks are.
     total = math.fsum(w)
     mean = math.fsum(w * y) / total
     square, variance = math.fsum(w * (p - y) ** 2) / total, math.fsum(w * (y - mean) ** 2) / total
-    return {
-        "samples": len(y),
-        "rmse": math.sqrt(square),
-        "calibration": math.fsum(w * p) / (mean * total) if mean else math.nan,
-        "unexplained": square / variance if variance else math.nan,
-    }
+    figures = {"samples": len(y), "rmse": math.sqrt(square), "calibration": math.nan, "unexplained": math.nan}
+    if mean:
+        figures["calibration"] = math.fsum(w * p) / (mean * total)
+    if variance:
+        figures["unexplained"] = square / variance
+    return figures
 
 
 def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDArray[np.bool_]:
     """Mark the rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
     known = ~np.isnan(labels)
-    values = labels[known if weights is None else known & (weights > 0)]
+    counted = known
+    if weights is not None:
+        counted = known & (weights > 0)
+    values = labels[counted]
     if not len(values) or (LABEL_KINDS.get(kind).classes and values.min() == values.max()):
         return np.zeros(len(labels), bool)
+    # Rows without weight stay among them: they count nothing, and ``samples`` counts rows.
     return known
 
 
@@ -365,8 +370,9 @@ def evaluate_tasks(
         if not known.any():
             figures[task.name] = TaskFigures(kind=task.kind, samples=0)
             continue
-        row_weights = None if weights is None else weights[known]
+        row_weights = weights[known] if weights is not None else None
         measured = LABEL_KINDS.get(task.kind).figures(labels[task.name][known], logits[known, place], row_weights)
+        # JSON has no NaN: a figure that is not defined is left out.
         defined = {name: value for name, value in measured.items() if not math.isnan(value)}
         figures[task.name] = TaskFigures(kind=task.kind, **defined)  # type: ignore[arg-type]
     return figures
@@ -421,10 +427,13 @@ def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -
 def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> Histogram:
     """Return shares of rows by predicted probability, in ``bins`` equal steps up to the largest of all models."""
     probabilities = {name: sigmoid(values) for name, values in logits.items()}
+    # Click rates are small: steps up to 1 would put all rows of all models into the first bin.
     top = max(float(values.max()) for values in probabilities.values()) or 1.0
     edges = np.linspace(0, top, bins + 1)
-    counts = {name: np.histogram(values, edges)[0] / len(values) for name, values in probabilities.items()}
-    return Histogram(edges=edges.tolist(), **{name: shares.tolist() for name, shares in counts.items()})
+    shares = {}
+    for name, values in probabilities.items():
+        shares[name] = (np.histogram(values, edges)[0] / len(values)).tolist()
+    return Histogram(edges=edges.tolist(), **shares)
 
 
 def calibration_by_prediction(curve: Curve) -> tuple[float, float]:
@@ -461,7 +470,9 @@ def compute_ne(logits: Floats, labels: Floats, weights: Floats | None = None) ->
 
 def fill_weights(labels: Floats, weights: Floats | None) -> NDArray[np.float64]:
     """Return how many rows each of ``labels`` [n] counts as: ``weights`` in float64, or ones."""
-    return np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    if weights is None:
+        return np.ones(len(labels))
+    return weights.astype(np.float64)
 
 
 def compute_member_shares(weights: Floats, tasks: int) -> NDArray[np.float64]:

@@ -80,9 +80,11 @@ class Columns:
 
 def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl.DataFrame:
     """Read the candidate's rows with the incumbent's scores beside them, sorted by time where a column has it."""
+    # 1. The candidate's rows, with all that is asked of a row: its columns are named by the options that name them.
     named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
     for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):
-        named[option] = [] if name is None else [name]
+        if name is not None:
+            named[option] = [name]
     for option, score in (("--score", columns.score), ("--incumbent-score", columns.incumbent_score)):
         if score == columns.label:
             raise ConfigError(f"{option} {score} is the column of the labels", hint=f"{option} <column of scores>")
@@ -93,6 +95,8 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
     rows = opened.read(scores, named)
     if columns.key:
         _require_key(rows, list(columns.key), "candidate's")
+
+    # 2. The incumbent's scores beside them, from a file of its own.
     if incumbent is not None:
         opened = _open(incumbent, "the incumbent's file")
         scores = {INCUMBENT: opened.find_score(columns.incumbent_score or columns.score, "--incumbent-score")}
@@ -101,7 +105,11 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
         if columns.label in opened.columns and columns.label not in columns.key:
             scores[_LABEL] = columns.label
         rows = _match(rows, opened.read(scores, named), columns)
-    return rows if columns.time is None else _sort_by_time(rows, columns.time)
+
+    # 3. In the order of time, for the bootstrap draws rows together that follow each other.
+    if columns.time is not None:
+        rows = _sort_by_time(rows, columns.time)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -134,10 +142,13 @@ class _Opened:
         import polars as pl
         import polars.selectors as cs
 
+        kept: list[str] = []
         for option, names in named.items():
             for name in names:
                 self.require(name, option)
-        kept = list(dict.fromkeys(name for names in named.values() for name in names))
+                # A user may be a slice, too: a frame has no two columns of one name.
+                if name not in kept:
+                    kept.append(name)
         with _unreadable(self.where, self.kind):
             frame = self.load(list(dict.fromkeys([*renamed.values(), *kept])))
         if not frame.height:
@@ -166,19 +177,23 @@ def _open(table: Table, whose: str) -> _Opened:
         )
     where = f"{whose} {table}"
     fs, paths = _find_files(table, where)
-    kinds = set()
+    kinds: set[str | None] = set()
     for path in paths:
-        kinds.add(next((kind for suffix, kind in FORMATS.items() if path.lower().endswith(suffix)), "another one"))
-    if len(kinds) > 1 or "another one" in kinds:
+        kinds.add(next((kind for suffix, kind in FORMATS.items() if path.lower().endswith(suffix)), None))
+    kind = kinds.pop()
+    if kind is None or kinds:
         raise ConfigError(
             f"{where} has a name that tells no format, or several, expected one that ends with {', '.join(FORMATS)}",
             hint="nightjar judge candidate.parquet incumbent.parquet; overrides begin with gate. or seed=",
         )
-    (kind,) = kinds
     readers = []
     for path in paths:
-        with reachable(table):
-            source = path if isinstance(fs.inner, LocalFileSystem) else fs.cat_file(path)
+        # Polars maps a local file into memory, and takes from it the columns that are asked for; of an object store
+        # the whole file is read once, with the retries that the store needs.
+        source: str | bytes = path
+        if not isinstance(fs.inner, LocalFileSystem):
+            with reachable(table):
+                source = fs.cat_file(path)
         with _unreadable(where, kind):
             readers.append(_reader(kind, source))
 
@@ -202,14 +217,17 @@ def _find_files(url: str, where: str) -> tuple[Steady, list[str]]:
     with reachable(url):
         if fs.isfile(path):
             return fs, [path]
-        if fs.isdir(path):
-            names = [(name, name.removeprefix(path)) for name in fs.find(path)]
-            # Names that begin so are marks and checksums, such as _SUCCESS.
-            paths = [name for name, below in names if not any(part[:1] in ("_", ".") for part in below.split("/"))]
-        else:
-            paths = [name for name in fs.glob(path) if fs.isfile(name)] if fsspec.core.has_magic(path) else []
+        is_folder = fs.isdir(path)
+        paths = []
+        if is_folder:
+            for name in fs.find(path):
+                # Names that begin so are marks and checksums, such as _SUCCESS.
+                if not any(part[:1] in ("_", ".") for part in name.removeprefix(path).split("/")):
+                    paths.append(name)
+        elif fsspec.core.has_magic(path):
+            paths = [name for name in fs.glob(path) if fs.isfile(name)]
         if not paths:
-            what = "has no files" if fs.isdir(path) else "does not exist"
+            what = "has no files" if is_folder else "does not exist"
             raise DataError(f"{where} {what}, expected scores", hint="nightjar judge <file> <file>")
         return fs, sorted(paths)
 
@@ -221,6 +239,7 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        # The first line says what is wrong; Polars goes on with advice to its caller.
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "a whole file, whose name says its format"
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
@@ -231,6 +250,7 @@ def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[s
     import polars as pl
 
     def opened() -> Any:
+        # Anew each time: a reader leaves a buffer at its end.
         return source if isinstance(source, str) else io.BytesIO(source)
 
     if kind == "Parquet":
@@ -241,8 +261,11 @@ def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[s
         types: dict[str, Any] = {"infer_schema_length": None, "try_parse_dates": True}
         columns = pl.read_csv(opened(), n_rows=0, glob=False).columns
         return columns, lambda names: pl.read_csv(opened(), columns=names, glob=False, **types)
-    with Path(source).open("rb") if isinstance(source, str) else io.BytesIO(source) as file:
-        head = file.read(6)
+    if isinstance(source, str):
+        with Path(source).open("rb") as file:
+            head = file.read(6)
+    else:
+        head = source[:6]
     # Arrow has files, which begin with these bytes, and streams, which are read as a whole.
     if head == b"ARROW1":
         return list(pl.read_ipc_schema(opened())), lambda names: pl.read_ipc(opened(), columns=names)
@@ -272,8 +295,9 @@ def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.Dat
     else:
         rows, hint = pl.concat([rows, others], how="horizontal"), by_key
     if _LABEL in rows.columns:
-        labels = [rows[name].cast(pl.Float64, strict=False) for name in (columns.label, _LABEL)]
-        differ = int(labels[0].ne_missing(labels[1]).sum())
+        # As numbers: one file may have booleans, or text, where the other has 0 and 1.
+        ours = rows[columns.label].cast(pl.Float64, strict=False)
+        differ = int(ours.ne_missing(rows[_LABEL].cast(pl.Float64, strict=False)).sum())
         if differ:
             raise DataError(
                 f"{differ:,} of {plural(rows.height, 'row')} have another label in the incumbent's file than in the "
@@ -291,7 +315,9 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
     for name in key:
         kinds = (rows[name].dtype, others[name].dtype)
         if kinds[0].is_integer() and kinds[1].is_integer():
-            rows, others = (table.with_columns(table[name].cast(pl.Int128)) for table in (rows, others))
+            # The one type that holds all of Int64 and of UInt64.
+            rows = rows.with_columns(rows[name].cast(pl.Int128))
+            others = others.with_columns(others[name].cast(pl.Int128))
         elif kinds[0] != kinds[1]:
             raise DataError(
                 f"key {name} is {kinds[0]} in the candidate's file, {kinds[1]} in the incumbent's, expected one type",
@@ -317,7 +343,9 @@ def _require_key(table: pl.DataFrame, key: list[str], whose: str) -> None:
     missing = int(keys.select(pl.any_horizontal(pl.all().is_null())).to_series().sum())
     twice = int(keys.is_duplicated().sum())
     if missing or twice:
-        what = f"no value of key {names}" if missing else f"a key {names} that another row has, too"
+        what = f"a key {names} that another row has, too"
+        if missing:
+            what = f"no value of key {names}"
         raise DataError(
             f"{missing or twice:,} of {plural(table.height, 'row')} of the {whose} file have {what}, expected keys "
             "that name one row each",
@@ -332,7 +360,9 @@ def _sort_by_time(rows: pl.DataFrame, time: str) -> pl.DataFrame:
             f"column {time} is {kind}, expected times or numbers: text may sort otherwise than time",
             hint="write times as such, in CSV as 2026-01-31 12:00:00; no --time, if the rows are in the order of time",
         )
-    missing = rows[time].null_count() + (int(rows[time].is_nan().sum()) if kind.is_float() else 0)
+    missing = rows[time].null_count()
+    if kind.is_float():
+        missing += int(rows[time].is_nan().sum())
     if missing:
         raise DataError(
             f"{missing:,} of {plural(rows.height, 'row')} have no time (column {time})", hint="a time for each row"

@@ -46,7 +46,9 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
         return None
     clicked = scored.labels == 1
     users = scored.users
-    ranked = users >= 0 if scored.weights is None else (users >= 0) & (scored.weights > 0)
+    ranked = users >= 0
+    if scored.weights is not None:
+        ranked &= scored.weights > 0
     count = max(int(users.max(initial=-1)) + 1, 1)
     with_click = np.bincount(users[ranked & clicked], minlength=count) > 0
     without_click = np.bincount(users[ranked & ~clicked], minlength=count) > 0
@@ -57,13 +59,23 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
 
     # Users that can be ranked are numbered anew, without gaps, in the order of their codes.
     user = (np.cumsum(both) - 1)[users[rows]]
-    weights = np.ones(len(rows)) if scored.weights is None else scored.weights[rows].astype(np.float64)
+    weights = np.ones(len(rows))
+    if scored.weights is not None:
+        weights = scored.weights[rows].astype(np.float64)
     user_weights: NDArray[Any] = np.bincount(user, weights)
-    draws = poisson_weights(replicates, min(blocks, len(user_weights)), seed)
+
+    # Users, not rows, are drawn, because rows of one user are no independent ones; both models share the draws.
+    count = min(blocks, len(user_weights))
+    draws = poisson_weights(replicates, count, seed)
+    block = block_of_rows(len(user_weights), count)
+    totals = np.bincount(block, user_weights, minlength=count)
 
     def resample(logits: Floats) -> Resampled:
         aucs = auc_of_users(user, clicked[rows], logits[rows], weights)
-        return _weighted_mean(aucs, user_weights, draws)
+        sums = np.bincount(block, user_weights * aucs, minlength=count)
+        # A replicate may draw no block at all: its mean is NaN, which the interval leaves out.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return Resampled(float(sums.sum() / totals.sum()), (draws @ sums) / (draws @ totals))
 
     candidate = resample(scored.candidate)
     record = UserAuc(users=len(user_weights), rows=len(rows), candidate=candidate.interval(confidence))
@@ -127,12 +139,3 @@ def auc_of_users(
     pairs_won = np.add.reduceat(clicked_weight * (lower + 0.5 * other_weight), first_of_user)
     pairs = np.add.reduceat(clicked_weight, first_of_user) * np.add.reduceat(other_weight, first_of_user)
     return pairs_won / pairs
-
-
-def _weighted_mean(aucs: NDArray[np.float64], weights: NDArray[np.float64], draws: NDArray[np.float64]) -> Resampled:
-    count = draws.shape[1]
-    blocks = block_of_rows(len(aucs), count)
-    totals = np.bincount(blocks, weights, minlength=count)
-    sums = np.bincount(blocks, weights * aucs, minlength=count)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return Resampled(float(sums.sum() / totals.sum()), (draws @ sums) / (draws @ totals))

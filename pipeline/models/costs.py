@@ -36,7 +36,8 @@ def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
     Raises:
         ConfigError: It cannot be counted.
     """
-    # Tables and sequences are not part of the module, and the seed does not change its costs.
+    # Tables and sequences are not part of the module, and the seed does not change its costs. As text, because
+    # configurations are not hashable and the cache is by arguments.
     key = json.dumps(asdict(replace(config, tables={}, sequences={})), sort_keys=True)
     return _counted(key, replace(inputs, seed=0))
 
@@ -86,13 +87,18 @@ def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    def storages(values: Any) -> list[tuple[int, int]]:
-        return [(v.untyped_storage()._cdata, v.numel()) for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
+    def storages(values: Any) -> dict[int, int]:
+        # By storage, not by tensor: a view has that of its base, and writes nothing. With the number of values.
+        found: dict[int, int] = {}
+        for value in tree_leaves(values):
+            if isinstance(value, torch.Tensor):
+                found.setdefault(value.untyped_storage()._cdata, value.numel())
+        return found
 
-    known = {storage for storage, _ in storages([*inputs, *module.parameters(), *module.buffers()])}
+    known = set(storages([*inputs, *module.parameters(), *module.buffers()]))
     written: dict[int, int] = {}
     # Of element-wise operations the inputs and the number of values of the output.
-    pointwise: list[tuple[list[tuple[int, int]], int]] = []
+    pointwise: list[tuple[list[int], int]] = []
     # Alive, so that no storage's address is used twice.
     alive: list[Tensor] = []
     saved: set[int] = set()
@@ -101,12 +107,12 @@ def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             alive.extend(v for v in tree_leaves(result) if isinstance(v, torch.Tensor))
-            for storage, values in storages(result):
+            for storage, values in storages(result).items():
                 if storage in known or storage in written:
                     continue
                 written[storage] = values
                 if torch.Tag.pointwise in func.tags:
-                    pointwise.append((storages(args), values))
+                    pointwise.append((list(storages(args)), values))
             return result
 
     def save(value: Tensor) -> Tensor:
@@ -120,7 +126,7 @@ def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
     free = {storage: values for storage, values in written.items() if storage not in saved}
     overwritten = 0
     for operands, values in pointwise:
-        for storage, _ in operands:
+        for storage in operands:
             if free.get(storage) == values:
                 overwritten += free.pop(storage)
                 break

@@ -40,7 +40,9 @@ class DeepFm(HeadedRanker):
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         weights, latent = with_own_weights(embeddings)
         vectors = self.vectors(dense, latent)
+        # Only the MLP has a last layer with weights; the first order and the pairs are added as they are (equation 1).
         logits: Tensor = self.head(self.top(vectors.flatten(1)))
+        # In the logit's float32: the square of a sum less the sum of squares cancels, and bf16 would keep little of it.
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
         if self.first is not None:
             logits = logits + self.first(dense).squeeze(1)
@@ -59,4 +61,5 @@ class DeepFm(HeadedRanker):
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""
+        # The head takes the MLP alone; ``last_hidden`` has two terms beside it, which ``forward`` adds to the logit.
         return super().drop_head() + 2

@@ -81,14 +81,22 @@ class DenseModel(nn.Module):
 
     def forward(self, dense: Tensor, embeddings: Tensor, *events: Tensor) -> Tensor:
         """Return the logits, float32."""
+        # 1. Sequences: each becomes one vector a sample. They come first, because a target is looked up among the
+        #    features' embeddings as the tables gave them, before any tower or projection.
         sequences = None
         if self._sequences:
             sequences = self._encode_sequences(embeddings, events, dense.shape[0])
+
+        # 2. One width for all. Towers take features and sequences alike, so that nothing is left to add behind them;
+        #    without towers, only tables of several widths need a projection.
         if len(self.towers):
             embeddings = self._run_towers(embeddings, sequences)
             sequences = None
         elif self.project is not None:
             embeddings = self.project(embeddings)
+
+        # 3. The ranking model. Training enters here: its embeddings are exchanged between ranks first, and its towers
+        #    run where their tables lie (``training/model.py``).
         dense, vectors = self.ranking_inputs(dense, embeddings, sequences)
         return self.compute_logits(dense, vectors)
 
@@ -111,7 +119,7 @@ class DenseModel(nn.Module):
 
     def compute_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Run the ranking model on what ``ranking_inputs`` gives."""
-        # No context in float32: an exported program would have it.
+        # No autocast at all in float32, not even a disabled one: an exported program would keep the context.
         logits: Tensor
         if self.dtype is None:
             logits = self.ranking(dense, vectors)
@@ -122,31 +130,40 @@ class DenseModel(nn.Module):
 
     def _encode_sequences(self, embeddings: Tensor, events: Sequence[Tensor], samples: int) -> Tensor:
         vectors = []
+        # ``events`` is flat, values and rows in turn, because a program's inputs are tensors, not tuples of them.
         for encoder, sequence, values, rows in zip(
             self.vectors, self._sequences, events[::2], events[1::2], strict=True
         ):
+            # The target: the sample's own embedding from each table that a column of the events shares.
+            candidates: list[Tensor | None] = []
             columns = values.split(sequence.widths, dim=1)
-            candidates = [
-                None if position is None else self._embedding_of(embeddings, position)
-                for position in sequence.candidates
-            ]
+            for position in sequence.candidates:
+                if position is None:
+                    candidates.append(None)
+                elif self.widths is None:
+                    candidates.append(embeddings[:, [position]].flatten(1))
+                else:
+                    candidates.append(embeddings.split(self.widths, dim=1)[position].flatten(1))
             vectors.append(encoder(columns, rows, candidates, samples))
         return torch.stack(vectors, dim=1)
 
-    def _embedding_of(self, embeddings: Tensor, position: int) -> Tensor:
-        if self.widths is None:
-            return embeddings[:, [position]].flatten(1)
-        return embeddings.split(self.widths, dim=1)[position].flatten(1)
-
     def _run_towers(self, embeddings: Tensor, sequences: Tensor | None) -> Tensor:
+        # Positions count features first and sequences behind them, in both layouts.
+        inputs: list[Tensor] = []
         if self.widths is None:
+            # One width: a tower's vectors are picked by one index operation, and stay [b, V, D].
             if sequences is not None:
                 embeddings = torch.cat([embeddings, sequences], dim=1)
-            inputs = [embeddings[:, positions] for positions in self._tower_positions]
+            for positions in self._tower_positions:
+                inputs.append(embeddings[:, positions])
         else:
+            # Several widths: the vectors lie side by side, [b, sum of widths], and so does what a tower takes.
             parts = list(embeddings.split(self.widths, dim=1))
             if sequences is not None:
                 parts += sequences.unbind(1)
-            inputs = [concat_parts([parts[position] for position in positions]) for positions in self._tower_positions]
+            for positions in self._tower_positions:
+                inputs.append(concat_parts([parts[position] for position in positions]))
+
         outputs = concat_parts([tower(each) for tower, each in zip(self.towers, inputs, strict=True)])
+        # Towers come in the order in which their hosts exchange vectors; the ranking model has the schema's.
         return outputs[:, self._order] if self._order else outputs

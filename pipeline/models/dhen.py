@@ -32,7 +32,7 @@ class Attention(nn.Sequential):
     """[B, m, D] -> [B, l, D]: a layer of a transformer's encoder, and a linear layer over the vectors."""
 
     def __init__(self, count: int, dim: int, outputs: int, heads: int) -> None:
-        # The settings check embedding_dim; vectors of towers have a width of their own.
+        # Checked again, though the settings check embedding_dim: vectors of towers have a width of their own.
         check_heads("model", heads, dim)
         super().__init__(SelfAttention(dim, heads), VectorLinear(count, outputs))
 
@@ -116,7 +116,10 @@ class DhenLayer(nn.Module):
         self.interactions = nn.ModuleList(interactions)
         self.ensemble = ensemble
         self.count: int = ensemble.count  # type: ignore[assignment]
-        self.shortcut = nn.Identity() if count == self.count else VectorLinear(count, self.count)
+        self.shortcut: nn.Module = nn.Identity()
+        # The sum needs as many vectors on both sides; ``concat`` gives some of every module.
+        if count != self.count:
+            self.shortcut = VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -154,6 +157,7 @@ class Dhen(HeadedRanker):
             "linear": lambda count: VectorLinear(count, module_vectors),
             "cross": lambda count: Crossed(count, dim, module_vectors, cross_rank),
         }
+        # A layer gives another number of vectors than it takes, so a module is made where that number is known.
         count = self.vectors.count
         self.layers = nn.Sequential()
         for _ in range(layers):

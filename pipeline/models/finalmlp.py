@@ -30,13 +30,13 @@ class FinalMlp(Ranker):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        # Each stream is gated by features of its own, so that the two learn different views (section 3.2).
         self.contexts = [
             gate_positions("first_gate", first_gate, inputs),
             gate_positions("second_gate", second_gate, inputs),
         ]
-        context_widths = [len(positions) * inputs.dim for positions in self.contexts]
-        self.first_gate = FeatureGate(inputs.width, context_widths[0], gate_hidden)
-        self.second_gate = FeatureGate(inputs.width, context_widths[1], gate_hidden)
+        self.first_gate = FeatureGate(inputs.width, len(self.contexts[0]) * inputs.dim, gate_hidden)
+        self.second_gate = FeatureGate(inputs.width, len(self.contexts[1]) * inputs.dim, gate_hidden)
         first = [inputs.width, *top_mlp]
         second = [inputs.width, *second_mlp]
         self.first = mlp(first, last_activation=True, norm=norm, dropout=dropout)

@@ -38,7 +38,8 @@ class MaskNet(HeadedRanker):
             # In series, every block but the first takes what the one before it gives.
             width = whole if self.parallel or number == 0 else block_width
             self.blocks.append(MaskBlock(width, whole, mask_width, block_width))
-        widths = [block_width * (blocks if self.parallel else 1), *top_mlp]
+        outputs = block_width * blocks if self.parallel else block_width
+        widths = [outputs, *top_mlp]
         self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
         self.head = Logit(widths[-1])
 

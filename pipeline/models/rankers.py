@@ -37,8 +37,11 @@ class BuiltInRanker:
 
         ranker_class = ranker_classes()[self.name]
         # A module's constructor names the settings that it uses: it knows numbers, not configurations.
-        names = [name for name in inspect.signature(ranker_class).parameters if name != "inputs"]
-        ranker = ranker_class(inputs, **{name: getattr(config, name) for name in names})  # type: ignore[call-arg]
+        settings = {}
+        for name in inspect.signature(ranker_class).parameters:
+            if name != "inputs":
+                settings[name] = getattr(config, name)
+        ranker = ranker_class(inputs, **settings)  # type: ignore[call-arg]
         return initialise(ranker, inputs.seed)
 
 

@@ -53,9 +53,9 @@ def sequence_costs(
     if key not in _COUNTED:
         from pipeline.models.sequence_encoders import build_sequences
 
-        encoders = build_sequences(model, schema, 0)
         counted = {}
-        for name, encoder in encoders.items():
+        # Costs do not depend on the weights, so any seed does.
+        for name, encoder in build_sequences(model, schema, 0).items():
             counted[name] = _block_costs(encoder, widths[name], lengths[name])
         _COUNTED[key] = counted
     return _COUNTED[key]
@@ -72,17 +72,16 @@ def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> l
     low = max(mean - spread, 1.0)
     high = min(mean + spread, longest)
     total = round(SAMPLES * mean)
-    if high - low < 1:
-        return _divide(total, SAMPLES)
-    long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
-    # The others have an event each at least.
-    most = min(round(high), (total - (SAMPLES - long)) // long)
-    return _divide(total - long * most, SAMPLES - long) + [most] * long
-
-
-def _divide(total: int, parts: int) -> list[int]:
-    # Whole parts that differ by one at most.
-    return [total // parts + (number < total % parts) for number in range(parts)]
+    long = most = 0
+    if high - low >= 1:
+        # Two lengths, so shared out that the mean stays: a low and a high one, each as far from it as the spread.
+        long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
+        # The others have an event each at least.
+        most = min(round(high), (total - (SAMPLES - long)) // long)
+    # The others divide what is left among them, in whole events.
+    short = SAMPLES - long
+    least, one_more = divmod(total - long * most, short)
+    return [least + 1] * one_more + [least] * (short - one_more) + [most] * long
 
 
 def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> BlockCosts:
@@ -106,6 +105,7 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
             vectors = module(columns, rows, candidates, SAMPLES)
         forward = products.get_total_flops()
         vectors.sum().backward()
+    # Parameters are saved for the backward pass, too, but no pass writes them.
     for parameter in module.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return BlockCosts(

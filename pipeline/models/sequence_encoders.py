@@ -41,7 +41,9 @@ class TargetAttention(nn.Module):
         assert target is not None
         own = jagged.of_samples(target)
         scores = self.weigh(torch.cat([events, own, events - own, events * own], dim=1)).to(events.dtype)
-        weights = self.seen(jagged.softmax(scores) if self.softmax else scores)
+        if self.softmax:
+            scores = jagged.softmax(scores)
+        weights = self.seen(scores)
         return jagged.sum(events * weights)
 
 
@@ -54,37 +56,40 @@ class HstuLayer(nn.Module):
 
     def __init__(self, dim: int, heads: int, longest: int, ages: int = 0) -> None:
         super().__init__()
-        self.heads, self.longest = heads, longest
-        self.asking, self.pair = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
+        self.heads = heads
+        self.longest = longest
+        self.asking = nn.Linear(dim, 2 * dim)
+        self.pair = nn.Linear(dim, 2 * dim)
         self.output = nn.Linear(dim, dim)
-        self.norm, self.seen_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim)
+        self.seen_norm = nn.LayerNorm(dim)
         self.weights = SiluWeights(heads, longest)
         self.age = nn.Linear(ages, heads, bias=False) if ages else None
 
     def forward(self, values: Tensor, jagged: Jagged, ages: Tensor | None = None, *, last: bool) -> Tensor:
-        """New ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
+        """Return new ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
         normed = self.norm(values)
-        key, value = (self._by_head(part) for part in self._silu(self.pair(normed)))
+        by_head = self.heads, -1
+        # Queries and gates have a layer of their own, for in the last layer fewer events ask than answer.
+        key, value = nn.functional.silu(wide(self.pair(normed))).chunk(2, dim=1)
+        key = key.unflatten(1, by_head)
+        value = value.unflatten(1, by_head)
         # With ``last``, only the newest event asks: the work is linear in the number of events.
-        gate, query = self._silu(self.asking(jagged.newest(normed) if last else normed))
-        query = self._by_head(query)
+        asking = jagged.newest(normed) if last else normed
+        gate, query = nn.functional.silu(wide(self.asking(asking))).chunk(2, dim=1)
+        query = query.unflatten(1, by_head)
         if self.age is not None and ages is not None:
             # One more column of the keys, which every query takes as it is.
             key = torch.cat([key, wide(self.age(ages))[:, :, None]], dim=2)
             query = torch.cat([query, torch.ones_like(query[:, :, :1])], dim=2)
         if last:
             seen = newest(query, key, value, jagged, self.weights)
+            own = jagged.newest(values)
         else:
             seen = causal(query, key, value, jagged, self.weights, self.longest)
-        own = jagged.newest(values) if last else values
+            own = values
         result: Tensor = own + wide(self.output(self.seen_norm(seen.flatten(1)) * gate))
         return result
-
-    def _silu(self, values: Tensor) -> tuple[Tensor, ...]:
-        return nn.functional.silu(wide(values)).chunk(2, dim=1)
-
-    def _by_head(self, values: Tensor) -> Tensor:
-        return values.unflatten(1, (self.heads, -1))
 
 
 class Hstu(nn.Module):
@@ -101,6 +106,7 @@ class Hstu(nn.Module):
             ages, _ = jagged.followed_by(ages, ages.new_zeros(target.shape[0], ages.shape[1]))
         events, jagged = jagged.followed_by(events, target)
         for number, layer in enumerate(self.layers, start=1):
+            # One vector a sample is wanted, so the last layer computes no others.
             events = layer(events, jagged, ages, last=number == len(self.layers))
         return events
 
@@ -121,28 +127,34 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, dim: int, heads: int, longest: int) -> None:
         super().__init__()
-        self.heads, self.longest = heads, longest
-        self.query, self.pair = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.heads = heads
+        self.longest = longest
+        self.query = nn.Linear(dim, dim)
+        self.pair = nn.Linear(dim, 2 * dim)
         self.output = nn.Linear(dim, dim)
-        self.first_norm, self.second_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.first_norm = nn.LayerNorm(dim)
+        self.second_norm = nn.LayerNorm(dim)
         self.forward_part = mlp([dim, 4 * dim, dim], last_activation=False)
         self.weights = SoftmaxWeights(dim // heads)
 
     def forward(self, values: Tensor, jagged: Jagged, *, last: bool) -> Tensor:
         normed = self.first_norm(values)
-        key, value = (self._by_head(part) for part in wide(self.pair(normed)).chunk(2, dim=1))
+        by_head = self.heads, -1
+        key, value = wide(self.pair(normed)).chunk(2, dim=1)
+        key = key.unflatten(1, by_head)
+        value = value.unflatten(1, by_head)
+        # All events answer; with ``last``, only the newest one asks.
         asking = jagged.newest(normed) if last else normed
-        query = self._by_head(wide(self.query(asking)))
+        query = wide(self.query(asking)).unflatten(1, by_head)
         if last:
             seen = newest(query, key, value, jagged, self.weights)
+            own = jagged.newest(values)
         else:
             seen = causal(query, key, value, jagged, self.weights, self.longest)
-        own = (jagged.newest(values) if last else values) + wide(self.output(seen.flatten(1)))
+            own = values
+        own = own + wide(self.output(seen.flatten(1)))
         result: Tensor = own + wide(self.forward_part(self.second_norm(own)))
         return result
-
-    def _by_head(self, values: Tensor) -> Tensor:
-        return values.unflatten(1, (self.heads, -1))
 
 
 class Transformer(nn.Module):
@@ -182,7 +194,8 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
         names = [column.name for column in sequence.columns]
         if spec.ages and event_feature(sequence.name, AGE) in names:
             age = names.index(event_feature(sequence.name, AGE))
-        ages = 0 if age is None else widths[age]
+        ages = widths[age] if age is not None else 0
+        # torch's layers draw weights as they are made; ``initialise`` draws them again, from the seed.
         with torch.random.fork_rng(devices=()):
             block = spec.build(BlockInputs(dim=model.embedding_dim, max_length=sequence.max_length, ages=ages))
             vector = SequenceVector(
@@ -194,6 +207,7 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
                 places=settings.places,
                 age=age,
             )
+        # By name, not by place: one more sequence leaves the weights of the others as they are.
         digest = hashlib.blake2b(f"{seed}|{sequence.name}".encode(), digest_size=8).digest()
         sequence_seed = int.from_bytes(digest, "little") >> 1
         initialise(vector, sequence_seed)

@@ -108,7 +108,9 @@ class HstuBlock(SequenceBlock):
         from pipeline.models.sequence_encoders import Hstu
 
         check_heads(self.name, self.heads, inputs)
-        return Hstu(inputs.dim, self.layers, self.heads, inputs.max_length, inputs.ages if self.ages else 0)
+        # Times may be known without the bias being wanted: then there is no layer for it.
+        ages = inputs.ages if self.ages else 0
+        return Hstu(inputs.dim, self.layers, self.heads, inputs.max_length, ages)
 
 
 HSTU = HstuBlock()

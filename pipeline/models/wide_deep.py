@@ -22,8 +22,13 @@ class SparseLinear(nn.Module):
 
     def __init__(self, dense: int, outputs: int) -> None:
         super().__init__()
-        self.norm = MaxNorm(range(dense)) if dense else None
-        self.linear = nn.Linear(dense, outputs, bias=False) if dense else None
+        self.norm: MaxNorm | None = None
+        self.linear: nn.Linear | None = None
+        # Without numeric features these would be parameters of no values, in every checkpoint.
+        if dense:
+            self.norm = MaxNorm(range(dense))
+            # Without a bias: N_j has one, ``bias``, whether or not there are numeric features.
+            self.linear = nn.Linear(dense, outputs, bias=False)
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, dense: Tensor, weights: Tensor) -> Tensor:
@@ -59,7 +64,11 @@ class WideDeep(HeadedRanker):
         self.wide = SparseLinear(dense, wide)
         widths = [dense + vectors * (inputs.dim - wide), *top_mlp]
         self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
-        self.head = Logit(widths[-1] if wide == 1 else widths[-1] + wide)
+        # One wide value is added to the logit; more are inputs of the last layer, which weighs them.
+        if wide > 1:
+            self.head = Logit(widths[-1] + wide)
+        else:
+            self.head = Logit(widths[-1])
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         deep, wide = self.deep_and_wide(dense, embeddings)
@@ -83,4 +92,5 @@ class WideDeep(HeadedRanker):
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""
+        # ``last_hidden`` has the wide part in any case; a single wide value was not among the head's inputs.
         return super().drop_head() + (self.count == 1)

@@ -23,6 +23,7 @@ class FactorBlock(nn.Module):
         self.mlp = mlp([count * products, *hidden, outputs * dim], last_activation=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
+        # [B, m, k] instead of the m x m products of all pairs: linear in the number of vectors.
         products = torch.bmm(vectors, self.sums(vectors).mT)
         result: Tensor = self.mlp(self.norm(products.flatten(1))).unflatten(1, self.shape)
         return result
@@ -36,7 +37,10 @@ class WukongLayer(nn.Module):
         self.factors = factors
         self.linear = VectorLinear(count, linear_vectors)
         self.count = factors.shape[0] + linear_vectors
-        self.shortcut = nn.Identity() if count == self.count else VectorLinear(count, self.count)
+        self.shortcut: nn.Module = nn.Identity()
+        # The sum needs as many vectors on both sides, which a first layer hardly has by chance.
+        if count != self.count:
+            self.shortcut = VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, vectors: Tensor) -> Tensor:

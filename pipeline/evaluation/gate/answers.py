@@ -23,16 +23,16 @@ def check_limit(name: str, setting: str, value: float, limit: float | None, what
     """
     if limit is not None:
         passed = value <= limit
-        words = f"{what} {value:.4f}, {'within' if passed else 'above'} {limit:g} (gate.{setting})"
-        yield Check(name, f"gate.{setting}", passed, words)
+        verdict = "within" if passed else "above"
+        yield Check(name, f"gate.{setting}", passed, f"{what} {value:.4f}, {verdict} {limit:g} (gate.{setting})")
 
 
 def check_auc(name: str, setting: str, value: float, least: float | None, what: str) -> Iterator[Check]:
     """Check that the AUC ``value`` is at least ``least``; no answer for None. The rest is as for ``check_limit``."""
     if least is not None:
         passed = value >= least
-        words = f"{what} is {value:.4f}, {'not ' if passed else ''}below {least:g} (gate.{setting})"
-        yield Check(name, f"gate.{setting}", passed, words)
+        verdict = "not below" if passed else "below"
+        yield Check(name, f"gate.{setting}", passed, f"{what} is {value:.4f}, {verdict} {least:g} (gate.{setting})")
 
 
 def check_calibration(name: str, setting: str, figures: Figures, limit: float | None, what: str) -> Iterator[Check]:
@@ -45,10 +45,10 @@ def check_calibration(name: str, setting: str, figures: Figures, limit: float | 
         yield Check(name, f"gate.{setting}", False, words)
         return
     passed = may_be_calibrated(figures.calibration, limit)
+    side = "above" if point > 1 else "below"
     words = (
-        f"{what} is {with_ends(figures.calibration)}: predicted clicks are {abs(point - 1):.1%} "
-        f"{'above' if point > 1 else 'below'} the observed ones, {place(abs(point - 1), limit, passed)} {limit:.1%} "
-        f"(gate.{setting})"
+        f"{what} is {with_ends(figures.calibration)}: predicted clicks are {abs(point - 1):.1%} {side} the observed "
+        f"ones, {place(abs(point - 1), limit, passed)} {limit:.1%} (gate.{setting})"
     )
     yield Check(name, f"gate.{setting}", passed, words)
 
@@ -91,10 +91,13 @@ def explain_rise(power: Power, level: Level, limit: float, passed: bool, rows: s
 
 
 def place(value: float, limit: float, passed: bool) -> str:
-    """Where a figure lies: within its limit, beyond it, or, as it passed, not clearly beyond it."""
+    """Say where a figure lies: within its limit, beyond it, or, as it passed, not clearly beyond it."""
     if value <= limit:
         return "within"
-    return "not clearly beyond" if passed else "beyond"
+    # The figure itself is beyond; only the end of its interval is not. The words must not contradict the verdict.
+    if passed:
+        return "not clearly beyond"
+    return "beyond"
 
 
 def percent(share: Interval) -> str:

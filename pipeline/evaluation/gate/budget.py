@@ -72,9 +72,9 @@ def check_day(day: date, option: str, clock: Clock = CLOCK) -> None:
     """
     today = utc_day(clock)
     if not FIRST_DAY <= day <= today + timedelta(days=1):
+        where = "before 1970" if day < FIRST_DAY else "in the future"
         raise ConfigError(
-            f"{option}{day} is {'before 1970' if day < FIRST_DAY else 'in the future'}, expected the day of the rows "
-            "that gate.budget judges",
+            f"{option}{day} is {where}, expected the day of the rows that gate.budget judges",
             hint=f"{option}{today}, or an earlier day",
         )
 
@@ -94,7 +94,9 @@ def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, float]
     days = [date.fromisoformat(look.day) for look in looks]
     counted = max([day, *days])
     earlier = [each for each in days if each < counted]
-    gap = min((counted - max(earlier)).days, LONGEST_GAP) if earlier else 1
+    gap = 1
+    if earlier:
+        gap = min((counted - max(earlier)).days, LONGEST_GAP)
     alpha = budget / YEAR * gap * FIRST_LOOK * FURTHER_LOOK ** days.count(counted)
     return counted, min(max(alpha, LEAST_ALPHA), MOST_ALPHA)
 
@@ -127,6 +129,7 @@ class LedgerFile:
             if any(look.id == look_id for look in looks):
                 # It was written, but the answer was lost and another process wrote since.
                 return looks
+            # Asked again at each try: what is left depends on the looks that others have taken.
             counted, alpha = allot(looks, day, budget)
             look = Look(id=look_id, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
             # A day to come makes no look old.
@@ -136,18 +139,35 @@ class LedgerFile:
         looks = self._change(add).looks
         if len(looks) == 1:
             log.warning("the ledger %s begins with this look: no earlier ones are known", self.files.url_of(self.path))
+
+        # What is spent with it, by the looks up to this one: others may have been added behind it meanwhile.
         number = [look.id for look in looks].index(look_id)
-        return looks[number], _account(looks[: number + 1])
+        look, until = looks[number], looks[: number + 1]
+        spent = BudgetLedger(looks=until).spent_until(look.day)
+        assert spent is not None, "this look is one of them"
+        of_day = [each.alpha for each in until if each.day == look.day]
+        return look, ErrorBudget(
+            budget=look.budget,
+            spent=spent.spent,
+            looks=spent.looks,
+            day=look.day,
+            alpha=look.alpha,
+            first_alpha=max(of_day),
+            look=len(of_day),
+        )
 
     def show_first_look(self, day: date, budget: float) -> ErrorBudget:
         """Return what a first look at ``day`` has, which is not taken; arguments and errors as of ``spend``."""
         before = tuple(look for look in self.read().looks if look.day < str(day))
         _, alpha = allot(before, day, budget)
-        spent = BudgetLedger(looks=before).spent_until(str(day))
+        spent, looks = 0.0, 0
+        account = BudgetLedger(looks=before).spent_until(str(day))
+        if account is not None:
+            spent, looks = account.spent, account.looks
         return ErrorBudget(
             budget=budget,
-            spent=0.0 if spent is None else spent.spent,
-            looks=0 if spent is None else spent.looks,
+            spent=spent,
+            looks=looks,
             day=str(day),
             alpha=alpha,
             first_alpha=alpha,
@@ -165,12 +185,14 @@ class LedgerFile:
         decided = replace(look, verdict=judged.verdict, forced=judged.forced)
 
         def decide(looks: tuple[Look, ...]) -> tuple[Look, ...]:
-            if all(each.id != look.id for each in looks):
-                raise ArtifactError(
-                    f"{self.files.url_of(self.path)} has lost the look at {look.candidate}: somebody replaced the file",
-                    hint="run the same command again, which is a look of its own",
-                )
-            return tuple(decided if each.id == look.id else each for each in looks)
+            # By its number, not its place: other processes may have added looks, and dropped old ones, meanwhile.
+            for place, each in enumerate(looks):
+                if each.id == look.id:
+                    return (*looks[:place], decided, *looks[place + 1 :])
+            raise ArtifactError(
+                f"{self.files.url_of(self.path)} has lost the look at {look.candidate}: somebody replaced the file",
+                hint="run the same command again, which is a look of its own",
+            )
 
         self._change(decide)
 
@@ -209,23 +231,6 @@ class LedgerFile:
                 f"{where} is not a {BudgetLedger.KIND}: it is not valid JSON: {error}", hint=BudgetLedger.REMEDY
             ) from None
         return BudgetLedger.from_json(content, where)
-
-
-def _account(looks: Sequence[Look]) -> ErrorBudget:
-    """Return what the last of ``looks`` took of the budget, and what was spent with it."""
-    look = looks[-1]
-    spent = BudgetLedger(looks=tuple(looks)).spent_until(look.day)
-    assert spent is not None, "this look is one of them"
-    of_day = [each.alpha for each in looks if each.day == look.day]
-    return ErrorBudget(
-        budget=look.budget,
-        spent=spent.spent,
-        looks=spent.looks,
-        day=look.day,
-        alpha=look.alpha,
-        first_alpha=max(of_day),
-        look=len(of_day),
-    )
 
 
 def judge_within_budget(

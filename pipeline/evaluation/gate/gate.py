@@ -7,7 +7,6 @@ Most limits are settings of group ``gate``; null switches a check off. docs/gate
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.config.gate import GateConfig
@@ -39,24 +38,35 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         ``record`` with checks, verdict, reasons and warnings. A HOLD becomes a PASS by ``settings.force``, which is
         recorded under ``forced``, unless a check holds the model that no reason overrides.
     """
-    built_in = [check for check in GATE_CHECKS if GATE_CHECKS.origin(check.name) == BUILT_IN]
-    # By name, as the order in which packages are found depends on the machine.
-    added = sorted((check for check in GATE_CHECKS if check not in built_in), key=lambda check: check.name)
+    # 1. The built-in checks, in the order of the record.
     answers: list[Check] = []
+    added: list[GateCheck] = []
     can_be_forced = True
-    for check in built_in:
+    for check in GATE_CHECKS:
+        if GATE_CHECKS.origin(check.name) != BUILT_IN:
+            added.append(check)
+            continue
         answered = _ask(check, record, settings, rows)
         answers += answered
-        can_be_forced &= check.can_be_forced or _all_passed(answered)
-    # Young labels excuse the calibration that the built-in checks found, so the added ones come after.
+        can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
+
+    # 2. Clicks that are still to come may explain that predicted clicks exceed the observed ones. They excuse what the
+    #    built-in checks found; a package's check may mean something else by such a name, so these come after.
     if record.young_labels:
-        young = Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)
-        answers = [young, *(_excuse_calibration(answer) for answer in answers)]
-    for check in added:
+        found, answers = answers, [Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)]
+        for answer in found:
+            if not answer.passed and answer.name.startswith(CALIBRATION):
+                words = f"{answer.words}; not held for, as clicks may still come"
+                answer = replace(answer, passed=True, warned=True, words=words)
+            answers.append(answer)
+
+    # 3. Checks of packages, by name, as the order in which packages are found depends on the machine.
+    for check in sorted(added, key=lambda check: check.name):
         answered = _ask_added(check, record, settings, rows)
         answers += answered
-        can_be_forced &= check.can_be_forced or _all_passed(answered)
+        can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
+    # 4. One answer that did not pass holds the model.
     reasons = tuple(answer.words for answer in answers if not answer.passed)
     power = None
     if record.change is not None and settings.max_ne_increase is not None:
@@ -93,18 +103,15 @@ def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None
     return replace(record.budget, covered=tuple(covered), not_covered=tuple(not_covered))
 
 
-def _all_passed(answers: Sequence[Check]) -> bool:
-    return all(answer.passed for answer in answers)
-
-
 def _ask(check: GateCheck, record: GateRecord, settings: GateConfig, rows: ScoredRows | None) -> list[Check]:
     if check.needs_figures and record.candidate is None:
+        # A model whose predictions are not finite is held for that alone.
         return []
     options = None
     if check.settings is not None:
         # Settings that were made in a program, not composed, lack those of checks: they have their defaults.
         options = getattr(settings, check.name, None) or check.settings()
-    measured = None if rows is None else check.measure(rows, options)
+    measured = check.measure(rows, options) if rows is not None else None
     return list(check.decide(GateInputs(record=record, settings=settings, options=options, measured=measured)))
 
 
@@ -118,16 +125,10 @@ def _ask_added(check: GateCheck, record: GateRecord, settings: GateConfig, rows:
             # NumPy's booleans, which comparisons of its numbers give, are not JSON.
             answers.append(replace(answer, passed=bool(answer.passed), warned=bool(answer.warned)))
     except Exception as error:
-        package = GATE_CHECKS.package(check.name)
-        whose = f" of package {package}" if package else ""
+        whose = ""
+        if GATE_CHECKS.package(check.name):
+            whose = f" of package {GATE_CHECKS.package(check.name)}"
         words = f"gate check {check.name!r}{whose} failed: {type(error).__name__}: {error}"
         log.warning("gate       %s", words, exc_info=error)
         return [Check(check.name, "", False, words)]
     return answers
-
-
-def _excuse_calibration(answer: Check) -> Check:
-    # Clicks that are still to come may explain that predicted clicks exceed the observed ones.
-    if answer.passed or not answer.name.startswith(CALIBRATION):
-        return answer
-    return replace(answer, passed=True, warned=True, words=f"{answer.words}; not held for, as clicks may still come")

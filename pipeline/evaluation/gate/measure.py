@@ -57,14 +57,19 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     Raises:
         DataError: The labels allow no figures.
     """
+    # 1. What can be said of any rows. No figure is computed where a model diverged: it would be NaN, or hide it.
     clicked = metrics.check_labels(scored.labels)
-    not_finite = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
+    not_finite = {"candidate": int((~np.isfinite(scored.candidate)).sum())}
+    if scored.incumbent is not None:
+        not_finite["incumbent"] = int((~np.isfinite(scored.incumbent)).sum())
     for task in scored.tasks.values():
         not_finite["candidate"] += int((~np.isfinite(task.candidate)).sum())
         if task.incumbent is not None:
             not_finite["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
-    # A row of no weight is none: a thousand of them are not enough rows.
-    counted = clicked if scored.weights is None else clicked[scored.weights > 0]
+    counted = clicked
+    if scored.weights is not None:
+        # A row of no weight is none: a thousand of them are not enough rows.
+        counted = clicked[scored.weights > 0]
     record = GateRecord(
         rows=len(counted),
         clicks=int(counted.sum()),
@@ -74,19 +79,18 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     )
     if any(not_finite.values()):
         return record
+
+    # 2. One set of draws for all models and slices; each task and GAUC have draws of rows or users of their own.
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
-    slices = list(_largest_slices(scored, settings, bootstrap.blocks))
+    overall = _measure_all_rows(scored, bootstrap, settings)
+    parts = list(_largest_slices(scored, settings, bootstrap.blocks))
+    # Their number is known before the first one is measured: it widens the intervals of all of them.
+    slices = tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(parts)) for part in parts)
     tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
     gauc = compare_gauc(scored, settings.confidence, settings.replicates, settings.blocks, seed)
     if gauc is not None:
         gauc = replace(gauc, by=scored.users_by, limit=settings.max_gauc_drop)
-    return replace(
-        record,
-        **_measure_all_rows(scored, bootstrap, settings),
-        slices=tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(slices)) for part in slices),
-        tasks=tasks or None,
-        gauc=gauc,
-    )
+    return replace(record, **overall, slices=slices, tasks=tasks or None, gauc=gauc)
 
 
 def former_figures(record: GateRecord) -> Former | None:
@@ -107,34 +111,30 @@ def former_figures(record: GateRecord) -> Former | None:
     )
 
 
-def _models(scored: ScoredRows) -> dict[str, Floats]:
-    models = {"candidate": scored.candidate}
-    if scored.incumbent is not None:
-        models["incumbent"] = scored.incumbent
-    return models
-
-
 class _Bootstrap:
     """The draws of blocks that all models and slices share, so that their differences are paired."""
 
     def __init__(self, scored: ScoredRows, clicked: NDArray[np.bool_], settings: GateConfig, seed: int) -> None:
         self.clicked = clicked
-        self.row_weights = None if scored.weights is None else scored.weights.astype(np.float64)
+        self.row_weights = scored.weights.astype(np.float64) if scored.weights is not None else None
         self.draws = poisson_weights(settings.replicates, min(settings.blocks, len(clicked)), seed)
         self.blocks = block_of_rows(len(clicked), self.draws.shape[1])
 
     def resample(self, logits: Floats, rows: NDArray[np.int64] | None = None) -> dict[str, Resampled]:
-        """NE, AUC and calibration of a model; ``rows``: of these alone, which stay in their blocks."""
+        """Return NE, AUC and calibration of a model; ``rows``: of these alone, which stay in their blocks."""
         clicked, blocks, row_weights = self.clicked, self.blocks, self.row_weights
         if rows is not None:
             clicked, blocks, logits = clicked[rows], blocks[rows], logits[rows]
-            row_weights = None if row_weights is None else row_weights[rows]
+            if row_weights is not None:
+                row_weights = row_weights[rows]
         return resample(block_sums(clicked, logits, blocks, self.draws.shape[1], row_weights), self.draws)
 
 
 def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateConfig) -> dict[str, Any]:
     confidence = settings.confidence
-    models = _models(scored)
+    models = {"candidate": scored.candidate}
+    if scored.incumbent is not None:
+        models["incumbent"] = scored.incumbent
     candidate = bootstrap.resample(scored.candidate)
     figures: dict[str, Any] = {
         "candidate": _model_figures(scored, scored.candidate, candidate, confidence),
@@ -170,18 +170,20 @@ def _intervals(drawn: dict[str, Resampled], confidence: float, tests: int = 1) -
 
 
 def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resampled], confidence: float) -> ModelFigures:
-    off, error = metrics.calibration_by_prediction(
-        metrics.reliability(scored.labels, logits, bins=10, weights=scored.weights)
-    )
+    curve = metrics.reliability(scored.labels, logits, bins=10, weights=scored.weights)
+    off, error = metrics.calibration_by_prediction(curve)
     return ModelFigures(
-        **_intervals(drawn, confidence), calibration_by_prediction=off, calibration_by_prediction_error=error
+        **_intervals(drawn, confidence),
+        calibration_by_prediction=off,
+        calibration_by_prediction_error=error,
     )
 
 
 def _change(
     candidate: dict[str, Resampled], incumbent: dict[str, Resampled], confidence: float, tests: int = 1
 ) -> Figures:
-    # NE as a share: its size differs from day to day with the click rate. AUC and calibration as differences.
+    # NE as a share: its size differs from day to day with the click rate. AUC and calibration as differences, for both
+    # have a value of their own, 0.5 and 1, that means nothing was learnt or all is well.
     return Figures(
         ne=ratio(candidate["ne"], incumbent["ne"]).interval(confidence, tests),
         auc=difference(candidate["auc"], incumbent["auc"]).interval(confidence, tests),
@@ -216,7 +218,7 @@ def units_in_the_last_place(trained: Floats, served: Floats) -> float:
 
 
 def _compare_ne(candidate: Resampled, logits: Floats, bootstrap: _Bootstrap, settings: GateConfig) -> dict[str, Any]:
-    """The fields of ``Beside``: the candidate's NE beside that of another model with ``logits`` for the same rows."""
+    # The fields of ``Beside``: the candidate's NE beside that of another model with ``logits`` for the same rows.
     not_finite = int((~np.isfinite(logits)).sum())
     if not_finite:
         return {"predictions_not_finite": not_finite}
@@ -229,8 +231,12 @@ def _compare_ne(candidate: Resampled, logits: Floats, bootstrap: _Bootstrap, set
         (1 - candidate.point) - share * (1 - other.point),
         (1 - candidate.replicates) - share * (1 - other.replicates),
     )
-    drawn = {"ne": other, "change": ratio(candidate, other), "gain": gain, "spare": spare}
-    return {name: figure.interval(settings.confidence) for name, figure in drawn.items()}
+    return {
+        "ne": other.interval(settings.confidence),
+        "change": ratio(candidate, other).interval(settings.confidence),
+        "gain": gain.interval(settings.confidence),
+        "spare": spare.interval(settings.confidence),
+    }
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,9 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np
         if len(values) > len(largest):
             groups.append((OTHERS, np.flatnonzero(~np.isin(column.codes, largest))))
         for value, rows in groups:
-            counted = rows if scored.weights is None else rows[scored.weights[rows] > 0]
+            counted = rows
+            if scored.weights is not None:
+                counted = rows[scored.weights[rows] > 0]
             clicked = scored.labels[counted] == 1
             if min(clicked.sum(), (~clicked).sum()) < settings.slice_min_clicks:
                 continue
@@ -266,24 +274,27 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np
 
 
 def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
-    """The figures of one of ``tests`` slices, whose intervals shall hold together."""
+    # The figures of one of ``tests`` slices, whose intervals shall hold together.
     candidate = bootstrap.resample(scored.candidate, part.rows)
-    incumbent = None
-    if scored.incumbent is not None:
-        incumbent = bootstrap.resample(scored.incumbent, part.rows)
-    return Slice(
+    measured = Slice(
         slice=part.column,
         value=part.value,
         rows=len(part.rows),
         clicks=part.clicks,
         candidate=Figures(**_intervals(candidate, confidence, tests)),
-        incumbent=None if incumbent is None else Figures(**_intervals(incumbent, confidence, tests)),
-        change=None if incumbent is None else _change(candidate, incumbent, confidence, tests),
+    )
+    if scored.incumbent is None:
+        return measured
+    incumbent = bootstrap.resample(scored.incumbent, part.rows)
+    return replace(
+        measured,
+        incumbent=Figures(**_intervals(incumbent, confidence, tests)),
+        change=_change(candidate, incumbent, confidence, tests),
     )
 
 
 def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
-    """The figures of a task on the rows with its label; where these allow none, their number alone."""
+    # The figures of a task on the rows with its label; where these allow none, their number alone.
     known = metrics.known_rows(task.labels, task.kind, task.weights)
     rows, kind = int(known.sum()), LABEL_KINDS.get(task.kind)
     if not rows:
@@ -291,12 +302,14 @@ def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComp
     confidence, main = settings.confidence, kind.title.lower()
     draws = poisson_weights(settings.replicates, min(settings.blocks, rows), seed)
     candidate = _resample_task(task, task.candidate, known, draws)
+    # Only classes are ranked: numbers have no AUC.
+    auc = candidate["auc"].interval(confidence) if kind.classes else None
     measured = TaskComparison(
         kind=task.kind,
         figure=kind.title,
         rows=rows,
         candidate=candidate[main].interval(confidence),
-        auc=candidate["auc"].interval(confidence) if kind.classes else None,
+        auc=auc,
         calibration=candidate["calibration"].interval(confidence),
     )
     if task.incumbent is None:
@@ -313,22 +326,29 @@ def _resample_task(
     task: ScoredTask, logits: Floats, known: NDArray[np.bool_], draws: NDArray[np.float64]
 ) -> dict[str, Resampled]:
     labels, values = task.labels[known], logits[known]
-    row_weights = None if task.weights is None else task.weights[known].astype(np.float64)
+    row_weights = task.weights[known].astype(np.float64) if task.weights is not None else None
     count = draws.shape[1]
     blocks, kind = block_of_rows(len(labels), count), LABEL_KINDS.get(task.kind)
     if kind.classes:
         return resample(block_sums(labels == 1, values, blocks, count, row_weights), draws)
+
+    # Numbers: four sums of each block, as ``block_sums`` has six for classes.
     predicted, observed = kind.predicted(values), labels.astype(np.float64)
     if row_weights is None:
         row_weights = np.ones(len(observed))
     squares = row_weights * (predicted - observed) ** 2
     columns = (row_weights, squares, row_weights * predicted, row_weights * observed)
     sums = np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
-    points, drawn = _number_figures(sums.sum(0)[None]), _number_figures(draws @ sums)
-    return {name: Resampled(float(points[name][0]), drawn[name]) for name in points}
 
-
-def _number_figures(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    weight, square, predicted, observed = totals.T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return {"rmse": np.sqrt(square / weight), "calibration": predicted / observed}
+    # The figures of all rows and of each replicate come from such sums alike: all rows are one more replicate.
+    figures = []
+    for totals in (sums.sum(0)[None], draws @ sums):
+        weight, square, prediction, observation = totals.T
+        # A replicate may draw no block, or one without a label above 0.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            figures.append((np.sqrt(square / weight), prediction / observation))
+    (rmse, calibration), (drawn_rmse, drawn_calibration) = figures
+    return {
+        "rmse": Resampled(float(rmse[0]), drawn_rmse),
+        "calibration": Resampled(float(calibration[0]), drawn_calibration),
+    }

@@ -18,10 +18,17 @@ def pair_products(vectors: Tensor) -> Tensor:
 
 
 def with_own_weights(embeddings: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
-    """The first ``count`` values of all embeddings [B, V, D], added up over V: [B, count]; and the rest [B, V, D - c].
+    """Separate the ids' own weights from their embeddings.
 
     An embedding's first values are weights of the id itself, as a table of width ``count`` would hold them. They share
     the row's optimizer state with the rest of the row.
+
+    Args:
+        embeddings: [B, V, D].
+        count: The number of weights an id has.
+
+    Returns:
+        The weights, added up over V, [B, count]; and the rest, [B, V, D - count].
     """
     return embeddings[:, :, :count].sum(1), embeddings[:, :, count:]
 
@@ -42,6 +49,7 @@ class BilinearLogit(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         logits: Tensor = self.linear(torch.cat([first, second], dim=1))
+        # Heads see a share of each stream only, so that the products cost a ``heads``-th of one whole bilinear form.
         pairs = zip(self.heads, first.split(self.sizes[0], 1), second.split(self.sizes[1], 1), strict=True)
         for head, one, other in pairs:
             logits = logits + (one * head(other)).sum(1)
@@ -89,11 +97,13 @@ class MixtureCross(nn.Module):
 
     def forward(self, first: Tensor, value: Tensor) -> Tensor:
         shares = self.gate(value).softmax(dim=1)
+        # V of all experts lies in one matrix: one product and one pass of tanh instead of one an expert.
         parts = torch.tanh(self.down(value)).split(self.rank, dim=1)
         outputs = []
         for number, expert in enumerate(self.within):
             outputs.append(torch.tanh(expert(parts[number])) * shares[:, number, None])
-        # The gate's weights sum to 1, so the one bias of ``up`` does for all experts.
+        # U of all experts side by side sums up their outputs, too. The gate's weights sum to 1, so the one bias of
+        # ``up`` does for all experts.
         return first * self.up(torch.cat(outputs, dim=1)) + value
 
 
@@ -129,6 +139,7 @@ def _pair_maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tenso
     low = torch.tril_indices(vectors, vectors, -1)
     pairs = low[0] * vectors + low[1]
     if dropped:
+        # A pair may be given either way round.
         gone = torch.tensor([max(pair) * vectors + min(pair) for pair in dropped])
         stays = ~torch.isin(pairs, gone)
         low, pairs = low[:, stays], pairs[stays]
@@ -162,8 +173,7 @@ class _DotInteraction(torch.autograd.Function):
         (grad,) = grads
         vectors, cells = ctx.saved_tensors
         count, dim = vectors.shape[1:]
-        compiling = torch.compiler.is_compiling()
-        if compiling:
+        if torch.compiler.is_compiling():
             symmetric = grad.index_select(1, cells)
         else:
             symmetric = _gather(grad, cells, grad.new_empty(len(grad), cells.numel()))
@@ -193,9 +203,12 @@ class _CompiledInteraction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: Any) -> Tensor:
-        like = vectors if first is None else first
-        samples, others, dim = vectors.shape
-        count = others + (first is not None)
+        samples, count, dim = vectors.shape
+        like = vectors
+        if first is not None:
+            # The bottom MLP's output: bf16 under autocast, and then so is the result.
+            like = first
+            count += 1
         out = like.new_empty(samples, dim + count * (count - 1) // 2)
         ctx.save_for_backward(vectors, first)
         ctx.kernels = kernels
@@ -206,20 +219,13 @@ class _CompiledInteraction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         grad = grads[0].contiguous()
         vectors, first = ctx.saved_tensors
+        # The kernel fills adjacent values, whatever the strides of the inputs are.
         grad_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)
         grad_first = None
         if first is not None:
             grad_first = torch.empty_like(first, memory_format=torch.contiguous_format)
         ctx.kernels.interact_back(vectors, first, grad, grad_vectors, grad_first)
         return grad_vectors, grad_first, None
-
-
-def _compiled_takes(vectors: Tensor, first: Tensor | None) -> bool:
-    # Vectors in float32 in host memory, each sample's contiguous.
-    dim = vectors.shape[2]
-    if vectors.dtype != torch.float32 or vectors.device.type != "cpu" or vectors.stride()[1:] != (dim, 1):
-        return False
-    return first is None or (first.dtype in (torch.float32, torch.bfloat16) and first.stride(1) == 1)
 
 
 class DotInteraction(nn.Module):
@@ -242,13 +248,18 @@ class DotInteraction(nn.Module):
         self.register_buffer("cells", cells, persistent=False)
 
     def forward(self, vectors: Tensor, first: Tensor | None = None) -> Tensor:
-        """[B, ``width``] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ...
+        """Return [B, ``width``] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ...
 
         ``first`` [B, D] comes in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
         """
-        kernels = self.kernels if self.whole and not torch.compiler.is_compiling() else None
-        if kernels is not None and _compiled_takes(vectors, first):
-            return cast(Tensor, _CompiledInteraction.apply(vectors, first, kernels))
+        if self.kernels is not None and self.whole and not torch.compiler.is_compiling():
+            # The kernel reads raw memory: float32 on a CPU, each sample's values adjacent.
+            fits = vectors.dtype == torch.float32 and vectors.device.type == "cpu"
+            fits = fits and vectors.stride()[1:] == (vectors.shape[2], 1)
+            if first is not None:
+                fits = fits and first.dtype in (torch.float32, torch.bfloat16) and first.stride(1) == 1
+            if fits:
+                return cast(Tensor, _CompiledInteraction.apply(vectors, first, self.kernels))
         if first is not None:
             vectors = torch.cat([first[:, None], vectors.to(first.dtype)], dim=1)
         return cast(Tensor, _DotInteraction.apply(vectors, self.pairs, self.cells))
@@ -266,6 +277,8 @@ class Vectors(nn.Module):
         self.count = vectors + (dense > 0)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        # Under autocast the MLP gives 16-bit floats, and one tensor has one dtype. Without an MLP the embeddings are
+        # cast alike, so that what follows computes the same with and without dense features.
         if self.bottom is None:
             return embeddings.to(compute_dtype(embeddings))
         first = self.bottom(dense)
@@ -280,10 +293,20 @@ class VectorLinear(nn.Linear):
 
 
 def concat_vectors(dense: Tensor, embeddings: Tensor) -> Tensor:
-    """dense [B, n] and the flattened embeddings [B, V, D]: [B, n + V * D]."""
+    """Put the dense features beside the flattened embeddings.
+
+    Args:
+        dense: [B, n].
+        embeddings: [B, V, D].
+
+    Returns:
+        [B, n + V * D], in the dtype of ``embeddings``.
+    """
     return torch.cat([dense.to(embeddings.dtype), embeddings.flatten(1)], dim=1)
 
 
 def concat_parts(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate ``parts`` along dimension 1; one part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts), dim=1)

@@ -36,35 +36,45 @@ class Jagged:
 
     @staticmethod
     def of(rows: Tensor, samples: int, *, even: bool = False) -> Jagged:
-        """The places of events of these ``rows`` of ``samples`` samples."""
+        """Find the places of events.
+
+        Args:
+            rows: The sample of each event, int64 [n], rising; every sample has an event at least.
+            samples: The number of samples.
+            even: See the class.
+        """
+        # Not ``bincount``: the size of its result depends on values, which an exported program does not know.
         lengths = torch.zeros(samples, dtype=torch.int64, device=rows.device)
         lengths = lengths.index_add(0, rows, torch.ones_like(rows))
         return Jagged(rows, lengths, lengths.cumsum(0) - lengths, even)
 
     def of_samples(self, values: Tensor) -> Tensor:
-        """[n, D]: for each event what ``values`` [B, D] have of its sample."""
+        """Return for each event what ``values`` [B, D] have of its sample: [n, D]."""
         return cast(Tensor, _Spread.apply(values, self.rows, self.offsets))
 
     def sum(self, values: Tensor) -> Tensor:
-        """[B, D]: the sums of the events' ``values`` [n, D] by sample."""
+        """Return the sums of the events' ``values`` [n, D] by sample: [B, D]."""
         return cast(Tensor, _Sum.apply(values, self.rows, self.offsets))
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """[n, H]: of ``scores`` [n, H] within every sample."""
+        """Return the softmax of ``scores`` [n, H] within every sample: [n, H]."""
+        # Less the sample's highest score, so that no power overflows. It cancels out, and so needs no gradient.
         highest = scores.detach().new_full((self.lengths.shape[0], scores.shape[1]), -torch.inf)
         highest = highest.scatter_reduce(0, self.rows[:, None].expand_as(scores), scores.detach(), "amax")
         powers = (scores - highest.index_select(0, self.rows)).exp()
         return powers / self.of_samples(self.sum(powers))
 
     def newest(self, values: Tensor) -> Tensor:
-        """[B, D]: the ``values`` [n, D] of each sample's newest event."""
+        """Return the ``values`` [n, D] of each sample's newest event: [B, D]."""
         return values.index_select(0, self.offsets + self.lengths - 1)
 
     def followed_by(self, values: Tensor, last: Tensor) -> tuple[Tensor, Jagged]:
-        """The events' ``values`` [n, D] with one more event a sample behind them, ``last`` [B, D], and their places."""
+        """Put one more event, ``last`` [B, D], behind each sample's ``values`` [n, D]; also returns the new places."""
         samples = torch.arange(self.lengths.shape[0], device=self.rows.device)
         events = torch.arange(self.rows.shape[0], device=self.rows.device)
+        # Sample s has s new events before it: its events move by s places, its own new one stands behind them.
         places = torch.cat([events + self.rows, self.offsets + self.lengths + samples])
+        # The inverse: which row of ``values`` and ``last``, one behind the other, each place takes.
         source = torch.zeros_like(places).scatter(0, places, torch.arange(places.shape[0], device=places.device))
         rows = torch.cat([self.rows, samples]).index_select(0, source)
         joined = torch.cat([values, last]).index_select(0, source)
@@ -83,8 +93,10 @@ class Jagged:
 
 
 def wide(values: Tensor) -> Tensor:
-    """``values`` in float32 at least: what layers under autocast give is bf16."""
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+    """Return ``values`` in float32 at least: what layers under autocast give is bf16."""
+    if values.dtype in (torch.bfloat16, torch.float16):
+        return values.float()
+    return values
 
 
 class EventWeights(nn.Module):
@@ -136,12 +148,26 @@ class Weights(Protocol):
     """What scores of keys become as weights of their values."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
-        """[b, H, L, d]: the ``value``s [b, H, L, d] up to each place, weighed; ``lengths`` [b, 1, 1, 1] of samples."""
+        """Weigh the values up to each place of a grid, which is padded.
+
+        Args:
+            query: [b, H, L, d], as ``key`` and ``value``.
+            key: What queries are multiplied by.
+            value: What is weighed.
+            lengths: Events of each sample, [b, 1, 1, 1].
+
+        Returns:
+            [b, H, L, d].
+        """
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
-        """Weights of ``scores`` [..., keys], 0 where not ``known``; ``distance``: events from key to query.
+        """Turn scores of keys into weights; ``distance``, ``known`` and ``lengths`` broadcast with ``scores``.
 
-        ``lengths``: events of the sample; these three broadcast with the scores.
+        Args:
+            scores: [..., keys].
+            distance: Events from key to query.
+            known: Where there is a key; the weight is 0 elsewhere.
+            lengths: Events of the sample.
         """
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
@@ -149,9 +175,18 @@ class Weights(Protocol):
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
-    """[n, H, d]: for each event the ``value``s [n, H, d] of the sample's events up to it, weighed.
+    """Weigh for each event the values of the sample's events up to it.
 
-    ``longest``: events of a sample at most.
+    Args:
+        query: [n, H, e], as ``key``.
+        key: What queries are multiplied by.
+        value: What is weighed, [n, H, d].
+        jagged: The places of the n events.
+        weights: What scores become.
+        longest: Events of a sample at most.
+
+    Returns:
+        [n, H, d].
     """
     if torch.compiler.is_exporting():
         # Grids depend on lengths, which a program does not know.
@@ -168,16 +203,17 @@ def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
 
 
 def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights) -> Tensor:
-    """[B, H, d]: the ``value``s [n, H, d] of each sample's events, weighed for a ``query`` [B, H, d] of the newest."""
+    """Weigh the values of each sample's events for its newest one alone, which asks with ``query`` [B, H, e].
+
+    As ``causal`` for that event, but linear in the number of events: n scores a head, no grid and no padding.
+
+    Returns:
+        [B, H, d].
+    """
     heads = value.shape[1]
     queries = jagged.of_samples(query.flatten(1)).view_as(key)
     shares = weights.of_newest((queries * key).sum(2), jagged)
     return jagged.sum((value * shares[:, :, None].to(value.dtype)).flatten(1)).unflatten(1, (heads, -1))
-
-
-def _select_rows(values: Tensor, rows: Tensor) -> Tensor:
-    # values[rows], whose backward pass does not sort the rows.
-    return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
 def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
@@ -226,26 +262,30 @@ class SiluWeights(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        scores = wide(query @ key.mT).add_(self._bias_matrix(query.shape[2]))
-        return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
-
-    def _bias_matrix(self, events: int) -> Tensor:
-        # [H, L, L] for that many events, from query to key; _NEVER for keys after the query. No sample has distances
+        scores = wide(query @ key.mT)
+        # The biases as a matrix from query to key, [H, L, L], _NEVER for keys after the query. No sample has distances
         # beyond those with a bias: what has is behind its last event.
+        events = query.shape[2]
         later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
         known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
-        # From the farthest key to the last one.
+        # Each row is the one above it, shifted by one: windows of one vector, from the farthest key to the last one.
         by_distance = torch.cat([known.flip(1), later], dim=1)
-        return by_distance.unfold(1, events, 1).flip(1)
+        scores = scores.add_(by_distance.unfold(1, events, 1).flip(1))
+        return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), distance).movedim(-1, 0))
+        # Not by [distance], whose backward pass would sort the rows.
+        bias = self.bias.t().index_select(0, distance.flatten()).unflatten(0, distance.shape)
+        weights = nn.functional.silu(wide(scores) + bias.movedim(-1, 0))
         return weights.masked_fill(~known, 0.0) / lengths
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), jagged.ages))
+        by_distance = self.bias.t()
+        ages = jagged.ages
+        bias = by_distance.index_select(0, ages.flatten()).unflatten(0, ages.shape)
+        weights = nn.functional.silu(wide(scores) + bias)
         shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
         return shares
 
@@ -307,12 +347,16 @@ class SequenceVector(nn.Module):
         """
         if self.training or torch.compiler.is_exporting():
             return self._encode(columns, candidates, Jagged.of(rows, samples))
-        # Out of training a vector does not depend on the other samples by as much as a rounding.
+        # Out of training a vector does not depend on the other samples by as much as a rounding: a score is the same in
+        # a batch of one and in a file of millions.
         more_events, more_samples = fillers(len(rows), samples)
         columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
         padded: list[Tensor | None] = []
         for candidate in candidates:
-            padded.append(None if candidate is None else nn.functional.pad(candidate, (0, 0, 0, more_samples)))
+            if candidate is not None:
+                candidate = nn.functional.pad(candidate, (0, 0, 0, more_samples))
+            padded.append(candidate)
+        # Every added sample has an event, and the first ones take the events that are left with a second each.
         added = torch.arange(samples, samples + more_samples, device=rows.device)
         counts = (torch.arange(more_samples, device=rows.device) < more_events - more_samples) + 1
         rows = torch.cat([rows, added.repeat_interleave(counts)])
@@ -325,12 +369,14 @@ class SequenceVector(nn.Module):
             events = events + self.places.index_select(0, jagged.ages)
         target = None
         if self.targeted:
+            # Zeros for columns whose table no feature shares: the projection takes a target as wide as an event.
             zeros = [column.new_zeros(samples, column.shape[1]) for column in columns]
-            known = [
-                zero if candidate is None else candidate for candidate, zero in zip(candidates, zeros, strict=True)
-            ]
+            known = []
+            for candidate, zero in zip(candidates, zeros, strict=True):
+                known.append(candidate if candidate is not None else zero)
             target = wide(self.project(torch.cat(known, dim=1)))
-        ages = () if self.age is None else (columns[self.age],)
+        # Only blocks with a bias by age take a fourth argument: those of packages need not know of it.
+        ages = [columns[self.age]] if self.age is not None else []
         vectors: Tensor = wide(self.block(events, jagged, target, *ages))
         return vectors
 
@@ -351,16 +397,17 @@ class SelfAttention(nn.Module):
         self.forward_part = mlp([dim, 2 * dim, dim], last_activation=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        query, key, value = (self._by_head(part) for part in self.inputs(vectors).chunk(3, dim=2))
+        by_head = []
+        for part in self.inputs(vectors).chunk(3, dim=2):
+            # [B, m, D] -> [B, heads, m, D / heads]
+            by_head.append(part.unflatten(2, (self.heads, -1)).transpose(1, 2))
+        query, key, value = by_head
         scores = torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1)
         joined = (scores @ value).transpose(1, 2).flatten(2)
+        # Norms behind the sums, as in the paper; the encoders of sequences have theirs before (``TransformerLayer``).
         seen = self.first_norm(vectors + self.output(joined))
         result: Tensor = self.second_norm(seen + self.forward_part(seen))
         return result
-
-    def _by_head(self, values: Tensor) -> Tensor:
-        """[B, m, D] -> [B, heads, m, D / heads]."""
-        return values.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 # Widths of grids between two powers of two, and the least step between two widths.
@@ -395,9 +442,12 @@ class Grids:
         rounded = (lengths + step - 1) // step * step
         order = torch.argsort(rounded, stable=True)
         samples = torch.unique_consecutive(rounded[order], return_counts=True)[1].tolist()
+
         # 2. The width of each grid.
         grid_lengths = lengths[order].split(samples)
-        longest = [int(part.max()) for part in (rounded[order].split(samples) if even else grid_lengths)]
+        widest = rounded[order].split(samples) if even else grid_lengths
+        longest = [int(part.max()) for part in widest]
+
         # 3. The sample and the position of each cell, and which cells have an event.
         counts = torch.tensor(samples, device=order.device)
         widths = torch.tensor(longest, device=order.device).repeat_interleave(counts)
@@ -410,5 +460,5 @@ class Grids:
         return Grids(tuple(zip(samples, longest, strict=True)), events, cells, grid_lengths)
 
     def split(self, values: Tensor) -> Sequence[Tensor]:
-        """``values`` [c, ...] by grid."""
+        """Split ``values`` [c, ...] by grid."""
         return values.split([samples * width for samples, width in self.sizes])

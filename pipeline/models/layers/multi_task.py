@@ -28,7 +28,9 @@ class TaskHeads(nn.Module):
         self.heads = nn.ModuleList(Logit(widths[-1]) for _ in range(tasks))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        inputs = [hidden] * self.count if self.mix is None else self.mix(hidden)
+        inputs = [hidden] * self.count
+        if self.mix is not None:
+            inputs = self.mix(hidden)
         logits = []
         for head, tower, value in zip(self.heads, self.towers, inputs, strict=True):
             logits.append(head(tower(value)))
@@ -50,8 +52,11 @@ class ChainedHeads(TaskHeads):
 
     def __init__(self, width: int, tasks: Sequence[TaskInput], task_mlp: Sequence[int]) -> None:
         super().__init__(width, len(tasks), task_mlp)
-        names = [task.name for task in tasks]
-        self.given = [None if task.given is None else names.index(task.given) for task in tasks]
+        # Columns instead of names. A given task stands before those that depend on it, so its own joint logit is known.
+        columns = {task.name: column for column, task in enumerate(tasks)}
+        self.given: list[int | None] = []
+        for task in tasks:
+            self.given.append(columns[task.given] if task.given is not None else None)
 
     def join(self, logits: list[Tensor]) -> Tensor:
         """See ``TaskHeads.join``."""
@@ -68,10 +73,12 @@ class ChainedHeads(TaskHeads):
 
     def start_at(self, logits: Sequence[float]) -> None:
         """See ``TaskHeads.start_at``."""
+        # The heads' own logits are conditional, the wanted ones joint: P(own | given) = P(both) / P(given).
         rates = torch.tensor(list(logits), dtype=torch.float64).sigmoid()
         conditional = []
         for rate, given in zip(rates, self.given, strict=True):
             if given is not None:
+                # A sample of rows may have as many of the task as of the given one, or none: both have finite logits.
                 rate = (rate / rates[given]).clamp(1e-6, 1 - 1e-6)
             conditional.append(float(torch.logit(rate)))
         super().start_at(conditional)
@@ -85,6 +92,7 @@ class GatedMixture(nn.Module):
         self.gate = nn.Linear(context, experts, bias=False)
 
     def forward(self, context: Tensor, experts: Tensor) -> Tensor:
+        # Autocast computes a softmax in float32; ``bmm`` takes two tensors of one dtype.
         shares = torch.softmax(self.gate(context), dim=1).to(experts.dtype)
         return torch.bmm(shares[:, None], experts).squeeze(1)
 
@@ -116,6 +124,7 @@ class ExtractionLevel(nn.Module):
     ) -> None:
         super().__init__()
         widths = [width, *expert_mlp]
+        # Each task's own experts, then the shared ones; gates likewise. Parameters are named by this order.
         counts = [*[own_experts] * tasks, experts]
         self.experts = nn.ModuleList()
         for count in counts:
@@ -127,14 +136,20 @@ class ExtractionLevel(nn.Module):
         self.width = widths[-1]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        # 1. All experts, each group on its own input: [B, experts of the group, w].
         outputs = []
         for experts, value in zip(self.experts, inputs, strict=True):
             outputs.append(torch.stack([expert(value) for expert in experts], dim=1))  # type: ignore[attr-defined]
-        shared = outputs[-1]
-        mixed = [torch.cat([task_outputs, shared], dim=1) for task_outputs in outputs[:-1]]
+
+        # 2. What each gate may choose from: a task's own experts and the shared ones, or all of them.
+        mixed = [torch.cat([task_outputs, outputs[-1]], dim=1) for task_outputs in outputs[:-1]]
         mixed.append(torch.cat(outputs, dim=1))
-        # Not strict: the last level has no gate for the shared experts.
-        return [gate(value, experts) for gate, value, experts in zip(self.gates, inputs, mixed, strict=False)]
+
+        # 3. The gates. Not strict: the last level has none for the shared experts.
+        values = []
+        for gate, value, choice in zip(self.gates, inputs, mixed, strict=False):
+            values.append(gate(value, choice))
+        return values
 
 
 class Extraction(nn.Module):
@@ -153,6 +168,7 @@ class Extraction(nn.Module):
         self.width = width
 
     def forward(self, hidden: Tensor) -> list[Tensor]:
+        # The first level's groups all take the ranker's hidden layer; from then on each has an input of its own.
         values = [hidden] * (self.tasks + 1)
         for level in self.levels:
             values = level(values)

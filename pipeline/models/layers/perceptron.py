@@ -37,19 +37,25 @@ class BatchNorm(nn.Module):
         self.rows: Tensor | None = None
 
     def forward(self, values: Tensor) -> Tensor:
+        # Under autocast the values are bf16, whose eight bits of mantissa are too few for sums over a batch.
         exact = values.to(self.weight.dtype)
-        mean, variance = self._statistics(exact) if self.training else (self.mean, self.variance)
+        if self.training:
+            mean, variance = self._statistics(exact)
+        else:
+            # A row's logit must not depend on the rows that it is scored with.
+            mean, variance = self.mean, self.variance
         scale = self.weight * torch.rsqrt(variance + EPS)
         return ((exact - mean) * scale + self.bias).to(values.dtype)
 
     def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor]:
         # Mean and variance over all ranks' rows; the running ones follow them.
-        rows = torch.ones_like(values[:, :1]) if self.rows is None else self.rows.to(values.dtype)
+        rows = self.rows.to(values.dtype) if self.rows is not None else torch.ones_like(values[:, :1])
         # Sums about the running mean: a variance beside a large mean would be lost.
         start = self.mean.detach().clone()
         deviations = (values - start) * rows
         counts = torch.stack([rows.sum(), torch.ones_like(rows).sum()])
         width = values.shape[1]
+        # All that ranks must know of each other goes in one vector: one collective a layer, not three.
         sums = self.combine(torch.cat([deviations.sum(0), deviations.square().sum(0), counts]))
         count = sums[-2]
         shift = sums[:width] / count
@@ -58,6 +64,7 @@ class BatchNorm(nn.Module):
             # A batch that is padded in part moves the running statistics by that much less.
             momentum = MOMENTUM * count / sums[-1]
             self.mean.add_(momentum * shift)
+            # Bessel's correction, for the running variance only: evaluation estimates the rows to come.
             self.variance.add_(momentum * (variance * count / (count - 1).clamp(min=1) - self.variance))
         return start + shift, variance
 
@@ -70,13 +77,6 @@ def batch_norms(module: nn.Module) -> list[BatchNorm]:
 # Those that take a layer's bias out again. Its gradient would be rounding noise, which Adam makes steps of: running
 # means lag behind these, and evaluation drifts from training.
 CENTRED = ("batch",)
-
-
-def norm_layers(norm: str, width: int) -> list[nn.Module]:
-    """Build the layers that normalise ``width`` values as setting ``model.norm`` says."""
-    if norm == "batch":
-        return [BatchNorm(width)]
-    return [nn.LayerNorm(width)] if norm == "layer" else []
 
 
 class MaxNorm(nn.Module):
@@ -104,8 +104,10 @@ class MaxNorm(nn.Module):
         values = torch.where(present, picked, 0.0)
         if self.training:
             with torch.no_grad():
+                # A rank without rows takes part in the collective all the same; ``amax`` of no rows is an error.
                 seen = values.abs().amax(0) if len(values) else torch.zeros_like(self.largest)
                 self.largest.copy_(torch.maximum(self.largest, self.combine(seen)))
+        # The smallest normal float32, for columns in which nothing but zeros was seen: 0 / tiny is 0, not NaN.
         scaled = values / self.largest.clamp(min=torch.finfo(torch.float32).tiny)
         return dense.index_copy(1, self.columns, torch.where(present, scaled + self.bias, 0.0))
 
@@ -121,14 +123,22 @@ class Ranker(nn.Module, ABC):
         """Set the last bias, so that an untrained model's logits are near ``logit``."""
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """What the last layer takes: [B, w], from which the layers of several tasks go on."""
+        """Return what the last layer takes, [B, w]: the layers of several tasks go on from it.
+
+        Raises:
+            ConfigError: The model has no hidden layer for several tasks.
+        """
         raise ConfigError(
             f"model {type(self).__name__} has no hidden layer for several tasks (methods last_hidden and drop_head)",
             hint="model=dlrm, or data.tasks={}",
         )
 
     def drop_head(self) -> int:
-        """Drop the layers behind ``last_hidden``, and return its width; ``forward`` cannot be called any more."""
+        """Drop the layers behind ``last_hidden``, and return its width; ``forward`` cannot be called any more.
+
+        Raises:
+            ConfigError: As ``last_hidden``.
+        """
         raise ConfigError(
             f"model {type(self).__name__} has no hidden layer for several tasks (methods last_hidden and drop_head)",
             hint="model=dlrm, or data.tasks={}",
@@ -189,16 +199,18 @@ class Logit(nn.Linear):
         super().__init__(width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.kernels is not None and not torch.compiler.is_compiling() and self._compiled_takes(hidden):
-            return cast(Tensor, _Head.apply(hidden, self.weight, self.bias, self.kernels))
-        # The meta device, on which a model's FLOP are counted, has no autocast.
-        with torch.autocast("cpu" if hidden.is_meta else hidden.device.type, enabled=False):
+        if self.kernels is not None and not torch.compiler.is_compiling():
+            # The kernel reads raw memory: it takes these dtypes, on a CPU, row after row.
+            dtypes_fit = hidden.dtype in (torch.float32, torch.bfloat16) and self.weight.dtype == torch.float32
+            if dtypes_fit and hidden.device.type == "cpu" and hidden.dim() == 2 and hidden.is_contiguous():
+                return cast(Tensor, _Head.apply(hidden, self.weight, self.bias, self.kernels))
+        kind = hidden.device.type
+        if hidden.is_meta:
+            # The meta device, on which a model's FLOP are counted, has no autocast.
+            kind = "cpu"
+        # A logit rounded to bf16 has steps of 1/64 around 3: losses and calibration would see them.
+        with torch.autocast(kind, enabled=False):
             return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(1)
-
-    def _compiled_takes(self, hidden: Tensor) -> bool:
-        if hidden.dtype not in (torch.float32, torch.bfloat16) or self.weight.dtype != torch.float32:
-            return False
-        return hidden.device.type == "cpu" and hidden.dim() == 2 and hidden.is_contiguous()
 
     @torch.no_grad()
     def start_at(self, logit: float) -> None:
@@ -207,9 +219,13 @@ class Logit(nn.Linear):
 
 
 def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers from ``widths[0]`` through ``widths[-1]`` with ReLU between them.
+    """Build linear layers from ``widths[0]`` through ``widths[-1]`` with ReLU between them.
 
-    ``norm`` (one of ``NORMS``) comes before each ReLU, ``dropout`` behind it.
+    Args:
+        widths: Of the input, then of each layer.
+        last_activation: Whether the last layer is a hidden one, too, with ReLU and what goes with it.
+        norm: What comes before each ReLU: ``batch``, ``layer`` or ``none``.
+        dropout: Probability, behind each ReLU.
     """
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
@@ -217,18 +233,23 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
         layers.append(nn.Linear(widths[i], widths[i + 1], bias=not (hidden and norm in CENTRED)))
         if not hidden:
             continue
-        layers += [*norm_layers(norm, widths[i + 1]), nn.ReLU()]
+        if norm == "batch":
+            layers.append(BatchNorm(widths[i + 1]))
+        elif norm == "layer":
+            layers.append(nn.LayerNorm(widths[i + 1]))
+        layers.append(nn.ReLU())
+        # Left out where it does nothing: parameters are named by their layers' numbers.
         if dropout:
             layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers)
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
-    """The dtype of products with ``like``: autocast's where it is enabled, else its own."""
-    if like.is_meta:
-        return like.dtype
-    kind = like.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+    """Return the dtype of products with ``like``: autocast's where it is enabled, else its own."""
+    # The meta device has no autocast: asking for it there is an error.
+    if not like.is_meta and torch.is_autocast_enabled(like.device.type):
+        return torch.get_autocast_dtype(like.device.type)
+    return like.dtype
 
 
 def log_odds(rate: float, rows: int) -> float:
@@ -243,6 +264,8 @@ def initialise(module: R, seed: int) -> R:
 
     Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
     """
+    # One generator over the whole module: a layer's weights depend on the seed and on the layers before it, never on
+    # the device, whose own generator would draw others.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in module.modules():

@@ -48,9 +48,11 @@ class ColumnKernels:
         Returns:
             uint64 [distinct], and int32 [n]; of a null the number of distinct ones.
         """
-        distinct, codes = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.int32)
+        distinct = np.empty(len(hashes), np.uint64)
+        codes = np.empty(len(hashes), np.int32)
         column = _column(hashes)
         count = self._library.rows_code(ctypes.byref(column), _size(hashes), _at(distinct), _at(codes))
+        # A copy of what is used, so that a few values do not keep an array as long as the block.
         return distinct[: _some(count)].copy(), codes
 
     def count(self, codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,23 +61,29 @@ class ColumnKernels:
         Returns:
             The counts, and where a code occurs first: int64 [distinct + 1]; that means nothing for one that does not.
         """
-        codes, first = np.ascontiguousarray(codes, np.int32), np.zeros(distinct + 1, np.int64)
+        codes = np.ascontiguousarray(codes, np.int32)
         counts = np.zeros(distinct + 1, np.int64)
-        marks = None if keep is None else np.ascontiguousarray(keep, np.bool_)
-        given = _at(codes), None if marks is None else _at(marks), _size(codes)
-        self._library.rows_count(*given, _at(counts), _at(first))
+        first = np.zeros(distinct + 1, np.int64)
+        marks = None
+        if keep is not None:
+            # Kept by a name: a temporary array would be gone before the library reads its memory.
+            keep = np.ascontiguousarray(keep, np.bool_)
+            marks = _at(keep)
+        self._library.rows_count(_at(codes), marks, _size(codes), _at(counts), _at(first))
         return counts, first
 
     def take(self, values: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Return ``values[codes]``: of int32, by codes of 16 or 32 bits that lie within them."""
-        values, codes = np.ascontiguousarray(values, np.int32), np.ascontiguousarray(codes)
+        values = np.ascontiguousarray(values, np.int32)
+        codes = np.ascontiguousarray(codes)
         out = np.empty_like(codes, np.int32)
         self._library.rows_take(_at(values), _at(codes), ctypes.c_int32(codes.itemsize), _size(codes), _at(out))
         return out
 
     def mix(self, columns: Sequence[pa.Array]) -> np.ndarray:
         """Hash each row over ``columns`` of uint64 or float64: uint64. A null counts as 0, or as NaN among numbers."""
-        total, array = np.empty(len(columns[0]), np.uint64), (_Column * len(columns))(*map(_column, columns))
+        total = np.empty(len(columns[0]), np.uint64)
+        array = (_Column * len(columns))(*map(_column, columns))
         self._library.rows_mix(array, ctypes.c_int64(len(columns)), _size(total), _at(total))
         return total
 
@@ -84,9 +92,12 @@ class ColumnKernels:
 
         If all are whole and small, also their sum and that of their squares.
         """
-        values, bounds, sums = np.ascontiguousarray(values), np.empty(2), np.empty(2, np.int64)
-        whole = self._library.rows_sums(_at(values), _size(values), _at(bounds), _at(sums))
-        return float(bounds[0]), float(bounds[1]), (int(sums[0]), int(sums[1])) if whole else None
+        values = np.ascontiguousarray(values)
+        bounds = np.empty(2)
+        sums = np.empty(2, np.int64)
+        if not self._library.rows_sums(_at(values), _size(values), _at(bounds), _at(sums)):
+            return float(bounds[0]), float(bounds[1]), None
+        return float(bounds[0]), float(bounds[1]), (int(sums[0]), int(sums[1]))
 
     def look_up(self, values: pa.Array, table: np.ndarray, none: float) -> tuple[np.ndarray, np.ndarray] | None:
         """Return ``table[values]`` (float32) where ``values`` are whole and in range, and the places of all others.
@@ -99,6 +110,7 @@ class ColumnKernels:
         Returns:
             None where there are many others.
         """
+        # With more others than that, to look them up elsewhere costs more than the table saves.
         most, column = len(values) // _OTHERS, _column(values)
         out, rest = np.empty(len(values), np.float32), np.empty(most, np.int64)
         given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
@@ -129,15 +141,19 @@ class ColumnKernels:
             count = self._library.rows_exact(_at(part), _size(part), _at(exponents), _at(words))
             if count < 0:
                 return None
+            # Python's integers have no limit: what the library added up by exponent, in 128 bits each, becomes one sum.
             for exponent, sums in zip(exponents[:count].tolist(), words[:count].tolist(), strict=True):
                 low, high, square, above = sums
+                # The sum is signed, in two's complement; that of the squares is not.
                 total += (low + (high << 64) - (high >> 63 << 128)) << exponent
                 squares += (square + (above << 64)) << 2 * exponent
         return total, squares
 
     def sketch(self, values: np.ndarray, labels: np.ndarray) -> Counts:
         """Count finite float64 ``values``, and clicks among their ``labels``, by bucket of ``ingest.sketch``."""
-        values, labels = np.ascontiguousarray(values, np.float64), np.ascontiguousarray(labels, np.float32)
+        values = np.ascontiguousarray(values, np.float64)
+        labels = np.ascontiguousarray(labels, np.float32)
+        # No more buckets are in use than there are values.
         used, counts, clicks = _room(min(len(values), _BUCKETS))
         given = _at(values), _at(labels), _size(values)
         count = _some(self._library.rows_sketch(*given, _at(used), _at(counts), _at(clicks)))
@@ -152,8 +168,11 @@ class ColumnKernels:
 
     def narrow(self, values: np.ndarray) -> np.ndarray | None:
         """Return float64 ``values`` as float32, where each of them is one (or NaN); None where one is not."""
-        values, out = np.ascontiguousarray(values), np.empty(len(values), np.float32)
-        return out if self._library.rows_narrow(_at(values), _size(values), _at(out)) else None
+        values = np.ascontiguousarray(values)
+        out = np.empty(len(values), np.float32)
+        if not self._library.rows_narrow(_at(values), _size(values), _at(out)):
+            return None
+        return out
 
     def unseen(self, rows_of: np.ndarray, codes: np.ndarray, hashes: np.ndarray, first: int, count: int) -> np.ndarray:
         """Return the hash (uint64) of each lookup whose row is one of ``count`` from ``first`` on; 0 of the others.
@@ -172,6 +191,7 @@ class ColumnKernels:
         Returns:
             The keys of its places, uint64 [a power of two], and their rows, int32; -1 where a place is free.
         """
+        # At least twice as many places as keys, a power of two, so that a search ends after a few steps.
         bits = max(2 * len(hashes), 2).bit_length()
         keys, places = np.empty(1 << bits, np.uint64), np.empty(1 << bits, np.int32)
         given = _at(hashes), _at(rows), _size(hashes)
@@ -186,10 +206,16 @@ class ColumnKernels:
 
 
 def _column(values: pa.Array) -> _Column:
+    column = _Column(offset=values.offset)
     present, data = values.buffers()
-    marks = present.address if present is not None and values.null_count else None
-    none = _NAN if pa.types.is_floating(values.type) else 0
-    return _Column(None if data is None else data.address, marks, values.offset, none)
+    if data is not None:
+        column.values = data.address
+    # A slice may have the bitmap of a column with nulls, and none of them.
+    if present is not None and values.null_count:
+        column.present = present.address
+    if pa.types.is_floating(values.type):
+        column.none = _NAN
+    return column
 
 
 def _room(most: int) -> Counts:

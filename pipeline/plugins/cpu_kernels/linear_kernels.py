@@ -71,11 +71,13 @@ class LinearKernels:
 
         ``out``: that of ``forward`` where there is a ReLU, else None.
         """
-        pointers = {"out": out, "grad": grad, "for_x": for_x, "for_weight": for_weight, "for_bias": for_bias}
-        task = _task(x, weight, **{name: _at(values) for name, values in pointers.items()})
+        task = _task(x, weight, out=_at(out), grad=_at(grad), for_x=_at(for_x))
+        task.for_weight = for_weight.data_ptr()
+        task.for_bias = for_bias.data_ptr()
         self._call("linear_backward", task)
 
     def _call(self, name: str, task: _Linear) -> None:
+        # Memory for the weights as they are laid out, and for gradients of spans, is all that can be missing.
         if getattr(self._library, name)(ctypes.byref(task)):
             raise MemoryError(f"no memory for {name}")
 
@@ -89,13 +91,14 @@ def _task(x: Tensor, weight: Tensor, **others: int | None) -> _Linear:
         width=len(weight),
         x_stride=x.stride(0),
         bf16=x.dtype == torch.bfloat16,
+        # Asked at each call: the number is a setting of the calling thread.
         threads=torch.get_num_threads(),
         **others,
     )
 
 
 def _at(values: Tensor | None) -> int | None:
-    return None if values is None else values.data_ptr()
+    return values.data_ptr() if values is not None else None
 
 
 def load() -> LinearKernels | None:

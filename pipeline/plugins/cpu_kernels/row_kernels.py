@@ -80,6 +80,7 @@ class RowKernels:
         """Take ``step`` in the rows that were looked up; ``threads`` share the tables, which share no memory."""
         array = (_Table * len(tables))(*tables)
         figures = _Step(_FORMULAS.index(step.formula), int(lazy), (ctypes.c_float * _SETTINGS)(*step.settings))
+        # What the threads of this call have in common: the next table that nobody has taken.
         share = _Share()
         self._library.rowsteps_share(ctypes.byref(share))
 
@@ -96,7 +97,11 @@ class RowKernels:
             if self._pool is None or self._pool_size < helpers:
                 self._pool, self._pool_size = ThreadPoolExecutor(helpers, thread_name_prefix="nightjar-rows"), helpers
             futures = [self._pool.submit(work) for _ in range(helpers)]
-        if any([work(), *(future.result() for future in futures)]):
+        failed = work()
+        # All are waited for, also where one failed: the tables' memory is theirs until then.
+        for future in futures:
+            failed |= future.result()
+        if failed:
             raise MemoryError("no memory to train the rows of a batch")
 
 
@@ -118,7 +123,8 @@ class RowTables:
         for rows, columns, count in zip(weights, states, features, strict=True):
             table = _Table(weights=rows.data_ptr(), width=rows.shape[1], features=count, mean=mean)
             for i, column in enumerate(columns):
-                table.states[i], table.steps[i] = column.data_ptr(), column.stride(0)
+                table.states[i] = column.data_ptr()
+                table.steps[i] = column.stride(0)
                 table.widths[i] = 1 if column.dim() == 1 else column.shape[1]
             self._tables.append(table)
 
@@ -149,9 +155,13 @@ class RowTables:
         # Copies: several threads may be here.
         tables = [_Table.from_buffer_copy(table) for table in self._tables]
         for table, rows in zip(tables, self._weights, strict=True):
-            table.ids, table.offsets = ids.data_ptr(), offsets[feature * batch :].data_ptr()
-            table.shares = None if weights is None else weights.data_ptr()
-            table.gradient, table.stride = gradient[:, column:].data_ptr(), gradient.stride(0)
+            table.ids = ids.data_ptr()
+            table.offsets = offsets[feature * batch :].data_ptr()
+            if weights is not None:
+                table.shares = weights.data_ptr()
+            table.gradient = gradient[:, column:].data_ptr()
+            table.stride = gradient.stride(0)
+            # A table without rows has nothing to learn.
             table.batch = batch if len(rows) else 0
             column += table.features * table.width
             feature += table.features

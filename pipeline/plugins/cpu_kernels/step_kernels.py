@@ -116,14 +116,19 @@ class StepKernels:
             first: The vector in front of the others, float32 or bf16 [B, D], its values adjacent; None: there is none.
             out: [B, D + pairs], in the dtype of the first vector.
         """
-        self._call("steps_interact", _interact(vectors, first, out, out=out.data_ptr()))
+        task = _interact(vectors, first, out)
+        task.out = out.data_ptr()
+        self._call("steps_interact", task)
 
     def interact_back(
         self, vectors: Tensor, first: Tensor | None, grad: Tensor, grad_vectors: Tensor, grad_first: Tensor | None
     ) -> None:
         """Fill ``grad_vectors`` and ``grad_first`` (contiguous) from ``grad``, that of ``interact``'s ``out``."""
-        pointers = {"grad": grad.data_ptr(), "grad_rest": grad_vectors.data_ptr(), "grad_first": _at(grad_first)}
-        self._call("steps_interact_back", _interact(vectors, first, grad, **pointers))
+        task = _interact(vectors, first, grad)
+        task.grad = grad.data_ptr()
+        task.grad_rest = grad_vectors.data_ptr()
+        task.grad_first = _at(grad_first)
+        self._call("steps_interact_back", task)
 
     def mask(self, grad: Tensor, out: Tensor | None, masked: Tensor, sums: Tensor) -> None:
         """Fill ``masked`` with ``grad`` where ``out`` is above 0, and ``sums`` with the sums of its columns.
@@ -151,15 +156,21 @@ class StepKernels:
 
         ``hidden`` is float32 or bf16, and contiguous.
         """
-        self._call("steps_head", _head(hidden, weight, logits=logits.data_ptr(), bias=bias))
+        task = _head(hidden, weight)
+        task.logits = logits.data_ptr()
+        task.bias = bias
+        self._call("steps_head", task)
 
     def head_back(self, hidden: Tensor, weight: Tensor, grad: Tensor, grad_hidden: Tensor, sums: Tensor) -> None:
         """Fill ``grad_hidden``, and ``sums`` with the gradients of weight and bias, from ``grad``, that of the logits.
 
         ``sums``: float32 [width + 1], the bias last.
         """
-        pointers = {"grad": grad.data_ptr(), "grad_hidden": grad_hidden.data_ptr(), "sums": sums.data_ptr()}
-        self._call("steps_head_back", _head(hidden, weight, **pointers))
+        task = _head(hidden, weight)
+        task.grad = grad.data_ptr()
+        task.grad_hidden = grad_hidden.data_ptr()
+        task.sums = sums.data_ptr()
+        self._call("steps_head_back", task)
 
     def tables(
         self, weights: Sequence[Tensor], states: Sequence[Tensor], table_of_feature: Sequence[int], *, mean: bool
@@ -175,7 +186,8 @@ class StepKernels:
         return Tables(self._library, weights, states, table_of_feature, mean)
 
     def _call(self, name: str, task: ctypes.Structure) -> None:
-        _check(name, getattr(self._library, name)(ctypes.byref(task)))
+        if getattr(self._library, name)(ctypes.byref(task)):
+            raise MemoryError(f"no memory for {name}")
 
 
 class Tables:
@@ -192,11 +204,14 @@ class Tables:
         self._library, self._mean = library, mean
         # These tensors keep the memory alive that the library writes to.
         self._tensors = [*weights, *states]
-        columns = [0]
+        # Where each feature's pooled embedding begins, side by side.
+        columns = []
+        self._width = 0
         for table in table_of_feature:
-            columns.append(columns[-1] + weights[table].shape[1])
-        self._width = columns.pop()
+            columns.append(self._width)
+            self._width += weights[table].shape[1]
         self._counts = {"tables": len(weights), "features": len(table_of_feature)}
+        # Made once: a lookup passes their addresses only.
         self._arrays = {
             "weights": _pointers(weights),
             "state": _pointers(states),
@@ -218,6 +233,7 @@ class Tables:
             table.
         """
         pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
+        # Not an error here: who asked knows the names of the tables, and looks for the row.
         failed = self._library.steps_look_up(ctypes.byref(self._task(ids, offsets, pooled)))
         return None if failed else pooled
 
@@ -225,7 +241,8 @@ class Tables:
         """Train the rows of a lookup by row-wise Adagrad; ``grad``: of the pooled embeddings, contiguous."""
         task = self._task(ids, offsets, grad)
         task.lr, task.eps = lr, eps
-        _check("steps_adagrad", self._library.steps_adagrad(ctypes.byref(task)))
+        if self._library.steps_adagrad(ctypes.byref(task)):
+            raise MemoryError("no memory for steps_adagrad")
 
     def _task(self, ids: Tensor, offsets: Tensor, pooled: Tensor) -> _Tables:
         addresses = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
@@ -243,24 +260,27 @@ class Tables:
         )
 
 
-def _interact(vectors: Tensor, first: Tensor | None, like: Tensor, **pointers: int | None) -> _Interact:
-    samples, others, dim = vectors.shape
-    return _Interact(
-        first=_at(first),
-        first_stride=0 if first is None else first.stride(0),
+def _interact(vectors: Tensor, first: Tensor | None, like: Tensor) -> _Interact:
+    # ``like``: the output or its gradient, which have one layout.
+    samples, count, dim = vectors.shape
+    task = _Interact(
         rest=vectors.data_ptr(),
         rest_stride=vectors.stride(0),
         out_stride=like.stride(0),
         n=samples,
-        vectors=others + (first is not None),
+        vectors=count,
         dim=dim,
         bf16=like.dtype == torch.bfloat16,
         threads=torch.get_num_threads(),
-        **pointers,
     )
+    if first is not None:
+        task.first = first.data_ptr()
+        task.first_stride = first.stride(0)
+        task.vectors += 1
+    return task
 
 
-def _head(hidden: Tensor, weight: Tensor, **others: float) -> _Head:
+def _head(hidden: Tensor, weight: Tensor) -> _Head:
     return _Head(
         hidden=hidden.data_ptr(),
         weight=weight.data_ptr(),
@@ -268,12 +288,11 @@ def _head(hidden: Tensor, weight: Tensor, **others: float) -> _Head:
         width=hidden.shape[1],
         bf16=hidden.dtype == torch.bfloat16,
         threads=torch.get_num_threads(),
-        **others,
     )
 
 
 def _at(values: Tensor | None) -> int | None:
-    return None if values is None else values.data_ptr()
+    return values.data_ptr() if values is not None else None
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:
@@ -282,11 +301,6 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
 
 def _integers(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
-
-
-def _check(name: str, failed: int) -> None:
-    if failed:
-        raise MemoryError(f"no memory for {name}")
 
 
 def load() -> StepKernels | None:

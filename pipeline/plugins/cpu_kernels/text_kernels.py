@@ -64,33 +64,43 @@ class TextKernels:
             return None
         if not block.isascii() or b"\r" in block:
             return None
+
+        # 1. Room for the columns: the library allocates nothing.
         lines = self.count(block, ord("\n"))
         outs, marks, fields = [], [], (_Field * len(numbers))()
         for field, number in zip(fields, numbers, strict=True):
-            out = np.empty(lines if number else (lines, _VIEW), np.float64 if number else np.uint8)
-            mark = np.zeros(-(-lines // 8) if number else 0, np.uint8)
-            field.out, field.present = _at(out), _at(mark) if number else None
+            if number:
+                out = np.empty(lines, np.float64)
+                mark = np.zeros(-(-lines // 8), np.uint8)
+                field.present = _at(mark)
+            else:
+                # Text is never null: an empty field is an empty text.
+                out = np.empty((lines, _VIEW), np.uint8)
+                mark = np.zeros(0, np.uint8)
+            field.out = _at(out)
             outs.append(out)
             marks.append(mark)
+
+        # 2. One pass over the bytes.
         size, count = ctypes.c_int64(len(block)), ctypes.c_int64(len(numbers))
         if self._library.fields_split(block, size, ctypes.c_uint8(separator), fields, count, ctypes.c_int64(lines)):
             return None
+
+        # 3. The same memory as Arrow's arrays.
         columns = []
         for out, mark, number, field in zip(outs, marks, numbers, fields, strict=True):
             if number:
                 buffers = [pa.py_buffer(mark), pa.py_buffer(out)]
                 columns.append(pa.Array.from_buffers(pa.float64(), lines, buffers, field.rest))
-            else:
-                columns.append(self._texts(block, out, field.rest))
+                continue
+            buffers = [None, pa.py_buffer(out)]
+            if field.rest:
+                # Long texts get a buffer of their own, so that a few of them do not keep all of the block.
+                own = np.empty(field.rest, np.uint8)
+                self._library.fields_own(block, _at(out), ctypes.c_int64(len(out)), _at(own))
+                buffers.append(pa.py_buffer(own))
+            columns.append(pa.Array.from_buffers(pa.string_view(), len(out), buffers))
         return columns
-
-    def _texts(self, block: bytes, views: np.ndarray, rest: int) -> pa.Array:
-        # The views, and a buffer of the ``rest`` bytes of those that point into the block.
-        own = np.empty(rest, np.uint8)
-        if rest:
-            self._library.fields_own(block, _at(views), ctypes.c_int64(len(views)), _at(own))
-        buffers = [None, pa.py_buffer(views), *([pa.py_buffer(own)] if rest else [])]
-        return pa.Array.from_buffers(pa.string_view(), len(views), buffers)
 
     def hash(self, texts: pa.Array, seed: int, none: Sequence[int] = ()) -> pa.Array:
         """Hash each of ``texts``, string views.
@@ -100,12 +110,12 @@ class TextKernels:
         """
         present, views, *buffers = texts.buffers()
         addresses = (ctypes.c_void_p * max(len(buffers), 1))(*(each.address for each in buffers))
-        column = _Texts(
-            (0 if views is None else views.address) + _VIEW * texts.offset,
-            present.address if present is not None and texts.null_count else None,
-            texts.offset,
-            ctypes.addressof(addresses),
-        )
+        column = _Texts(offset=texts.offset, buffers=ctypes.addressof(addresses))
+        if views is not None:
+            # The library counts views from a slice's first one; the bitmap's bits it counts from the offset on.
+            column.views = views.address + _VIEW * texts.offset
+        if present is not None and texts.null_count:
+            column.present = present.address
         hashes, marks = np.empty(len(texts), np.uint64), np.zeros(-(-len(texts) // 8), np.uint8)
         words = np.array(none, np.uint64)
         given = ctypes.c_int64(len(texts)), ctypes.c_uint64(seed), _at(words), ctypes.c_int64(len(words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline.evaluation.gate.answers import place
 from pipeline.records.gate import Check, Interval, UserAuc
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
@@ -26,7 +27,9 @@ class Gauc(GateCheck):
         if gauc is None or limit is None:
             return
         if gauc.candidate is None:
-            kind = "user" if gauc.by is None else f"group by {gauc.by}"
+            kind = "user"
+            if gauc.by is not None:
+                kind = f"group by {gauc.by}"
             words = f"no {kind} has rows of both classes, so GAUC is not defined ({LIMIT})"
             yield Check(NAME, LIMIT, False, words)
         elif gauc.users < FEWEST_USERS:
@@ -44,12 +47,10 @@ class Gauc(GateCheck):
     ) -> Check:
         # As with NE of slices, a drop holds where it is beyond doubt; ``not`` would let NaN pass.
         passed = -change.point <= limit or change.high >= 0
-        place = "not clearly beyond" if passed else "beyond"
-        if -change.point <= limit:
-            place = "within"
         words = (
             f"GAUC of {gauc.counted} is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "
-            f"{change.point:+.4f} [{change.low:+.4f}, {change.high:+.4f}], {place} {-limit:+g} ({LIMIT})"
+            f"{change.point:+.4f} [{change.low:+.4f}, {change.high:+.4f}], "
+            f"{place(-change.point, limit, passed)} {-limit:+g} ({LIMIT})"
         )
         return Check(NAME, LIMIT, passed, words)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pipeline.evaluation.gate.answers import WHEN
-from pipeline.records.gate import Check, Importance
+from pipeline.records.gate import Check
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 NAME, SETTING = "importance of features", "gate.importance_rows"
@@ -30,13 +30,21 @@ class FeatureImportance(GateCheck):
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         """One answer; none where importance was not measured on both nights."""
         now, former = inputs.record.importance, inputs.record.former
-        before = None if former is None else former.importance
-        if not now or not before:
+        if not now or former is None or not former.importance:
             return
         changes = {}
         for name, importance in now.items():
-            if name in before and _has_changed(before[name], importance):
-                changes[name] = importance.rise - before[name].rise
+            before = former.importance.get(name)
+            if before is None:
+                continue
+            # An importance is an estimate on some of the rows: most differences between two nights are chance.
+            if abs(importance.rise - before.rise) <= SURE * math.hypot(importance.error, before.error):
+                continue
+            # Of a feature that carried nearly nothing, any share or multiple would be nothing, too.
+            fell = before.rise > MATTERS and importance.rise < FALL * before.rise
+            jumped = importance.rise > MATTERS and importance.rise > JUMP * max(before.rise, MATTERS)
+            if fell or jumped:
+                changes[name] = importance.rise - before.rise
         if not changes:
             first = max(now, key=lambda name: now[name].rise)
             words = (
@@ -45,21 +53,15 @@ class FeatureImportance(GateCheck):
             )
             yield Check(NAME, SETTING, True, words)
             return
-        largest_first = sorted(changes, key=lambda name: -abs(changes[name]))
-        listed = "; ".join(f"{name!r} {now[name].rise:+.4f}, was {before[name].rise:+.4f}" for name in largest_first)
+        listed = []
+        for name in sorted(changes, key=lambda name: -abs(changes[name])):
+            listed.append(f"{name!r} {now[name].rise:+.4f}, was {former.importance[name].rise:+.4f}")
         words = (
             f"features carry far less or far more than with the incumbent {WHEN} (rise of NE where their values are "
-            f"shuffled): {listed}. One that fell may be broken upstream; one that rose may know the label ({SETTING})"
+            f"shuffled): {'; '.join(listed)}. One that fell may be broken upstream; one that rose may know the label "
+            f"({SETTING})"
         )
         yield Check(NAME, SETTING, True, words, warned=True)
-
-
-def _has_changed(before: Importance, now: Importance) -> bool:
-    if abs(now.rise - before.rise) <= SURE * math.hypot(now.error, before.error):
-        return False
-    fell = before.rise > MATTERS and now.rise < FALL * before.rise
-    jumped = now.rise > MATTERS and now.rise > JUMP * max(before.rise, MATTERS)
-    return fell or jumped
 
 
 IMPORTANCE = FeatureImportance()

@@ -20,7 +20,7 @@ from pipeline.evaluation.gate.answers import (
     place,
     with_ends,
 )
-from pipeline.evaluation.gate.power import Level, Power, power_of
+from pipeline.evaluation.gate.power import Level, power_of
 from pipeline.records.gate import Check, Figures, GateRecord, Interval, Shift, TaskComparison
 from pipeline.specs.gate_check import GateCheck, GateInputs
 from pipeline.specs.label_kind import LABEL_KINDS
@@ -50,10 +50,17 @@ class Incumbent(GateCheck):
         level, limit = Level.of(record, settings), settings.max_ne_increase or 0.0
         power = power_of(record, change, level)
         passed = power.bound <= limit  # not true of NaN
+
+        # The rows that would tell the limit, in words: those that a calibrator is fitted on do not count.
+        needed = power.rows_for(limit) or 0
+        rows = f"about {needed:,} test rows"
+        if record.calibrated is not None:
+            rows += " beside those that fit the calibrator"
+        if needed > settings.max_rows:
+            rows += f" and gate.max_rows={needed}"
         words = (
             f"NE is {candidate.ne.point:.4f}, the incumbent's on the same rows {incumbent.ne.point:.4f}: "
-            f"{percent(change.ne)}, {explain_rise(power, level, limit, passed, _name_rows(record, power, settings))} "
-            "(gate.max_ne_increase)"
+            f"{percent(change.ne)}, {explain_rise(power, level, limit, passed, rows)} (gate.max_ne_increase)"
         )
         return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
 
@@ -61,9 +68,9 @@ class Incumbent(GateCheck):
         passed = change.high >= -limit  # not true of NaN
         # As many digits as the setting has, one at least.
         digits = max(len(f"{100 * limit:.10f}".rstrip("0").partition(".")[2]), 1)
+        verdict = "not clearly below" if passed else "clearly below"
         words = (
-            f"NE changed by {percent(change)} from the incumbent's, {'not ' if passed else ''}clearly below "
-            f"{-limit:+.{digits}%} (gate.max_ne_fall)"
+            f"NE changed by {percent(change)} from the incumbent's, {verdict} {-limit:+.{digits}%} (gate.max_ne_fall)"
         )
         if not passed:
             words += ": too good to be true, as of a feature that knows the label, until a person has looked"
@@ -72,25 +79,15 @@ class Incumbent(GateCheck):
     def _check_shift(self, shift: Shift, limit: float, *, better: bool) -> Check:
         # A model that learnt more spreads its predictions: where it is surely better, that is why they moved.
         within = shift.psi <= limit
+        verdict = "within" if within else "above"
         words = (
-            f"predictions moved from the incumbent's by KS {shift.ks:.3f}, PSI {shift.psi:.3f}, "
-            f"{'within' if within else 'above'} {limit:g} (gate.max_psi)"
+            f"predictions moved from the incumbent's by KS {shift.ks:.3f}, PSI {shift.psi:.3f}, {verdict} {limit:g} "
+            "(gate.max_psi)"
         )
         warned = not within and better
         if warned:
             words += "; NE is clearly better, so this is only a warning"
         return Check("prediction shift", "gate.max_psi", within or better, words, warned)
-
-
-def _name_rows(record: GateRecord, power: Power, settings: GateConfig) -> str:
-    """The rows that would tell the limit, in words: those that a calibrator is fitted on do not count."""
-    needed = power.rows_for(settings.max_ne_increase or 0.0) or 0
-    words = f"about {needed:,} test rows"
-    if record.calibrated is not None:
-        words += " beside those that fit the calibrator"
-    if needed > settings.max_rows:
-        words += f" and gate.max_rows={needed}"
-    return words
 
 
 class BestVersionCheck(GateCheck):
@@ -153,7 +150,9 @@ class BaselineCheck(GateCheck):
             return
         passed = spare.high >= 0
         worse = change.low > 0
-        verdict = f"not surely below the {least:.0%} that are asked for" if passed else f"below {least:.0%}"
+        verdict = f"below {least:.0%}"
+        if passed:
+            verdict = f"not surely below the {least:.0%} that are asked for"
         words += f"; {gain.point:.0%} of its gain, {verdict} ({setting})"
         if not passed:
             words += ": the model has not learnt what a simple one learns in one pass; train.epochs=3 trains it longer"

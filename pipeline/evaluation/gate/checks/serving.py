@@ -20,10 +20,12 @@ class ServingCheck(GateCheck):
         candidate, serving, limit = inputs.record.candidate, inputs.record.serving, inputs.settings.max_serving_gap
         if candidate is None or serving is None or limit is None:
             return
+        # Not its size: a program that happens to score better than what was trained serves nobody worse.
         passed = serving.gap <= limit
+        verdict = "within" if passed else "beyond"
         words = (
             f"NE as served is {candidate.ne.point:.5f}, as trained {serving.trained_ne:.5f}: "
-            f"{serving.gap:+.3%}, {'within' if passed else 'beyond'} +{limit:.2%} (gate.max_serving_gap)"
+            f"{serving.gap:+.3%}, {verdict} +{limit:.2%} (gate.max_serving_gap)"
         )
         yield Check("serving", "gate.max_serving_gap", passed, words)
 
@@ -51,23 +53,25 @@ class Coverage(GateCheck):
     def _check_mean(self, coverage: Mapping[str, float], least: float) -> Check:
         mean = sum(coverage.values()) / len(coverage)
         passed = mean >= least
+        verdict = "not below" if passed else "below"
         lowest = min(coverage, key=lambda name: coverage[name])
         words = (
-            f"trained rows serve {mean:.1%} of a feature's lookups on average, "
-            f"{'not ' if passed else ''}below {least:.0%} (gate.min_coverage); lowest is feature "
-            f"{lowest!r} with {coverage[lowest]:.1%}"
+            f"trained rows serve {mean:.1%} of a feature's lookups on average, {verdict} {least:.0%} "
+            f"(gate.min_coverage); lowest is feature {lowest!r} with {coverage[lowest]:.1%}"
         )
         return Check("coverage of ids", "gate.min_coverage", passed, words)
 
     def _check_drop(self, coverage: Mapping[str, float], before: Mapping[str, float], limit: float) -> Iterator[Check]:
+        # The worst feature, not the mean: ids of one feature that are read or hashed otherwise drown in the others'.
         drops = {name: before[name] - share for name, share in coverage.items() if name in before}
         if not drops:
             return
         worst = max(drops, key=lambda name: drops[name])
         passed = drops[worst] <= limit
+        verdict = "within" if passed else "beyond"
         words = (
             f"coverage of feature {worst!r} is {coverage[worst]:.1%}, with the incumbent {before[worst]:.1%} {WHEN}: "
-            f"{'within' if passed else 'beyond'} {limit:.0%} (gate.max_coverage_drop)"
+            f"{verdict} {limit:.0%} (gate.max_coverage_drop)"
         )
         yield Check("coverage against former days", "gate.max_coverage_drop", passed, words)
 

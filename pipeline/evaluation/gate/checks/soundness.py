@@ -6,7 +6,7 @@ together (Bonferroni), so many slices raise no false alarms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pipeline.config.gate import GateConfig
 from pipeline.core.units import printable
@@ -34,23 +34,19 @@ class Finite(GateCheck):
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         """Two answers, that on the weights first, where there are any."""
         record = inputs.record
+        # Weights apart from predictions: a row that no test row looks up may be spoilt, and would be served.
         if record.weights_not_finite is not None:
-            weights = _nonzero(record.weights_not_finite)
+            weights = [f"{name} {count:,}" for name, count in record.weights_not_finite.items() if count]
             words = "all weights are finite"
             if weights:
-                words = "weights are not finite: " + ", ".join(f"{name} {count:,}" for name, count in weights.items())
+                words = f"weights are not finite: {', '.join(weights)}"
             yield Check("finite weights", "", not weights, words)
 
-        predictions = _nonzero(record.predictions_not_finite)
+        predictions = [f"{count:,} of the {model}'s" for model, count in record.predictions_not_finite.items() if count]
         words = "all predictions are finite"
         if predictions:
-            counts = " and ".join(f"{count:,} of the {model}'s" for model, count in predictions.items())
-            words = f"{counts} predictions are not finite"
+            words = f"{' and '.join(predictions)} predictions are not finite"
         yield Check("finite predictions", "", not predictions, words)
-
-
-def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if count}
 
 
 class Comparable(GateCheck):
@@ -76,8 +72,8 @@ class Rows(GateCheck):
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         rows, least = inputs.record.rows, inputs.settings.min_rows
         passed = rows >= least
-        words = f"{rows:,} rows scored, {'enough' if passed else 'too few'} for {least:,} (gate.min_rows)"
-        yield Check("rows", "gate.min_rows", passed, words)
+        verdict = "enough" if passed else "too few"
+        yield Check("rows", "gate.min_rows", passed, f"{rows:,} rows scored, {verdict} for {least:,} (gate.min_rows)")
 
 
 FINITE, COMPARABLE, ROWS = Finite(), Comparable(), Rows()
@@ -92,6 +88,7 @@ class Floors(GateCheck):
     name = "floors"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """Answers on NE, AUC and calibration, on each that has a limit."""
         settings: GateConfig = inputs.settings
         candidate = inputs.record.candidate
         assert candidate is not None
@@ -134,6 +131,7 @@ class Slices(GateCheck):
             f"{part.incumbent.ne.point:.4f}: {percent(change)}, "
         )
         if level.covers(power, limit):
+            # As for the whole: a rise must be ruled out, and what the budget promises holds for the slice, too.
             passed = power.bound <= limit
             rows = f"about {power.rows_for(limit) or 0:,} rows of it"
             words += f"{explain_rise(power, level, limit, passed, rows)} (gate.slice_max_ne_increase)"
