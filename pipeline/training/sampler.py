@@ -141,10 +141,9 @@ class BatchSampler:
         """
         size = -(-self.order.global_batch // world)
         first, end = rank * size, min((rank + 1) * size, self.order.global_batch)
-        found = []
+        begin, found = batch * self.quota, []
         for lane in range(first // self.quota, -(-end // self.quota)):
-            begin, filled = batch * self.quota, self._filled(batch, lane)
-            low, high = max(first - lane * self.quota, 0), min(end - lane * self.quota, filled)
+            low, high = max(first - lane * self.quota, 0), min(end - lane * self.quota, self._filled(batch, lane))
             if low < high:
                 found.append(Take(lane, begin + low, begin + high))
         return found
@@ -155,6 +154,7 @@ class BatchSampler:
 
     def first(self, batch: int) -> Take:
         """The first row of a global batch."""
+        # The short batch may have fewer rows than there are lanes.
         lane = next(lane for lane in range(self.lanes) if self._filled(batch, lane))
         return Take(lane, batch * self.quota, batch * self.quota + 1)
 
@@ -176,9 +176,11 @@ class BatchSampler:
         """The order of the rows of a window."""
         if not self.order.shuffle:
             return np.arange(window.rows)
+        numbers = [window.epoch, window.number]
         # Lane 0 is as in an order of one lane.
-        lane = [window.lane] if window.lane else []
-        return self.order.generator(window.epoch, window.number, *lane).permutation(window.rows)
+        if window.lane:
+            numbers.append(window.lane)
+        return self.order.generator(*numbers).permutation(window.rows)
 
     def _filled(self, batch: int, lane: int) -> int:
         # Rows of lane in a global batch; the last, short one has equally many of all lanes, but for one.
@@ -190,6 +192,7 @@ class BatchSampler:
         return self._full * self.quota * lane + self._short * lane // self.lanes
 
     def _lay(self, epoch: int) -> tuple[list[RowGroup], np.ndarray]:
+        # The groups of an epoch end to end, with the place where each ends among the epoch's rows.
         groups = self._groups
         if self.order.shuffle:
             groups = [groups[i] for i in self.order.generator(epoch).permutation(len(groups))]
@@ -200,6 +203,7 @@ class BatchSampler:
         at, stop = self._begin(lane), self._begin(lane + 1)
         number, parts = int(np.searchsorted(ends, at, side="right")), []
         while at < stop:
+            # A group on the border of two lanes is a part of both.
             group, end = groups[number], int(ends[number])
             begin = end - group.rows
             parts.append(RowRange(group, at - begin, min(end, stop) - begin))
@@ -215,5 +219,9 @@ def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
     """
     lanes = fitting_lanes(train.dealt_lanes, train.batch, groups)
     size, quota = -(-train.batch // world_size), train.batch // lanes
-    starts = range(0, train.batch, size)
-    return max(-(-min(start + size, train.batch) // quota) - start // quota for start in starts) / lanes
+    most = 0
+    for start in range(0, train.batch, size):
+        end = min(start + size, train.batch)
+        # From the lane of its first row to that of its last one.
+        most = max(most, -(-end // quota) - start // quota)
+    return most / lanes
