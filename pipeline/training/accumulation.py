@@ -36,7 +36,8 @@ def split_rows(rows: int, parts: int) -> list[slice]:
     Every rank has as many rows as the others, padding included, so all of them cut alike.
     """
     count = max(1, min(parts, rows))
-    return list(starmap(slice, pairwise(rows * number // count for number in range(count + 1))))
+    ends = [rows * number // count for number in range(count + 1)]
+    return list(starmap(slice, pairwise(ends)))
 
 
 def accumulate(

@@ -200,7 +200,6 @@ def trial(part: DensePart, batch: int) -> Timed | None:
         for compiled in [False, True] * (ROUNDS + 1):
             part.ranking._compiled_call_impl = ways[compiled]
             times[compiled].append(_passes(part, batch))
-    # The first pass each way brings the numbers into the caches.
     eager_ms, compiled_ms = (1000 * statistics.median(times[way][1:]) for way in (False, True))
     return Timed(eager_ms=eager_ms, compiled_ms=compiled_ms, seconds=seconds)
 

@@ -30,9 +30,11 @@ class Adam(DenseOptimizer):
         """See ``DenseOptimizer.build``."""
         import torch
 
-        kind = torch.optim.AdamW if any(group.weight_decay for group in groups) else torch.optim.Adam
-        betas = (self.beta1, self.beta2)
-        return kind([group.settings() for group in groups], betas=betas, eps=self.eps, fused=True)
+        settings, betas = [group.settings() for group in groups], (self.beta1, self.beta2)
+        # One class for all groups, whose state has the same names: groups without a decay take the same steps by both.
+        if any(group.weight_decay for group in groups):
+            return torch.optim.AdamW(settings, betas=betas, eps=self.eps, fused=True)
+        return torch.optim.Adam(settings, betas=betas, eps=self.eps, fused=True)
 
 
 ADAM = Adam()
@@ -54,8 +56,11 @@ class DenseAdagrad(DenseOptimizer):
         """See ``DenseOptimizer.build``. PyTorch's fused kernel exists for the CPU only."""
         import torch
 
-        fused = all(parameter.device.type == "cpu" for group in groups for parameter in group.parameters)
-        return torch.optim.Adagrad([group.settings() for group in groups], eps=self.eps, fused=fused)
+        settings, fused = [], True
+        for group in groups:
+            settings.append(group.settings())
+            fused &= all(parameter.device.type == "cpu" for parameter in group.parameters)
+        return torch.optim.Adagrad(settings, eps=self.eps, fused=fused)
 
 
 ADAGRAD = DenseAdagrad()
@@ -104,6 +109,7 @@ class DenseSgd(DenseOptimizer):
         import torch
 
         settings = [group.settings() for group in groups]
+        # PyTorch refuses it without a momentum, where there is nothing to look ahead by.
         nesterov = self.nesterov and self.momentum > 0
         return torch.optim.SGD(settings, momentum=self.momentum, nesterov=nesterov, fused=True)
 
