@@ -114,13 +114,10 @@ class BatchReader:
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _BatchBuilder(split, order, group_by)
-        ranks, room = order.all_ranks, prefetch
-        if independent:
-            ranks = 1
+        ranks = 1 if independent else order.all_ranks
         self._told: Announcements[Batch] | None = Announcements.needed(split.schema, announce, ranks, prefetch + 1)
-        if self._told is not None:
-            # Of several ranks' batches, the consumer holds those that are being announced.
-            room = 1
+        # Of several ranks' batches, the consumer holds those that are being announced.
+        room = prefetch if self._told is None else 1
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(room)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
@@ -155,7 +152,7 @@ class BatchReader:
         item = self._queue.get()
         if isinstance(item, _Read):
             return item
-        # Every later call ends the same way.
+        # Every later call ends the same way: TorchRec's pipelines ask again behind the last batch.
         self._queue.put(item)
         if item is None:
             raise StopIteration
@@ -181,9 +178,7 @@ class BatchReader:
                 continue
 
     def _produce(self) -> None:
-        readers = REMOTE_READERS
-        if self.split.store.is_local:
-            readers = LOCAL_READERS
+        readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
         try:
             with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="nightjar-decode") as pool:
                 for read in self._batches(pool):
@@ -293,13 +288,8 @@ class _BatchBuilder:
                 offsets=self.offsets,
                 stride=self.order.local_batch,
             )
-        lookups: KeyedJaggedTensor | None = None
-        events: tuple[torch.Tensor, ...] = ()
-        if self.events is not None:
-            lookups, events = self.events.build(rows)
-        extra = None
-        if len(rows.extra):
-            extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T))
+        lookups, events = (None, ()) if self.events is None else self.events.build(rows)
+        extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T)) if len(rows.extra) else None
         factors = self.counts.in_loss(labels, extra)
         if factors is not None:
             weights = weights * factors
@@ -312,8 +302,7 @@ class _BatchBuilder:
         return Batch(dense, sparse, labels, weights, extra, lookups, events, groups)
 
     def _ragged(self, rows: DecodedColumns) -> KeyedJaggedTensor:
-        columns = _LookupColumns(self.weighted)
-        ones = np.ones(self.order.local_batch, np.int32)
+        columns, ones = _LookupColumns(self.weighted), np.ones(self.order.local_batch, np.int32)
         for name in self.keys:
             if name in self.multi:
                 column = rows.ragged[name]
@@ -416,10 +405,10 @@ class RowCounts:
     row_weights: bool
     sampled: str
 
-    @classmethod
-    def of(cls, schema: DatasetSchema) -> RowCounts:
+    @staticmethod
+    def of(schema: DatasetSchema) -> RowCounts:
         """Of the rows of a dataset."""
-        return cls(schema.row_weights, schema.sampled)
+        return RowCounts(schema.row_weights, schema.sampled)
 
     def in_loss(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
         """Factors [b] of the main task's loss; None where they are 1."""

@@ -188,8 +188,10 @@ class Checkpoints:
             )
         self.ends_early = state.step == total
         self._restore_trained_weights(state)
-        if (average := executor.optimizers.average) is not None:
-            average.restart(state.step)
+        # An average that has not begun yet is one of a training that was planned shorter, and began too early.
+        average = executor.optimizers.average
+        if average is not None and state.step < average.first:
+            drop_averages(executor.optimizers.dense)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
         # While the average is in the weights' place: the level is in its bias.
@@ -379,6 +381,7 @@ class Checkpoints:
         One that a ``gc`` has removed since the training ended is left out. Collective.
         """
         store = self.checkpointer.store
+        # The last name is that of the last step, whose checkpoint may lie in a directory of its coding.
         paths = [f"{self._directory}/{name}" for name in (self.retained or [])[:-1]]
         found = run_on_rank0("finding checkpoints", lambda: [path for path in paths if store.find(path) is not None])
         return [*found, self.newest]

@@ -27,7 +27,6 @@ class Adam(DenseOptimizer):
     state_values = 2.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         import torch
 
         settings, betas = [group.settings() for group in groups], (self.beta1, self.beta2)
@@ -53,9 +52,9 @@ class DenseAdagrad(DenseOptimizer):
     state_values = 1.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``. PyTorch's fused kernel exists for the CPU only."""
         import torch
 
+        # PyTorch's fused kernel exists for the CPU only.
         settings, fused = [], True
         for group in groups:
             settings.append(group.settings())
@@ -81,7 +80,6 @@ class AdamW(DenseOptimizer):
     state_values = 2.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         import torch
 
         settings = [group.settings() for group in groups]
@@ -105,7 +103,6 @@ class DenseSgd(DenseOptimizer):
     state_values = 1.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         import torch
 
         settings = [group.settings() for group in groups]
@@ -132,7 +129,6 @@ class Lamb(DenseOptimizer):
     state_values = 2.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         from pipeline.training.optimizer import LambSteps
 
         return LambSteps([group.settings() for group in groups], (self.beta1, self.beta2), self.eps)

@@ -39,9 +39,7 @@ def no_rows(split: SplitReader) -> DecodedColumns:
     """What a rank without a share of global batches takes of each: no rows, not even padding."""
     block = DecodedRows.empty(split, 0)
     for column in split.multi:
-        weights = None
-        if column.weighted:
-            weights = np.empty(0, np.float32)
+        weights = np.empty(0, np.float32) if column.weighted else None
         # Offsets have one value more than there are rows.
         block.ragged[column.name] = Ragged(np.zeros(1, np.int64), np.empty(0, np.int32), weights)
     return block.columns(len(split.extra))

@@ -60,7 +60,6 @@ class MemoryMeter:
         self._start = status_bytes("VmRSS") or peak_rss()
 
     def peak(self) -> int:
-        """Bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return max((status_bytes("VmHWM") or peak_rss()) - self._start, 0)

@@ -157,11 +157,6 @@ class Average:
         for share, (averages, weights) in by_share.items():
             torch._foreach_lerp_(averages, weights, share)
 
-    def restart(self, steps: int) -> None:
-        """After ``steps`` steps of this training: without an average where it has not begun, whatever a former left."""
-        if steps <= self._first:
-            drop_averages(self._optimizer)
-
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the weights with their averages, where there are any; again, and all is as before."""
@@ -261,17 +256,13 @@ class Optimizers:
             own = parameters
         self.dense = config.dense_spec.build(groups, own)
         self._rates = [group.lr for group in groups]
-        self._clip: DenseClip | None = None
-        if clip.dense_norm is not None:
-            self._clip = DenseClip(parameters, clip.dense_norm, towers)
+        self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
         self._factor, self._step = 0.0, 0
         self.schedule = LRSchedule(config, total)
         self.before: Callable[[], None] | None = None
-        self.average: Average | None = None
-        if config.average.active:
-            self.average = Average(config.average, self.dense, parameters, total)
+        self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.replicas = replica_optimizer(dmp)
         self._parts = [self.dense]
         if self.replicas is not None:

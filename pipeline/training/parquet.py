@@ -179,9 +179,7 @@ class SplitReader:
         # Reading threads open a file for each of its groups: the footer is parsed once.
         self._footers: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._teacher: Any = None
-        if teacher is not None:
-            self._teacher = self._read_scores(teacher)
+        self._teacher: Any = None if teacher is None else self._read_scores(teacher)
 
         self.single = [column.name for column in schema.sparse if not column.multi]
         self.multi = [column for column in schema.sparse if column.multi]
@@ -264,9 +262,7 @@ class SplitReader:
     def column(self, name: str) -> np.ndarray:
         """A whole float column of the split in row order, for example its labels; float32 [rows]."""
         parts = [_flat(self._table(group, [name]), name) for group in self.groups]
-        if not parts:
-            return np.empty(0, np.float32)
-        return np.concatenate(parts).astype(np.float32)
+        return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
 
     def number_ids(self, feature: str) -> np.ndarray:
         """Number the ids of a single-valued ``feature`` of held-out rows.
@@ -304,9 +300,7 @@ class SplitReader:
 
     def row_weights(self) -> np.ndarray | None:
         """How many rows each row counts for in figures, float32 [rows]; None where every one counts for itself."""
-        own = None
-        if self.schema.row_weights:
-            own = self.column(ROW_WEIGHT)
+        own = self.column(ROW_WEIGHT) if self.schema.row_weights else None
         if not self.schema.sampled:
             return own
         rates = self.column(NEGATIVE_RATE)

@@ -123,7 +123,9 @@ class Announcements(Generic[Item]):
         if not self._coming:
             raise StopIteration
         first, telling = self._coming.popleft()
-        return first, telling.end()
+        while telling.most is None:
+            telling.go_on()
+        return first, telling.most
 
     def _tell(self, own: Announcement) -> Generator[None, None, int]:
         # The exchanges of an item, each of which runs on between two calls; returns the most rows of events.
@@ -152,24 +154,19 @@ class _Telling:
 
     def __init__(self, exchanges: Generator[None, None, int]) -> None:
         self._exchanges = exchanges
-        self._most: int | None = None
+        # Events of the rank with most of them, once all exchanges are done.
+        self.most: int | None = None
         self.go_on()
 
     def go_on(self) -> None:
         """Wait for the exchange that runs, and start the next one."""
-        if self._most is not None:
+        if self.most is not None:
             return
         try:
             next(self._exchanges)
         except StopIteration as ended:
             # What the generator returns comes with the exception that ends it.
-            self._most = ended.value
-
-    def end(self) -> int:
-        """Wait for all of them; returns what they do."""
-        while self._most is None:
-            self.go_on()
-        return self._most
+            self.most = ended.value
 
 
 class _Holders:

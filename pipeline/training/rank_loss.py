@@ -60,17 +60,16 @@ class RankLoss:
         Returns:
             A scalar whose mean over the ranks is the loss, and whose gradients the mean over the ranks completes.
         """
+        rank, ranks = 0, self.workers.count
+        if ranks > 1:
+            rank = dist.get_rank()
         every = self._gather(logits.detach(), labels, weights, groups)
-        loss, gradient = _loss_of_rank(self.config.kind == LISTWISE, every, self._rank, self.workers.count)
-        if self.workers.count > 1:
+        loss, gradient = _loss_of_rank(self.config.kind == LISTWISE, every, rank, ranks)
+        if ranks > 1:
             dist.all_reduce(gradient, group=self.workers.group)
-        own = gradient.view(self.workers.count, -1)[self._rank]
+        own = gradient.view(ranks, -1)[rank]
         # The gradient is known, so the logits get it without a second pass through the pairs.
         return self.config.weight * (loss + ((logits - logits.detach()) * own).sum())
-
-    @property
-    def _rank(self) -> int:
-        return dist.get_rank() if self.workers.count > 1 else 0
 
     def _gather(self, logits: Tensor, labels: Tensor, weights: Tensor, groups: Tensor | None) -> Rows:
         if groups is None:
@@ -116,7 +115,9 @@ def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Te
             behind = rows.logits[compared_with].requires_grad_()
             shares = rows.weights[compared_with] * (among[columns] == groups[block, None])
             shares = shares / shares.sum(1, keepdim=True)
-            losses = _mean_over_pairs(listwise, behind - ahead[:, None], shares)
+            # From how far the others are ahead of each clicked row.
+            leads = behind - ahead[:, None]
+            losses = (leads + shares.log()).logsumexp(1) if listwise else (functional.softplus(leads) * shares).sum(1)
             part = (rows.weights[rows_of_block] * losses).sum()
         of_ahead, of_behind = torch.autograd.grad(part, (ahead, behind))
         loss += part.detach()
@@ -124,10 +125,3 @@ def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Te
         gradient[rows_of_block] += of_ahead
         gradient[compared_with] += of_behind
     return loss, gradient
-
-
-def _mean_over_pairs(listwise: bool, leads: Tensor, shares: Tensor) -> Tensor:
-    # Of each clicked row [c], from how far the others are ahead of it, [c, n], and what each of them counts for.
-    if listwise:
-        return (leads + shares.log()).logsumexp(1)
-    return (functional.softplus(leads) * shares).sum(1)

@@ -299,7 +299,6 @@ class _Pooled(torch.autograd.Function):
 
 class _Done:
     def wait(self, timeout: Any = None) -> bool:
-        """True."""
         return True
 
 
@@ -406,7 +405,8 @@ class DenseReduction:
         module.register_comm_hook(None, lambda _, bucket: self._take(bucket))
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's hook: the bucket as it is; its memory is that of the gradients.
+        # DDP's hook: the bucket as it is; its memory is that of the gradients. Divided before they are added up, as DDP
+        # does, which keeps sums in range.
         values = bucket.buffer()
         self._buckets.append(values.div_(self._world))
         if bucket.is_last():
@@ -420,6 +420,7 @@ class DenseReduction:
         if self._posted:
             self._memory.take_sums(self._buckets)
         else:
+            # They do not fit a slot. All ranks have the same parameters, so none of them has posted.
             for values in self._buckets:
                 dist.all_reduce(values)
         self._buckets, self._posted = [], False

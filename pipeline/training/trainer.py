@@ -242,15 +242,9 @@ class Trainer:
         split = validation_split(self.split, self.config)
         if split is None:
             return None
+        # The order before a resume will do: held-out rows are not shuffled, and are dealt to lanes of their own.
         training = ValidatedTraining(
-            settings=self.settings,
-            train_split=self.split,
-            split=split,
-            order=order,
-            executor=self.executor,
-            checkpoints=self.checkpoints,
-            start_logits=starts,
-            init=init,
+            self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init
         )
         return build_validation(training)
 

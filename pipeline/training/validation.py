@@ -268,7 +268,8 @@ class Validation:
 
     def judged(self) -> GuardFigures:
         """How the model does after this step, at no cost where that has just been looked at."""
-        looks, rows = self.stopping.looks, f"{self._split.rows:,} {VALIDATION} rows"
+        looks = self.stopping.looks
+        rows = f"{self._split.rows:,} {VALIDATION} rows"
         # Checkpoints keep looks but not the spread of their logits: a resumed training scores the rows again.
         if looks and looks[-1].step == self._executor.steps and self._logit_std is not None:
             return GuardFigures(looks[-1].ne, self._logit_std, rows)
@@ -279,12 +280,7 @@ class Validation:
         figures = self._measure()
         self._logit_std = figures["logit_std"]
         return ValidationResult(
-            step=self._executor.steps,
-            ne=figures["ne"],
-            auc=figures["auc"],
-            logloss=figures["logloss"],
-            train_ne=train_ne,
-            parts=figures["parts"],
+            self._executor.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"]
         )
 
     def _measure(self) -> dict[str, Any]:

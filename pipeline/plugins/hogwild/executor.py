@@ -77,7 +77,8 @@ class Hogwild(StepExecutor):
         self._prepared = self._ended = False
         self._source: Iterator[Batch] = iter(())
         self._taken = self._returned = 0
-        self._done: queue.Queue[Output | BaseException] = queue.Queue()
+        # What steps put out, or why they failed.
+        self.done: queue.Queue[Output | BaseException] = queue.Queue()
         threads = settings.train.hogwild.threads
         count = available_cpus() if threads == AUTO else int(threads)
         self.threads = [_Worker(self, settings.train) for _ in range(count)]
@@ -136,7 +137,7 @@ class Hogwild(StepExecutor):
                 thread.start()
 
     def _next(self) -> Output:
-        output = self._done.get()
+        output = self.done.get()
         if isinstance(output, BaseException):
             raise output
         self._returned += 1
@@ -158,10 +159,6 @@ class Hogwild(StepExecutor):
                     continue
                 self._taken += 1
                 return self.steps + self._taken - self._returned - 1, batch
-
-    def put(self, output: Output | BaseException) -> None:
-        """Hand over what a step put out, or why it failed."""
-        self._done.put(output)
 
     def learn(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Output:
         """A forward and backward pass: tables learn in it, ``parameters`` get their gradients, each thread its own."""
@@ -214,13 +211,14 @@ class _Worker(threading.Thread):
         torch.set_flush_denormal(True)
         try:
             while (taken := self._trainer.take()) is not None:
-                self._trainer.put(self._step(*taken))
+                self._trainer.done.put(self._step(*taken))
         except BaseException as error:
             # ``step`` raises it.
-            self._trainer.put(error)
+            self._trainer.done.put(error)
 
     def _step(self, step: int, batch: Batch) -> Output:
         output = self._trainer.learn(batch, self._parameters)
+        # Each thread clips the gradient of its own batch: there is no mean over several.
         if self._clip is not None:
             self._clip()
         for group, rate in zip(self._optimizer.param_groups, self._trainer.optimizers.rates(step), strict=True):

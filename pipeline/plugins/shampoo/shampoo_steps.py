@@ -324,7 +324,6 @@ class CompiledWork:
         self._alike: list[tuple[list[Stack], Numbers]] = []
 
     def fill(self, stacks: Sequence[Stack]) -> None:
-        """See ``PlainWork.fill``."""
         # They live until the library has read them: a contiguous copy is this list's alone.
         gradients: list[Tensor | None] = []
         for parameter in self._parameters:
@@ -342,7 +341,6 @@ class CompiledWork:
             self._library.directions(blocks, self._formula.compiled(step), threads)
 
     def move(self, groups: Sequence[dict[str, Any]]) -> None:
-        """See ``PlainWork.move``."""
         self._point("parameter", self._parameters)
         settings: dict[int, tuple[float, float]] = {}
         for group in groups:
