@@ -126,6 +126,7 @@ class _Accumulated(torch.autograd.Function):
 def require_rowwise(model: nn.Module, parts: int) -> None:
     """Raise ConfigError where a layer of ``model`` looks at other rows of the batch, of which a part has only some."""
     for name, layer in model.named_modules():
+        # Ours, or PyTorch's, which the model of a plugin may have.
         if isinstance(layer, BatchNorm | _BatchNorm):
             raise ConfigError(
                 f"train.accumulate is {parts}, but layer {name!r} normalises by mean and variance of the whole batch, "

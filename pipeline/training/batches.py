@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -71,7 +72,6 @@ class Batch(Pipelineable):
             self._each(lambda part: part.record_stream(stream))
 
     def _each(self, apply: Callable[[Any], Any]) -> Batch:
-        # Not ``dataclasses.fields``: this runs in every step.
         parts: dict[str, Any] = {"events": tuple(map(apply, self.events))}
         for name in ("dense", "sparse", "labels", "weights", "extra", "lookups", "groups"):
             part = getattr(self, name)
@@ -80,7 +80,7 @@ class Batch(Pipelineable):
         return Batch(**parts)
 
 
-class BatchReader:
+class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
@@ -114,7 +114,7 @@ class BatchReader:
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _BatchBuilder(split, order, group_by)
-        ranks = 1 if independent else order.all_ranks
+        ranks = 1 if independent else order.world_size + order.without
         self._told: Announcements[Batch] | None = Announcements.needed(split.schema, announce, ranks, prefetch + 1)
         # Of several ranks' batches, the consumer holds those that are being announced.
         room = prefetch if self._told is None else 1
@@ -123,14 +123,8 @@ class BatchReader:
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> BatchReader:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
@@ -217,14 +211,11 @@ class BatchReader:
                 epoch, batch = epoch + 1, 0
 
 
-class BoundedBatches:
+class BoundedBatches(Iterator[Batch]):
     """The batches of ``reader`` for the steps from ``step`` to ``end``; ``cut`` ends them with those taken already."""
 
     def __init__(self, reader: BatchReader, step: int, end: int) -> None:
         self._reader, self._taken, self._end = reader, step, end
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         if self._taken >= self._end:
@@ -278,7 +269,14 @@ class _BatchBuilder:
             weights[:own] = self.order.world_size / total
             labels[own:] = 0.0
         if self.ragged:
-            sparse = self._ragged(rows)
+            columns, ones = _LookupColumns(self.weighted), np.ones(self.order.local_batch, np.int32)
+            for name in self.keys:
+                if name in self.multi:
+                    column = rows.ragged[name]
+                    columns.add(np.diff(column.offsets).astype(np.int32), column.values, column.weights)
+                else:
+                    columns.add(ones, rows.single[self.single_at[name]])
+            sparse = columns.join(self.keys, self.order.local_batch)
         else:
             # Every feature has one id a row, and every batch the same lengths: nothing is concatenated.
             sparse = KeyedJaggedTensor(
@@ -300,16 +298,6 @@ class _BatchBuilder:
             ids = rows.single[self.group_at]
             groups = torch.from_numpy(np.where(ids > UNSEEN_ROW, ids, -1))
         return Batch(dense, sparse, labels, weights, extra, lookups, events, groups)
-
-    def _ragged(self, rows: DecodedColumns) -> KeyedJaggedTensor:
-        columns, ones = _LookupColumns(self.weighted), np.ones(self.order.local_batch, np.int32)
-        for name in self.keys:
-            if name in self.multi:
-                column = rows.ragged[name]
-                columns.add(np.diff(column.offsets).astype(np.int32), column.values, column.weights)
-            else:
-                columns.add(ones, rows.single[self.single_at[name]])
-        return columns.join(self.keys, self.order.local_batch)
 
 
 class _LookupColumns:

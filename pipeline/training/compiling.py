@@ -139,6 +139,7 @@ class AutoCompile(Callback):
         inputs = self._part.inputs
         assert inputs is not None
         made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
+        # Left out where it is 1, so that times of before there were parts are found.
         if self._part.parts > 1:
             made["parts"] = self._part.parts
         model = {"model": asdict(self._settings.model), "dtype": str(self._part.dtype)}

@@ -245,6 +245,7 @@ def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> N
     """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks of ``group`` (None: all)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
+    # By the rows of its rank alone, a layer would make another model of every number of ranks.
     for layer in ranking.modules():
         if isinstance(layer, BatchNorm):
             layer.combine = partial(sum_of_ranks, group=group)

@@ -185,7 +185,10 @@ class _Decoding:
     def _mixed(self, raw: DecodedRows) -> DecodedRows:
         # Threads have finished the parts in any order.
         parts = [self._parts[number] for number in range(len(self._parts))]
-        raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
+        # A new dict: the block's own is that of the window that had this memory before.
+        raw.ragged = {}
+        for name in parts[0]:
+            raw.ragged[name] = join_ragged([part[name] for part in parts])
         if not self._sampler.order.shuffle and self.window.rows == self._at[-1]:
             # It is all of its row groups, in their order.
             return raw

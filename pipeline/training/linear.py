@@ -25,6 +25,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        # Saved as it is rounded: the backward pass multiplies by what the forward pass did.
         kernel = weight.to(x.dtype)
         out = product(x, kernel, None if bias is None else bias.to(x.dtype))
         if relu:
@@ -65,6 +66,7 @@ class _CompiledLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        # The kernel takes values one behind the other; the gradient of a sum, for one, has strides of 0.
         grad = grads[0].contiguous()
         x, weight, out = ctx.saved_tensors
         for_x = None

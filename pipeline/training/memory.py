@@ -71,6 +71,7 @@ def give_back_freed() -> None:
     Training has glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept memory
     grows slowly, by some hundred MiB at most.
     """
+    # Other C libraries have no such function, and ``connect`` does not have them keep memory.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -108,6 +109,7 @@ class MemoryBudget(Callback):
         self.active = wanted == "always" or (wanted == "auto" and bool(plan.tables_on("ssd")))
         self._hardware, self._measure = hardware, measure
         self._limits: list[int] = []
+        # One for each host: those of embeddings may have more than those of workers.
         for first_rank in range(0, hardware.world_size, hardware.ranks_per_host):
             self._limits.append(int(hardware.ddr_gib_of(first_rank) * GIB) * hardware.ranks_per_host)
         self.limit, self.peak, self._warned = self._limits[0], 0, False

@@ -38,6 +38,7 @@ class DenseClip:
 
     def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
         self._limit, self._parameters = limit, list(parameters)
+        # By id: tensors compare value by value.
         self._unshared: set[int] = set()
         self._counts = True
         if towers is not None:

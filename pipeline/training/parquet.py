@@ -358,7 +358,7 @@ class SplitReader:
 
         ``features``: those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
         """
-        columns = [raw_column(name) for name in features]
+        columns = list(map(raw_column, features))
         table = self._table(_beside(RAW, group), columns)
         return {name: _flat(table, column) for name, column in zip(features, columns, strict=True)}
 
@@ -368,7 +368,7 @@ class SplitReader:
         One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: those whose
         hashes the dataset keeps (``unseen`` in its transforms.json).
         """
-        table = self._table(_beside(UNSEEN, group), [unseen_column(name) for name in features])
+        table = self._table(_beside(UNSEEN, group), list(map(unseen_column, features)))
         hashes = {}
         for name in features:
             column = _array(table.column(unseen_column(name)))

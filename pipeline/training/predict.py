@@ -268,6 +268,7 @@ class Watched:
         """A row for each sequence whose block has weights: one of the batch's samples, which are the first ``rows``."""
         examples = {}
         for name, parts in self.weights.items():
+            # A block without weights, such as a mean, has nothing to show.
             if parts:
                 # Of several heads the mean.
                 weights = torch.cat(parts).float().mean(1).cpu()

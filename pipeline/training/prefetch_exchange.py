@@ -87,6 +87,7 @@ class Announcements(Generic[Item]):
         cls, schema: DatasetSchema, announce: Announce | None, world: int, ahead: int
     ) -> Announcements[Item] | None:
         """None for one rank, and where nobody has to know anything. Collective."""
+        # One rank holds all rows itself, and is the one with most events.
         if world == 1 or (announce is None and event_lookups(schema) is None):
             return None
         return cls(announce, world, ahead)

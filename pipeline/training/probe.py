@@ -127,7 +127,6 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
 
 
 def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
-    # The schema with at most limit rows a table.
     sparse = [dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse]
     sequences = []
     for sequence in schema.sequences:

@@ -105,6 +105,7 @@ class Profiler(Callback):
         if not self._steps and error[0] is None:
             took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
             log.warning("no steps were profiled: %s; train.global_batch may be smaller", took)
+        # Last: it writes a profile that is not written yet, by the figures above.
         self._profile.__exit__(*error)
 
     def on_step_end(self) -> None:
@@ -207,6 +208,7 @@ class Product:
 
 def step_products(config: ModelConfig, inputs: ModelInputs, samples: int) -> Counter[Product]:
     """How often each product occurs in a forward and backward pass over ``samples`` samples; computes nothing."""
+    # On the meta device shapes alone flow through the model: no kernel runs, and nothing takes memory.
     module = build_model(config, inputs).to("meta")
     dense = torch.zeros(samples, len(inputs.dense), device="meta")
     embeddings = torch.zeros(samples, len(inputs.vectors), inputs.dim, device="meta", requires_grad=True)

@@ -115,7 +115,6 @@ def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Te
             behind = rows.logits[compared_with].requires_grad_()
             shares = rows.weights[compared_with] * (among[columns] == groups[block, None])
             shares = shares / shares.sum(1, keepdim=True)
-            # From how far the others are ahead of each clicked row.
             leads = behind - ahead[:, None]
             losses = (leads + shares.log()).logsumexp(1) if listwise else (functional.softplus(leads) * shares).sum(1)
             part = (rows.weights[rows_of_block] * losses).sum()

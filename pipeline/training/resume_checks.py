@@ -44,8 +44,8 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     # The settings as they were; where none of them has changed, the steps that were taken.
     former = _overrides(_changes(train, then)) or f"train.max_steps={step}"
     raise ConfigError(
-        f"{_overrides({name: getattr(train, name) for name in LENGTH})} plan {total:,} steps, but this "
-        f"training has already taken {step:,} ({path}), and steps cannot be undone",
+        f"{_length(train)} plan {total:,} steps, but this training has already taken {step:,} ({path}), and steps "
+        "cannot be undone",
         hint=f"{former} for the training as it is; run=<another name> for one of "
         f"{total:,} steps; or force=true to train this one again from the start",
     )
@@ -67,9 +67,9 @@ def check_average(train: TrainConfig, then: Mapping[str, Any], step: int, total:
     if now == first or step <= now:
         return
     raise ConfigError(
-        f"{_overrides({name: getattr(train, name) for name in LENGTH})} plan {total:,} steps with an average "
-        f"of the weights from step {now + 1:,} on, but this training was planned with {before:,} and has taken "
-        f"{step:,} ({path}): its average starts with step {first + 1:,}",
+        f"{_length(train)} plan {total:,} steps with an average of the weights from step {now + 1:,} on, but this "
+        f"training was planned with {before:,} and has taken {step:,} ({path}): its average starts with step "
+        f"{first + 1:,}",
         hint=f"{_overrides(_changes(train, then))} for the training as it was planned; run=<another name> for one of "
         f"{total:,} steps; or "
         "force=true to train this one again from the start",
@@ -182,6 +182,10 @@ def _former(then: Mapping[str, Any]) -> CheckpointConfig:
     # A record of another release may have settings that are unknown here, and lack some, which get their defaults.
     known = asdict(CheckpointConfig()).keys() & then.get("checkpoint", {}).keys()
     return CheckpointConfig(**{name: then["checkpoint"][name] for name in known})
+
+
+def _length(train: TrainConfig) -> str:
+    return _overrides({name: getattr(train, name) for name in LENGTH})
 
 
 def _overrides(settings: Mapping[str, Any]) -> str:

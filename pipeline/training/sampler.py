@@ -63,11 +63,6 @@ class Order:
         """Whether this rank has rows of global batches."""
         return self.rank < self.world_size
 
-    @property
-    def all_ranks(self) -> int:
-        """Ranks with a share and without."""
-        return self.world_size + self.without
-
     def steps_per_epoch(self, rows: int) -> int:
         """Return the global batches of an epoch of ``rows`` rows, the last of which may be short."""
         return -(-rows // self.global_batch)

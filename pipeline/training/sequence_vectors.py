@@ -65,6 +65,7 @@ def split_samples(lengths: np.ndarray, most: int) -> list[Part]:
     """Consecutive samples of these ``lengths``, at most ``most`` events in all and at least one sample a part."""
     ends, parts, start, before = np.cumsum(lengths), list[Part](), 0, 0
     while start < len(lengths):
+        # A sample with more events than that is a part of its own: a block takes all events of a sample.
         stop = max(int(np.searchsorted(ends, before + most, side="right")), start + 1)
         end = int(ends[stop - 1])
         parts.append((stop - start, end - before))

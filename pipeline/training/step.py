@@ -395,7 +395,7 @@ def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> 
 
 
 def _broadcast(value: Any, source: int, device: torch.device) -> Any:
-    # A tensor is filled in place; other values are whole numbers.
+    # A tensor is filled in place; other values are whole numbers, such as the count of an average.
     if not isinstance(value, Tensor):
         return int(_broadcast(torch.tensor(value), source, device))
     # Adagrad counts its steps on the CPU, where NCCL does not reach.

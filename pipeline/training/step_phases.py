@@ -125,6 +125,7 @@ class PhaseClock:
     def between(self, batches: Iterator[T]) -> Iterator[T]:
         """``batches``; the wait for them is in no phase."""
         while True:
+            # With a default: a StopIteration within a generator becomes a RuntimeError (PEP 479).
             with self.within(WAITING):
                 batch = next(batches, None)
             if batch is None:

@@ -94,7 +94,6 @@ def task_sums(tasks: Sequence[TaskColumn], logits: Tensor, labels: Tensor, weigh
     """The figures of ``TaskSums`` of each further task, one after the other; columns of logits and labels are tasks."""
     sums = []
     for task, each, known in zip(tasks, logits[:, 1:].unbind(1), labels[:, 1:].unbind(1), strict=True):
-        # Rows without this task's label say nothing of it.
         kind, there = LABEL_KINDS.get(task.kind), ~torch.isnan(known)
         x, y, w = each[there], known[there], weights[there].double()
         error = kind.prediction(x.double()) - y
@@ -107,6 +106,7 @@ def task_figures(tasks: Sequence[TaskColumn], sums: Sequence[TaskSums]) -> dict[
     figures = {}
     for task, each in zip(tasks, sums, strict=True):
         kind, mean = LABEL_KINDS.get(task.kind), None
+        # A window may have no label of a task at all.
         if each.weight:
             mean = each.loss / each.weight
         figures[task.name] = {kind.title.lower(): kind.progress(each), "loss": mean}

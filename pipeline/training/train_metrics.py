@@ -11,6 +11,7 @@ from itertools import chain
 from operator import add
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from pipeline.evaluation.metrics import entropy_of_rate
@@ -148,7 +149,6 @@ class MetricAccumulator:
         return sums, seconds, share
 
     def _sums(self) -> tuple[Sums, tuple[TaskSums, ...]]:
-        # Padding has weight 0.
         logits, labels, weights = map(torch.cat, zip(*self._outputs, strict=True))
         real = weights > 0
         logits, labels, weights = logits[real], labels[real], weights[real]
@@ -162,7 +162,7 @@ class MetricAccumulator:
                 logits.double().square().sum(),
                 (~torch.isfinite(logits)).sum(),
             ]
-            return Sums(*add_up(torch.stack([figure.double() for figure in figures])).tolist()), ()
+            return Sums(*add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()), ()
 
         # Without weights of rows, those of the batch say which rows are real, and no more.
         if not self._weighted:
@@ -176,7 +176,7 @@ class MetricAccumulator:
             # A row is bad where a task of it is.
             figures[5] = (~torch.isfinite(logits)).any(1).sum()
             figures += task_sums(self._tasks, logits, labels, weights)
-        totals = add_up(torch.stack([figure.double() for figure in figures])).tolist()
+        totals = add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()
         sums = Sums(*totals[:main])
         if not self._weighted:
             sums = replace(sums, unweighted=0.0)
@@ -195,6 +195,5 @@ class _IntervalSums:
 
 
 def _sums_of_tasks(figures: Sequence[float]) -> tuple[TaskSums, ...]:
-    # The figures of one task after the other.
     size = len(TaskSums._fields)
     return tuple(TaskSums(*figures[at : at + size]) for at in range(0, len(figures), size))

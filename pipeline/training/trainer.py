@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import add
 from typing import Any
 
 import torch
@@ -246,6 +247,7 @@ class Trainer:
         training = ValidatedTraining(
             self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init
         )
+        # A plugin may look in its own way, as that of snapshots does.
         return build_validation(training)
 
     def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
@@ -393,7 +395,7 @@ class Trainer:
         check_finite(sums, step, self.config, self.executor.dense_part.first_fault)
         sent = self.executor.links.take().as_list()
         sent = add_up(torch.tensor(sent, dtype=torch.float64, device=self.executor.device)).tolist()
-        self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
+        self.sent = list(map(add, self.sent, sent))
         self.samples += sums.samples
 
         interval = IntervalRecord(step, steps, seconds)
@@ -460,7 +462,8 @@ class Trainer:
         # The figures of the session, the same on every rank. Collective.
         step, device = self.executor.steps, self.executor.device
         seconds = max(self.seconds, 1e-9)
-        samples, resumed_samples = (self.order.samples_after(at, self.split.rows) for at in (step, self.first))
+        samples = self.order.samples_after(step, self.split.rows)
+        resumed_samples = self.order.samples_after(self.first, self.split.rows)
         peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
         # Embedding hosts have no rows of a batch, so they wait for no data; the mean is over the ranks with rows.
         waited = self.reader.wait_seconds if self.order.has_share else 0.0

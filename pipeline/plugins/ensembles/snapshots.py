@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 def cycle_steps(count: int, total: int) -> int:
     """Steps of a cycle, of which the last of ``count`` may lack some of ``total``; ConfigError where it has none."""
     steps = -(-total // count)
+    # Rounded up, so many cycles may end before the last one has begun.
     if (count - 1) * steps >= total:
         raise ConfigError(
             f"train.snapshots.count is {count}, but {total:,} planned steps cannot be cut into as many equal cycles",
@@ -114,6 +115,7 @@ class Snapshots(Validation):
         super().__init__(replace(training, settings=replace(training.settings, train=plain)))
         self._snapshots, self._init = config.snapshots, training.init
         self._start = Start(training.settings, training.train_split, training.start_logits)
+        # Until ``begin`` knows the planned steps.
         self._cycle = 1
 
     @staticmethod

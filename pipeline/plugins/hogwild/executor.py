@@ -109,6 +109,7 @@ class Hogwild(StepExecutor):
         # Under the lock, no thread is between its look at ``_running`` and the count of the batch that it takes.
         with self._take:
             begun = self._taken - self._returned
+        # Raises what a thread has failed with.
         outputs = [self._next() for _ in range(begun)]
         self.steps += len(outputs)
         return outputs

@@ -240,6 +240,7 @@ def deal(blocks: Sequence[ParameterBlock], ranks: int) -> list[list[ParameterBlo
     """The blocks of each rank: the costliest first, each to the rank with least work so far."""
     dealt: list[list[ParameterBlock]] = [[] for _ in range(ranks)]
     work = [(0, rank) for rank in range(ranks)]
+    # At most 4/3 of the best possible (Graham 1969). Of equal costs and loads the first: all ranks deal alike.
     for block in sorted(blocks, key=lambda block: -block.cost):
         done, rank = heapq.heappop(work)
         dealt[rank].append(block)
@@ -314,7 +315,6 @@ class CompiledWork:
             self._number[id(block)] = i
             self._of[i] = number_of[id(parameter)]
             self._bytes[i] = view.data_ptr() - parameter.data_ptr()
-            # A vector is one row.
             self._blocks["rows"][i] = 1 if view.dim() == 1 else len(view)
             self._blocks["columns"][i] = view.shape[-1]
             self._blocks["stride"][i] = view.stride(0)
@@ -401,7 +401,7 @@ class ShampooSteps(torch.optim.Optimizer):
         if dist.is_initialized():
             self._ranks, self._rank = dist.get_world_size(), dist.get_rank()
         self._dealt = deal(shared, self._ranks)
-        self._mine = {id(block) for block in self._dealt[self._rank]}
+        self._mine = set(map(id, self._dealt[self._rank]))
         self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
         # The directions of all blocks, one behind the other; every step uses this memory again.
         self._exchange = _DirectionExchange(self._dealt, self._rank)
@@ -454,7 +454,10 @@ class ShampooSteps(torch.optim.Optimizer):
                         dist.send(state[name].contiguous(), 0)
 
     def new_state(self, parameter: Tensor) -> State:
-        """The state of ``parameter`` before its first step, of all its blocks."""
+        """The state of ``parameter`` before its first step, of all its blocks.
+
+        Of towers that other ranks train, a rank has no state: ``gather_towers`` fills this one.
+        """
         state = {STEP: torch.zeros(())}
         for block in self._blocks:
             if block.parameter is parameter:
@@ -462,14 +465,12 @@ class ShampooSteps(torch.optim.Optimizer):
         return state
 
     def _fresh(self, block: ParameterBlock) -> State:
-        # The state of one block before its first step, by the names that it has in its parameter's.
         new = self._formula.new(block.of(block.parameter)[None])
         return {f"{block.number}.{name}": value[0] for name, value in new.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, but factors and roots stay float64."""
         super().load_state_dict(state_dict)
-        # Their views are of the state before.
         self._stacks = {}
         for index, state in state_dict["state"].items():
             for name, value in state.items():
@@ -489,7 +490,9 @@ class _DirectionExchange:
         self.directions: Directions = {}
         # Rank 0 is dealt the costliest block, so it has one wherever there are any.
         like = dealt[0][0].parameter if dealt[0] else torch.zeros(())
-        room = max(sum(block.shape.numel() for block in part) for part in dealt)
+        room = 0
+        for part in dealt:
+            room = max(room, sum(block.shape.numel() for block in part))
         self._ranks, self._every = len(dealt), like.new_zeros(len(dealt) * room)
         # It lies where the all-gather would copy it.
         self._own = self._every[rank * room : (rank + 1) * room]
