@@ -53,20 +53,19 @@ class FaultFinder:
         """Look at a forward pass from ``dense`` [b, n] and ``embeddings`` [b, V, D] to ``loss``."""
         self._passes += 1
         self._seen = dense, embeddings
-        on_cpu = loss.device.type == "cpu"
-        if on_cpu and (self._fault is not None or torch.isfinite(loss)):
-            return
-        # Which inputs and which vectors are not finite: bool [n + V].
-        parts = torch.cat([torch.isfinite(dense).all(0), torch.isfinite(embeddings).all(2).all(0)]).logical_not()
-        if on_cpu:
-            self._fault = self._named(self._passes, parts.tolist())
-            return
+        if loss.device.type != "cpu":
+            self._mark(self._passes, dense, embeddings, loss)
+        elif self._fault is None and not torch.isfinite(loss):
+            self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
+
+    def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
         # On the device: the number of the first bad pass, 0 so far, and what was bad in it.
+        parts = _bad_parts(dense, embeddings)
         if self._marks is None:
             self._marks = torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts)
         first, bad = self._marks
         now = (first == 0) & torch.isfinite(loss).logical_not()
-        self._marks = torch.where(now, self._passes, first), torch.where(now, parts, bad)
+        self._marks = torch.where(now, step, first), torch.where(now, parts, bad)
 
     def first(self) -> Fault | None:
         """The first fault that this rank saw; None where every loss was finite."""
@@ -85,6 +84,11 @@ class FaultFinder:
         if layers:
             return Fault(step, LAYER, layers[0])
         return Fault(step, LOSS, "the loss")
+
+
+def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
+    # Which inputs and which vectors are not finite: bool [n + V].
+    return torch.cat([torch.isfinite(dense).all(0), torch.isfinite(embeddings).all(2).all(0)]).logical_not()
 
 
 @contextmanager

@@ -193,6 +193,7 @@ def log_shortcomings(row_store: RowStore | None) -> None:
     """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
     if row_store is None:
         return
+    # Collective, so also where this rank's machine lacks nothing.
     of_ranks = all_gather_records(row_store.shortcomings())
     if dist.get_rank() == 0:
         # Ranks of one machine lack the same.

@@ -211,6 +211,7 @@ class SplitReader:
 
     def allocate(self, rows: int) -> DecodedColumns:
         """Empty columns for ``rows`` rows; ragged ones come with the rows that are read."""
+        # Not cleared: ``read`` writes every value.
         return DecodedColumns(
             labels=np.empty(rows, np.float32),
             dense=np.empty((len(self.schema.dense), rows), np.float32),

@@ -137,14 +137,10 @@ class Profiler(Callback):
             spent[kind_of(event.key)] += micros / 1000 / self._steps
         step_ms = 1000 * self._seconds / self._steps
         spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
-        profiled = StepProfile(
-            steps=self._steps,
-            step_ms=step_ms,
-            threads=torch.get_num_threads(),
-            # What rounds to 0.01 ms or more in the table.
-            kinds={kind: ms for kind, ms in spent.items() if ms >= 0.005},
-            ceiling_ms=1000 * self._speed.least_seconds,
-        )
+        # What rounds to 0.01 ms or more in the table.
+        shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}
+        ceiling_ms = 1000 * self._speed.least_seconds
+        profiled = StepProfile(self._steps, step_ms, torch.get_num_threads(), shown, ceiling_ms)
         self._store.write_bytes(f"{self._name.replace('*', 'profile')}.txt", f"{profiled.table()}\n".encode())
         log.info("%s", profiled.table())
 

@@ -362,7 +362,7 @@ class Trainer:
     def _feed_pipeline(self) -> None:
         step, end = self.executor.steps, self.total
         # TorchRec's pipeline holds batches ahead, and must be empty when the model is validated: so it gets none of
-        # those behind.
+        # those behind. A training that was resumed at its last step has no further look, and takes no batch.
         if self.validation is not None and self.executor.must_drain and step < self.total:
             end = self.validation.next_look(step, self.total)
         self.bounded = BoundedBatches(self.reader, step, end)

@@ -195,7 +195,9 @@ class Snapshots(Validation):
             self._checkpoints.load(path)
             logits = score_published(self._executor, self._split, self._order)
             scores.append(None if logits is None else main_logits(logits))
-        chosen = self._choose_members(paths, scores) if dist.get_rank() == 0 else None
+        chosen = None
+        if dist.get_rank() == 0:
+            chosen = self._choose_members(paths, scores)
         record: dict[str, Any] = all_gather_records(chosen)[0]
         record["seconds"] = time.perf_counter() - began
         if dist.get_rank() == 0:

@@ -315,7 +315,8 @@ class CompiledWork:
             self._number[id(block)] = i
             self._of[i] = number_of[id(parameter)]
             self._bytes[i] = view.data_ptr() - parameter.data_ptr()
-            self._blocks["rows"][i] = 1 if view.dim() == 1 else len(view)
+            # A vector is one row.
+            self._blocks["rows"][i] = view.numel() // view.shape[-1]
             self._blocks["columns"][i] = view.shape[-1]
             self._blocks["stride"][i] = view.stride(0)
             self._blocks["direction"][i] = directions[id(block)].data_ptr()
