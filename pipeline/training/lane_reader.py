@@ -40,7 +40,6 @@ def no_rows(split: SplitReader) -> DecodedColumns:
     block = DecodedRows.empty(split, 0)
     for column in split.multi:
         weights = np.empty(0, np.float32) if column.weighted else None
-        # Offsets have one value more than there are rows.
         block.ragged[column.name] = Ragged(np.zeros(1, np.int64), np.empty(0, np.int32), weights)
     return block.columns(len(split.extra))
 

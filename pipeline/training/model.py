@@ -353,7 +353,7 @@ def use_tf32(precision: str, device: torch.device) -> None:
     ConfigError where the device has no TF32.
     """
     kind = "CPU" if device.type == "cpu" else "CUDA device"
-    if precision == "tf32" and (kind == "CPU" or torch.cuda.get_device_capability(device) < AMPERE):
+    if precision == "tf32" and (device.type == "cpu" or torch.cuda.get_device_capability(device) < AMPERE):
         raise ConfigError(
             f"train.precision is tf32, which this {kind} lacks; NVIDIA GPUs have it from Ampere on",
             hint="train.precision=fp32",

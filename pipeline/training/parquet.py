@@ -134,7 +134,6 @@ def _blocks(kind: type, columns: int, picks: list[np.ndarray]) -> list[np.ndarra
 def join(parts: list[DecodedColumns]) -> DecodedColumns:
     """The rows of all ``parts``, one after the other."""
     joined, ragged = dict[str, np.ndarray](), dict[str, Ragged]()
-    # Rows are the last dimension of each.
     for kind in ("labels", "dense", "single", "extra"):
         joined[kind] = np.concatenate([getattr(part, kind) for part in parts], axis=-1)
     for name in parts[0].ragged:

@@ -155,7 +155,6 @@ def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str
         if name == "expected_restores":
             # Only the bits count that follow from it.
             old, new = bits_for_restores(old), bits_for_restores(new)
-        # What was kept exactly can be written in any coding.
         if old not in (_EXACT, new):
             lossy.append(name)
     if not lossy:
@@ -170,7 +169,6 @@ def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str
 
 
 def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
-    # The settings of the length that then had otherwise, as they were.
     changes, former = {}, then.get("train", {})
     for name in LENGTH:
         if name in former and former[name] != getattr(train, name):

@@ -242,7 +242,6 @@ class SharedMemory:
         def part_bytes(values: Tensor, rows: list[int] | None) -> list[int]:
             if not rows:
                 return [values.nbytes // self._world] * self._world
-            # Without rows, all counts are 0.
             row = values.nbytes // max(1, values.shape[0])
             return [row * count for count in rows]
 

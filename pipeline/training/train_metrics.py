@@ -173,7 +173,6 @@ class MetricAccumulator:
         figures = main_sums(main_logits, clicked, weights)
         main = len(figures)
         if self._tasks:
-            # A row is bad where a task of it is.
             figures[5] = (~torch.isfinite(logits)).any(1).sum()
             figures += task_sums(self._tasks, logits, labels, weights)
         totals = add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()

@@ -278,7 +278,6 @@ class Trainer:
             placed = row_store.placed
             columns = {table.name: table.columns for table in self.split.schema.tables if table.name in placed}
             announce = Announce(columns, placed, row_store.prefetch)
-        # A resumed training goes on within the epoch that it left, with the batch behind its last one.
         epoch, batch = divmod(self.first, self.order.steps_per_epoch(self.split.rows))
         reader = BatchReader(
             self.split,
@@ -339,17 +338,13 @@ class Trainer:
         self.seconds = time.perf_counter() - self.began
 
     def train_step(self, agreement: Agreement) -> DueActions:
-        """Train on the next batch.
-
-        Returns:
-            What is due behind this step. The ranks agree on it by one exchange that ran beside the step: their clocks
-            differ, and a SIGTERM may reach one of them alone.
-        """
+        """Train on the next batch; returns what is due behind this step."""
         self.on_point(FaultPoint.BATCH)
         self.metrics.add(self.executor.step(self.batches))
         for callback in self.callbacks:
             callback.on_step_end()
 
+        # Clocks of ranks differ, and a SIGTERM may reach one of them alone: they agree by an exchange beside the step.
         step = self.executor.steps
         agreed = agreement.step(save=self.checkpoints.late())
         return DueActions(

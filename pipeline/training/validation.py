@@ -36,15 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def validation_split(train: SplitReader, config: TrainConfig) -> SplitReader | None:
-    """Open the validation rows of the dataset of ``train``.
-
-    Returns:
-        None where the dataset has no such split; the log says so where nothing then stops a training of several epochs.
-
-    Raises:
-        DataError: The split is empty.
-    """
+    """The validation rows of the dataset of ``train``; None where it has no such split. DataError for an empty one."""
     if VALIDATION not in train.schema.rows:
+        # Nothing stops a training of several epochs then.
         if config.epochs > 1 and dist.get_rank() == 0:
             log.info(
                 "train.epochs=%d without validation rows: the weights of the last step are published. "

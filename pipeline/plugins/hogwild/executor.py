@@ -95,7 +95,6 @@ class Hogwild(StepExecutor):
             self._start(batches)
             output = self._next()
         else:
-            # On this thread alone: see the class.
             output = self.learn(next(batches), list(self._named.values()))
             self.optimizers.step()
             self.optimizers.zero_grad()
