@@ -2,7 +2,7 @@
 
 PyTorch makes a dozen passes over all blocks, and its products of many small matrices run at a third of this one's
 speed. A wheel and the image carry the library; installing from a checkout builds it where there is a C compiler.
-Everywhere else ``pipeline.training.dense_optimizers`` does the same with PyTorch, up to rounding. ctypes lets go of the
+Everywhere else ``shampoo_steps.PlainWork`` does the same with PyTorch, up to rounding. ctypes lets go of the
 interpreter's lock during a call.
 """
 
