@@ -305,6 +305,8 @@ class CompiledWork:
         # By id: the numbers of blocks, and of their parameters.
         self._number, number_of = dict[int, int](), dict[int, int]()
         self._blocks = np.zeros(len(blocks), native.BLOCK)
+        # Of a vector.
+        self._blocks["rows"] = 1
         # Of each block: its parameter's number, and how many bytes behind the parameter's first it begins.
         self._of, self._bytes = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.uintp)
         for i, block in enumerate(blocks):
@@ -315,8 +317,8 @@ class CompiledWork:
             self._number[id(block)] = i
             self._of[i] = number_of[id(parameter)]
             self._bytes[i] = view.data_ptr() - parameter.data_ptr()
-            # A vector is one row.
-            self._blocks["rows"][i] = view.numel() // view.shape[-1]
+            if view.dim() > 1:
+                self._blocks["rows"][i] = len(view)
             self._blocks["columns"][i] = view.shape[-1]
             self._blocks["stride"][i] = view.stride(0)
             self._blocks["direction"][i] = directions[id(block)].data_ptr()
