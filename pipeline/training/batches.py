@@ -146,7 +146,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         item = self._queue.get()
         if isinstance(item, _Read):
             return item
-        # Every later call ends the same way: TorchRec's pipelines ask again behind the last batch.
+        # Every later call ends the same way.
         self._queue.put(item)
         if item is None:
             raise StopIteration
