@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeline.training.parquet import DecodedColumns, Ragged, SplitReader, join_ragged
-from pipeline.training.sampler import BatchSampler, Take, Window
+from pipeline.training.sampler import BatchSampler, Take, Window, keep_groups
 
 
 @dataclass
@@ -195,7 +195,13 @@ class _Decoding:
         places = []
         for part, at in zip(self.window.parts, self._at, strict=False):
             places.append(np.arange(at + part.start, at + part.stop))
-        picks, mixed = np.concatenate(places)[self._sampler.mixed(self.window)], self._reader.block()
+        rows, order = np.concatenate(places), self._sampler.mixed(self.window)
+        shuffle, group_by = self._sampler.order.shuffle, self._sampler.order.group_by
+        # Validation and test rows are read by the same order without shuffling.
+        if shuffle and group_by is not None:
+            groups = raw.ids[self._reader.split.single.index(group_by)]
+            order = keep_groups(order, groups[rows])
+        picks, mixed = rows[order], self._reader.block()
         for sources, targets in ((raw.floats, mixed.floats), (raw.ids, mixed.ids)):
             for source, target in zip(sources, targets, strict=True):
                 # mode="clip" spares NumPy a buffered copy; the indices are always in range.

@@ -17,7 +17,7 @@ share out the clicked rows, and add up the gradients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from torch.nn import functional
 
 from pipeline.config.train import LISTWISE, RankLossConfig
 from pipeline.embeddings.workers import Workers
+from pipeline.training.callbacks import Callback, IntervalRecord
+from pipeline.training.distributed import add_up
 
 # Clicked rows of a block, which are compared with all others of their groups at once: it bounds the memory.
 BLOCK = 64
@@ -43,10 +45,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class RankLoss:
-    """The loss of ``config`` over the global batch of ``workers``."""
+    """The loss of ``config`` over the global batch of ``workers``.
+
+    ``parts``: this rank's part of the loss of each step that no interval has reported yet, without ``config.weight``.
+    """
 
     config: RankLossConfig
     workers: Workers
+    parts: list[Tensor] = field(default_factory=list)
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor, groups: Tensor | None) -> Tensor:
         """Compute this rank's part of the loss. Collective where there are several workers.
@@ -67,6 +73,7 @@ class RankLoss:
         loss, gradient = _loss_of_rank(self.config.kind == LISTWISE, every, rank, ranks)
         if ranks > 1:
             dist.all_reduce(gradient, group=self.workers.group)
+        self.parts.append(loss)
         own = gradient.view(ranks, -1)[rank]
         # The gradient is known, so the logits get it without a second pass through the pairs.
         return self.config.weight * (loss + ((logits - logits.detach()) * own).sum())
@@ -82,6 +89,21 @@ class RankLoss:
             own = parts.view(self.workers.count, len(own), -1).transpose(0, 1).flatten(1)
         every, clicked, counted, group = own
         return Rows(every.to(logits.dtype), clicked > 0, counted.to(logits.dtype), group.long())
+
+
+class RankLossMeter(Callback):
+    """Reports ``loss`` of an interval's steps, which log loss and NE beside it do not have in them."""
+
+    def __init__(self, loss: RankLoss) -> None:
+        self._loss = loss
+
+    def on_interval(self, interval: IntervalRecord) -> None:
+        """Add ``rank_loss``: its mean over the interval's steps, without its weight."""
+        parts = self._loss.parts
+        mean = torch.stack(parts).double().mean() if parts else torch.zeros((), dtype=torch.float64)
+        # The loss is the mean over the ranks with rows (``RankLoss``).
+        interval.figures["rank_loss"] = add_up(mean[None]).item() / self._loss.workers.count
+        parts.clear()
 
 
 def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Tensor, Tensor]:

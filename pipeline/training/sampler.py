@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from pipeline.config.train import TrainConfig, fitting_lanes
+from pipeline.records.dataset import UNSEEN_ROW
 from pipeline.store.manifest import Artifact
 from pipeline.training.parquet import RowGroup
 
@@ -39,6 +40,7 @@ class Order:
 
     ``key``: ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
     ``lanes``: of a dataset that has row groups for that many. Without ``shuffle`` a lane has its rows in their order.
+    ``group_by``: the feature whose ids keep rows together when a window is shuffled; None: each row for itself.
     ``world_size``: the ranks with a share, the first ones; ``without``: those behind them that have none, on embedding
     hosts.
     """
@@ -49,6 +51,7 @@ class Order:
     shuffle: bool = True
     window_groups: int = 8
     lanes: int = 1
+    group_by: str | None = None
     rank: int = 0
     world_size: int = 1
     without: int = 0
@@ -204,6 +207,22 @@ class BatchSampler:
             parts.append(RowRange(group, at - begin, min(end, stop) - begin))
             at, number = end, number + 1
         return parts
+
+
+def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return ``order`` with rows of one group behind each other, where its first row is in ``order``.
+
+    Args:
+        order: A permutation of the rows of a window, [n].
+        ids: The group of each row of the window, int [n]; a row whose id is at most ``UNSEEN_ROW`` has none.
+    """
+    ordered = ids[order]
+    _, first, group = np.unique(ordered, return_index=True, return_inverse=True)
+    place = first[group]
+    # Rare ids share a row of their table, and rows without an id have one, too: they are no group.
+    alone = np.flatnonzero(ordered <= UNSEEN_ROW)
+    place[alone] = alone
+    return order[np.argsort(place, kind="stable")]
 
 
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:

@@ -46,6 +46,7 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
 from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.profiling import STEPS, Profiler, SpeedMeter, debugging
+from pipeline.training.rank_loss import RankLossMeter
 from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.step import StepExecutor
@@ -194,6 +195,7 @@ class Trainer:
             shuffle=config.shuffle,
             window_groups=config.shuffle_window_groups,
             lanes=config.dealt_lanes,
+            group_by=config.rank_loss.group_by if config.rank_loss.keep_groups else None,
             rank=dist.get_rank(),
             world_size=settings.hardware.workers,
             without=settings.hardware.world_size - settings.hardware.workers,
@@ -264,6 +266,9 @@ class Trainer:
         callbacks.append(compiling)
         if speed is not None:
             callbacks.append(SpeedMeter(speed))
+        rank_loss = self.executor.dense_part.rank_loss
+        if rank_loss is not None:
+            callbacks.append(RankLossMeter(rank_loss))
         callbacks.append(SsdMeter(self.executor.row_store))
         callbacks.append(MemoryBudget(settings.hardware, settings.limit_memory, self.plan))
         return callbacks
