@@ -3,9 +3,9 @@
 The log is made up: users see requests of twelve items each. Which item they click depends on its quality and on the
 user's taste, a product of hidden vectors; how often they click depends on the user, and even more on the request, by
 what no feature tells. So little of the log loss is about the order of a request's items, which GAUC is about: it is
-that within a request. All trainings have the same rows in the order of the log, so that a batch holds whole requests,
-the same model and settings; the last fifth of the requests are test rows. A seed draws another log and other initial
-values.
+that within a request. All trainings have the same rows, model and settings, in the order of the log, so that a batch
+holds whole requests, or shuffled as rows or as groups; the last fifth of the requests are test rows. A seed draws
+another log and other initial values.
 
 ``ratio``: the mean of 1 - GAUC without a ranking loss over that of the best way with one, among those whose NE is at
 most ``NE_BAR`` above. ``p_values``: of each way having the higher GAUC, by a one-sided paired t-test over the seeds.
@@ -35,6 +35,18 @@ WAYS = {
     "listwise, batch": ["train.rank_loss.kind=listwise"],
     "pairwise, user": ["train.rank_loss.kind=pairwise", "train.rank_loss.group_by=user"],
     "listwise, user": ["train.rank_loss.kind=listwise", "train.rank_loss.group_by=user"],
+    "log loss, shuffled": ["train.shuffle=true"],
+    "listwise, user, shuffled": [
+        "train.shuffle=true",
+        "train.rank_loss.kind=listwise",
+        "train.rank_loss.group_by=user",
+    ],
+    "listwise, user, groups shuffled": [
+        "train.shuffle=true",
+        "train.rank_loss.kind=listwise",
+        "train.rank_loss.group_by=user",
+        "train.rank_loss.keep_groups=true",
+    ],
 }
 Figures = dict[str, dict[str, float]]  # by way NE, calibration, AUC and GAUC of the test rows
 
@@ -58,7 +70,7 @@ def main() -> None:
         mean[name] = {figure: float(np.mean([each[name][figure] for each in found])) for figure in found[0][name]}
         show(name, mean[name])
     plain = mean["log loss"]
-    ranked = [name for name in names[1:] if mean[name]["ne"] <= plain["ne"] * (1 + NE_BAR)]
+    ranked = [name for name in names if "log loss" not in name and mean[name]["ne"] <= plain["ne"] * (1 + NE_BAR)]
     lost = {name: [1 - each[name]["gauc"] for each in found] for name in names}
     p_values = {}
     if given.seeds > 1:
@@ -85,9 +97,10 @@ def train(seed: int, requests: int, ways: list[str], weights: list[float], more:
             train.sparse_lr=0.1 evaluate.group_by=request seed={seed} store={folder}/store""")
         world.append(f"+data.sparse={features}")
         for way in ways:
-            for weight in weights if WAYS[way] else [1.0]:
-                name = f"{way} x {weight:g}" if WAYS[way] else way
-                chosen = [*WAYS[way], *([f"train.rank_loss.weight={weight}"] if WAYS[way] else [])]
+            ranked = "log loss" not in way
+            for weight in weights if ranked else [1.0]:
+                name = f"{way} x {weight:g}" if ranked else way
+                chosen = [*WAYS[way], *([f"train.rank_loss.weight={weight}"] if ranked else [])]
                 place = f"run={name.replace(',', '').replace(' ', '-')}"
                 summary = run([*world, *PLAIN, *chosen, place, *more])["evaluate"].summary
                 figures[name] = {each: summary[each] for each in ("ne", "calibration", "auc", "gauc")}

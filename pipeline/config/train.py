@@ -78,6 +78,12 @@ class RankLossConfig:
         doc="Categorical feature, with one id a row, by which a clicked row is compared: with the rows of the global "
         "batch that have the same id. Rows without an id of their own are left out. null: with all rows of the batch.",
     )
+    keep_groups: bool = setting(
+        False,
+        doc="Whether rows of a group stay together when rows are shuffled, so that they meet in a global batch: of the "
+        "row groups that are mixed with each other (train.shuffle_window_groups), rows with the same id of group_by "
+        "follow one another.",
+    )
 
     @property
     def active(self) -> bool:
@@ -93,6 +99,11 @@ class RankLossConfig:
                     f"{path}.{name} is {getattr(self, name)}, but {path}.kind is none: there is no ranking loss",
                     hint=f"{path}.kind=pairwise, or {path}.kind=listwise",
                 )
+        if self.keep_groups and self.group_by is None:
+            raise ConfigError(
+                f"{path}.keep_groups is true, but {path}.group_by is null: all rows of a batch are one group",
+                hint=f"{path}.group_by=<feature>, or {path}.keep_groups=false",
+            )
 
 
 @dataclass(kw_only=True)
@@ -483,6 +494,11 @@ class TrainConfig:
         _ = self.table_optimizer, self.dense_spec
         if self.asynchronous:
             self._check_asynchronous(path)
+        if self.rank_loss.keep_groups and not self.shuffle:
+            raise ConfigError(
+                f"{path}.rank_loss.keep_groups is true, but {path}.shuffle is false: rows come in the order of the log",
+                hint=f"{path}.shuffle=true, or {path}.rank_loss.keep_groups=false",
+            )
         if self.cuda_graphs and self.compile is False:
             raise ConfigError(
                 f"{path}.cuda_graphs is true, but {path}.compile=false, and graphs are made of compiled code",

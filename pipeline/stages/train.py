@@ -59,7 +59,7 @@ CONTINUATION = (
     use("train.validate", "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor", when=_validates),
     use("train", "embedding_l2 label_smoothing mode"),
     use("train.tasks", "*.weight"),
-    use("train.rank_loss", "kind weight group_by", when=lambda config: config.train.rank_loss.active),
+    use("train.rank_loss", "kind weight group_by keep_groups", when=lambda config: config.train.rank_loss.active),
     use("train.distill", "weight"),
     use("train.distill", "teacher", named=True),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups lanes"),

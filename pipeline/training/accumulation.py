@@ -15,6 +15,7 @@ gradients are added. A layer that looks at other rows of its batch would see tho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise, starmap
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def split_rows(rows: int, parts: int) -> list[slice]:
     """
     count = max(1, min(parts, rows))
     ends = [rows * number // count for number in range(count + 1)]
-    return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    return list(starmap(slice, pairwise(ends)))
 
 
 def accumulate(
@@ -72,20 +73,26 @@ class _Accumulated(torch.autograd.Function):
         ctx: Any,
         compute: Compute,
         parts: Sequence[slice],
-        labelled: tuple[Tensor | None, ...],
+        labelled: tuple[Tensor, Tensor, Tensor | None],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         # ``inputs``: dense features and vectors, by rows, then parameters.
         losses, outputs = [], []
         sums: list[Tensor | None] = [None] * len(inputs)
         for rows in parts:
-            leaves = [each[rows].detach().requires_grad_(each.requires_grad) for each in inputs[:2]]
+            # Leaves of their own: the gradients of a part end there, and free its activations.
+            dense, vectors = (each[rows].detach().requires_grad_(each.requires_grad) for each in inputs[:2])
+            labels, weights, extra = labelled
+            part_extra = None if extra is None else extra[rows]
             with torch.enable_grad():
-                loss, output = compute(*leaves, *(None if each is None else each[rows] for each in labelled))  # type: ignore[arg-type]
-            taken = [*leaves, *inputs[2:]]
-            places = [place for place, each in enumerate(taken) if each.requires_grad]
+                loss, output = compute(dense, vectors, labels[rows], weights[rows], part_extra)
+            places, learning = list[int](), list[Tensor]()
+            for place, each in enumerate((dense, vectors, *inputs[2:])):
+                if each.requires_grad:
+                    places.append(place)
+                    learning.append(each)
             # Hooks of parameters do not run here: DDP reduces the sums, not the parts.
-            gradients = torch.autograd.grad(loss, [taken[place] for place in places], allow_unused=True)
+            gradients = torch.autograd.grad(loss, learning, allow_unused=True)
             for place, gradient in zip(places, gradients, strict=True):
                 if gradient is None:
                     continue
@@ -94,11 +101,14 @@ class _Accumulated(torch.autograd.Function):
                 whole = sums[place]
                 if whole is None:
                     whole = sums[place] = torch.zeros_like(inputs[place])
-                (whole[rows] if place < len(leaves) else whole).add_(gradient)
+                # Dense features and vectors are by rows, and each part has other ones.
+                if place < 2:
+                    whole = whole[rows]
+                whole.add_(gradient)
             losses.append(loss.detach())
             outputs.append(output)
         ctx.gradients = sums
-        joined = [torch.cat(each) for each in zip(*outputs, strict=True)]
+        joined = list(map(torch.cat, zip(*outputs, strict=True)))
         ctx.mark_non_differentiable(*joined)
         ctx.set_materialize_grads(False)
         return torch.stack(losses).sum(), *joined
@@ -116,6 +126,7 @@ class _Accumulated(torch.autograd.Function):
 def require_rowwise(model: nn.Module, parts: int) -> None:
     """Raise ConfigError where a layer of ``model`` looks at other rows of the batch, of which a part has only some."""
     for name, layer in model.named_modules():
+        # Ours, or PyTorch's, which the model of a plugin may have.
         if isinstance(layer, BatchNorm | _BatchNorm):
             raise ConfigError(
                 f"train.accumulate is {parts}, but layer {name!r} normalises by mean and variance of the whole batch, "

@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -71,13 +72,15 @@ class Batch(Pipelineable):
             self._each(lambda part: part.record_stream(stream))
 
     def _each(self, apply: Callable[[Any], Any]) -> Batch:
-        optional = (self.extra, self.lookups, self.groups)
-        extra, lookups, groups = (None if part is None else apply(part) for part in optional)
-        whole = (apply(part) for part in (self.dense, self.sparse, self.labels, self.weights))
-        return Batch(*whole, extra, lookups, tuple(apply(part) for part in self.events), groups)
+        parts: dict[str, Any] = {"events": tuple(map(apply, self.events))}
+        for name in ("dense", "sparse", "labels", "weights", "extra", "lookups", "groups"):
+            part = getattr(self, name)
+            if part is not None:
+                parts[name] = apply(part)
+        return Batch(**parts)
 
 
-class BatchReader:
+class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
@@ -111,23 +114,17 @@ class BatchReader:
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _BatchBuilder(split, order, group_by)
+        ranks = 1 if independent else order.world_size + order.without
+        self._told: Announcements[Batch] | None = Announcements.needed(split.schema, announce, ranks, prefetch + 1)
         # Of several ranks' batches, the consumer holds those that are being announced.
-        self._told: Announcements[Batch] | None = Announcements.needed(
-            split.schema, announce, 1 if independent else order.all_ranks, prefetch + 1
-        )
-        self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(1 if self._told else prefetch)
+        room = prefetch if self._told is None else 1
+        self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(room)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> BatchReader:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
@@ -139,7 +136,9 @@ class BatchReader:
             if batch.lookups is None or batch.lookups.stride() == most:
                 return batch
             lookups = lengthened(batch.lookups, most)
-            return replace(batch, lookups=lookups.pin_memory() if batch.dense.is_pinned() else lookups)
+            if batch.dense.is_pinned():
+                lookups = lookups.pin_memory()
+            return replace(batch, lookups=lookups)
         finally:
             self.wait_seconds += time.perf_counter() - began
 
@@ -156,6 +155,7 @@ class BatchReader:
     def close(self) -> None:
         """Stop reading and wait for the thread; batches read ahead are dropped."""
         self._stop.set()
+        # The thread may be waiting for room in the queue.
         while self._thread.is_alive():
             try:
                 self._queue.get_nowait()
@@ -163,6 +163,7 @@ class BatchReader:
                 self._thread.join(timeout=0.01)
 
     def _put(self, item: _Read | BaseException | None) -> None:
+        # With a timeout: a reader that nobody takes from must still see that it is to stop.
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -171,8 +172,8 @@ class BatchReader:
                 continue
 
     def _produce(self) -> None:
+        readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
         try:
-            readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
             with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="nightjar-decode") as pool:
                 for read in self._batches(pool):
                     self._put(read)
@@ -191,7 +192,10 @@ class BatchReader:
         if sampler.order.has_share:
             reader = LaneReader(self.split, sampler, pool, rank=rank, world=world, epochs=self.epochs, start=self.start)
         while epoch < self.epochs:
-            rows, count = no_rows(self.split) if reader is None else reader.take(epoch, batch)
+            if reader is None:
+                rows, count = no_rows(self.split), 0
+            else:
+                rows, count = reader.take(epoch, batch)
             if self._told is None and self._announce is not None:
                 self._announce.receive(self._announce.ids(self.split, rows, count))
             built = self._builder.build(rows, count, sampler.total(batch))
@@ -199,18 +203,19 @@ class BatchReader:
             if self._told is not None:
                 events = 0 if built.lookups is None else int(built.lookups.stride())
                 announcement = self._told.make(self.split, rows, count, events)
-            yield _Read(built.pin_memory() if self._pin else built, announcement)
-            epoch, batch = (epoch, batch + 1) if batch + 1 < sampler.batches else (epoch + 1, 0)
+            if self._pin:
+                built = built.pin_memory()
+            yield _Read(built, announcement)
+            batch += 1
+            if batch == sampler.batches:
+                epoch, batch = epoch + 1, 0
 
 
-class BoundedBatches:
+class BoundedBatches(Iterator[Batch]):
     """The batches of ``reader`` for the steps from ``step`` to ``end``; ``cut`` ends them with those taken already."""
 
     def __init__(self, reader: BatchReader, step: int, end: int) -> None:
         self._reader, self._taken, self._end = reader, step, end
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         if self._taken >= self._end:
@@ -235,16 +240,20 @@ class _BatchBuilder:
 
     def __init__(self, split: SplitReader, order: Order, group_by: str | None = None) -> None:
         self.order = order
-        self.group_at = None if group_by is None else split.single.index(group_by)
+        self.single_at = {name: row for row, name in enumerate(split.single)}
+        self.group_at = None if group_by is None else self.single_at[group_by]
         events = event_lookups(split.schema)
-        in_events = set(events.features) if events is not None else set()
+        self.events: EventBuilder | None = None
+        # Features whose tables have events are looked up with these, by one exchange (``EventLookups``).
+        in_events: Sequence[str] = ()
+        if events is not None:
+            self.events = EventBuilder(events, split.schema, self.single_at)
+            in_events = events.features
         columns = [column for column in split.schema.sparse if column.name not in in_events]
         self.keys = [column.name for column in columns]
         self.multi = {column.name for column in split.multi}
         self.ragged = bool(in_events) or bool(self.multi)
         self.weighted = any(column.weighted for column in columns)
-        self.single_at = {name: row for row, name in enumerate(split.single)}
-        self.events = None if events is None else EventBuilder(events, split.schema, self.single_at)
         count = len(self.keys) * order.local_batch
         self.ones = torch.ones(count, dtype=torch.int32)
         self.offsets = torch.arange(count + 1, dtype=torch.int32)
@@ -259,10 +268,28 @@ class _BatchBuilder:
             weights = torch.zeros(self.order.local_batch)
             weights[:own] = self.order.world_size / total
             labels[own:] = 0.0
-        sparse = self._ragged(rows) if self.ragged else self._single(rows)
+        if self.ragged:
+            columns, ones = _LookupColumns(self.weighted), np.ones(self.order.local_batch, np.int32)
+            for name in self.keys:
+                if name in self.multi:
+                    column = rows.ragged[name]
+                    columns.add(np.diff(column.offsets).astype(np.int32), column.values, column.weights)
+                else:
+                    columns.add(ones, rows.single[self.single_at[name]])
+            sparse = columns.join(self.keys, self.order.local_batch)
+        else:
+            # Every feature has one id a row, and every batch the same lengths: nothing is concatenated.
+            sparse = KeyedJaggedTensor(
+                keys=self.keys,
+                values=torch.from_numpy(np.ascontiguousarray(rows.single)).view(-1),
+                lengths=self.ones,
+                offsets=self.offsets,
+                stride=self.order.local_batch,
+            )
         lookups, events = (None, ()) if self.events is None else self.events.build(rows)
         extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T)) if len(rows.extra) else None
-        if (factors := self.counts.in_loss(labels, extra)) is not None:
+        factors = self.counts.in_loss(labels, extra)
+        if factors is not None:
             weights = weights * factors
         dense = torch.from_numpy(np.ascontiguousarray(rows.dense.T))
         groups = None
@@ -272,34 +299,32 @@ class _BatchBuilder:
             groups = torch.from_numpy(np.where(ids > UNSEEN_ROW, ids, -1))
         return Batch(dense, sparse, labels, weights, extra, lookups, events, groups)
 
-    def _single(self, rows: DecodedColumns) -> KeyedJaggedTensor:
-        return KeyedJaggedTensor(
-            keys=self.keys,
-            values=torch.from_numpy(np.ascontiguousarray(rows.single)).view(-1),
-            lengths=self.ones,
-            offsets=self.offsets,
-            stride=self.order.local_batch,
-        )
 
-    def _ragged(self, rows: DecodedColumns) -> KeyedJaggedTensor:
-        lengths, values, weights = [], [], []
-        ones = np.ones(self.order.local_batch, np.int32)
-        for name in self.keys:
-            if name in self.multi:
-                column = rows.ragged[name]
-                length, value, weight = np.diff(column.offsets).astype(np.int32), column.values, column.weights
-            else:
-                length, value, weight = ones, rows.single[self.single_at[name]], None
-            lengths.append(length)
-            values.append(value)
-            if self.weighted:
-                weights.append(np.ones(len(value), np.float32) if weight is None else weight)
+class _LookupColumns:
+    # The columns of a lookup, one behind the other: bag lengths int32 [bags], row numbers int32 [n] and their weights.
+    # Where one column has weights, those of the others are 1: a lookup takes weights of all its columns or of none.
+
+    def __init__(self, weighted: bool) -> None:
+        # An empty array in front: there may be no column.
+        self.lengths, self.values = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+        self.weights, self._weighted = list[np.ndarray](), weighted
+
+    def add(self, lengths: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None) -> None:
+        self.lengths.append(lengths)
+        self.values.append(values)
+        if self._weighted:
+            self.weights.append(np.ones(len(values), np.float32) if weights is None else weights)
+
+    def join(self, keys: Sequence[str], stride: int) -> KeyedJaggedTensor:
+        weights = None
+        if self._weighted:
+            weights = torch.from_numpy(np.concatenate(self.weights))
         return KeyedJaggedTensor(
-            keys=self.keys,
-            values=torch.from_numpy(np.concatenate([*values, np.zeros(0, np.int32)])),
-            lengths=torch.from_numpy(np.concatenate([*lengths, np.zeros(0, np.int32)])),
-            weights=torch.from_numpy(np.concatenate(weights)) if self.weighted else None,
-            stride=self.order.local_batch,
+            keys=list(keys),
+            values=torch.from_numpy(np.concatenate(self.values)),
+            lengths=torch.from_numpy(np.concatenate(self.lengths)),
+            weights=weights,
+            stride=stride,
         )
 
 
@@ -313,41 +338,34 @@ class EventBuilder:
         self._lookups, self._single_at = lookups, single_at
         # Of each sequence, whose columns have the same lengths.
         self._first = {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
-        pooled = set(lookups.features)
-        self._weighted = any(column.weighted for column in schema.sparse if column.name in pooled)
+        self._weighted = any(column.weighted for column in schema.sparse if column.name in lookups.features)
 
     def build(self, rows: DecodedColumns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
         """The lookup, and the sample of each event."""
-        count = len(rows.labels)
-        event_counts = {name: np.diff(rows.ragged[column].offsets) for name, column in self._first.items()}
-        lengths, values, weights = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        count, samples = len(rows.labels), list[torch.Tensor]()
+        # The rows of the lookup that a segment has: "" is that of the samples themselves.
+        sizes = {"": count}
+        for name, column in self._first.items():
+            events = np.diff(rows.ragged[column].offsets)
+            sizes[name] = int(events.sum())
+            samples.append(torch.from_numpy(np.repeat(np.arange(count), events)))
+        columns = _LookupColumns(self._weighted)
         for table in self._lookups.tables:
             for segment in self._lookups.segments:
-                size = int(event_counts[segment.sequence].sum()) if segment.sequence else count
-                column, weight = segment.columns.get(table), None
-                if column is None:
-                    length, value = np.zeros(size, np.int32), np.zeros(0, np.int32)
-                elif column in self._single_at:
-                    length, value = np.ones(size, np.int32), rows.single[self._single_at[column]]
+                size, found = sizes[segment.sequence], segment.columns.get(table)
+                if found is None:
+                    # Every table has a bag for every row of the lookup, if an empty one.
+                    columns.add(np.zeros(size, np.int32), np.zeros(0, np.int32))
+                elif found in self._single_at:
+                    columns.add(np.ones(size, np.int32), rows.single[self._single_at[found]])
                 elif segment.sequence:
                     # Every event is a row of the lookup.
-                    length, value = np.ones(size, np.int32), rows.ragged[column].values
+                    columns.add(np.ones(size, np.int32), rows.ragged[found].values)
                 else:
-                    ragged = rows.ragged[column]
-                    length, value, weight = np.diff(ragged.offsets).astype(np.int32), ragged.values, ragged.weights
-                lengths.append(length)
-                values.append(value)
-                if self._weighted:
-                    weights.append(np.ones(len(value), np.float32) if weight is None else weight)
-        bags = np.concatenate(lengths)
-        lookup = KeyedJaggedTensor(
-            keys=[*self._lookups.tables],
-            values=torch.from_numpy(np.concatenate(values)),
-            lengths=torch.from_numpy(bags),
-            weights=torch.from_numpy(np.concatenate(weights)) if self._weighted else None,
-            stride=len(bags) // len(self._lookups.tables),
-        )
-        return lookup, tuple(torch.from_numpy(np.repeat(np.arange(count), each)) for each in event_counts.values())
+                    ragged = rows.ragged[found]
+                    columns.add(np.diff(ragged.offsets).astype(np.int32), ragged.values, ragged.weights)
+        stride = sum(sizes[segment.sequence] for segment in self._lookups.segments)
+        return columns.join(self._lookups.tables, stride), tuple(samples)
 
 
 def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
@@ -375,10 +393,10 @@ class RowCounts:
     row_weights: bool
     sampled: str
 
-    @classmethod
-    def of(cls, schema: DatasetSchema) -> RowCounts:
+    @staticmethod
+    def of(schema: DatasetSchema) -> RowCounts:
         """Of the rows of a dataset."""
-        return cls(schema.row_weights, schema.sampled)
+        return RowCounts(schema.row_weights, schema.sampled)
 
     def in_loss(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
         """Factors [b] of the main task's loss; None where they are 1."""
@@ -389,9 +407,9 @@ class RowCounts:
     def in_figures(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
         """How many rows of the whole log each row [b] stands for; None where it is one."""
         weights, others = self._row_weights(extra), self.left_out(labels, extra)
-        if weights is None or others is None:
-            return others if weights is None else weights
-        return weights * others
+        if weights is None:
+            return others
+        return weights if others is None else weights * others
 
     def left_out(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
         """1 / w for rows without a click, 1 for the others; None where all rows are there. ``labels``: main ones."""
@@ -408,4 +426,5 @@ class RowCounts:
     def _row_weights(self, extra: Tensor | None) -> Tensor | None:
         if not self.row_weights or extra is None:
             return None
-        return extra[:, -2 if self.sampled else -1]
+        # The shares of kept rows, if there are some, are behind them.
+        return extra[:, -2] if self.sampled else extra[:, -1]

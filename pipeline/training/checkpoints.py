@@ -188,10 +188,13 @@ class Checkpoints:
             )
         self.ends_early = state.step == total
         self._restore_trained_weights(state)
-        if (average := executor.optimizers.average) is not None:
-            average.restart(state.step)
+        # An average that has not begun yet is one of a training that was planned shorter, and began too early.
+        average = executor.optimizers.average
+        if average is not None and state.step < average.first:
+            drop_averages(executor.optimizers.dense)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
+        # While the average is in the weights' place: the level is in its bias.
         restore_last_bias(self.executor, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
             self.executor.optimizers.average.swap()
@@ -279,10 +282,12 @@ class Checkpoints:
         The one it was resumed from stays: a training that is made longer again goes on from there.
         """
         path = self._redirect_last()
-        if path is not None:
-            self.save(final=True)
-            if dist.get_rank() == 0:
-                log.info("training ends here; its last checkpoint is %s", path)
+        # An earlier session that was made as long may have written it already.
+        if path is None:
+            return
+        self.save(final=True)
+        if dist.get_rank() == 0:
+            log.info("training ends here; its last checkpoint is %s", path)
 
     def _recode_last(self, state: TrainState, saved_config: dict[str, Any]) -> None:
         # Write a finished training's last checkpoint again where checkpoint asks for another coding. Collective.
@@ -298,7 +303,8 @@ class Checkpoints:
                 log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
     def _redirect_last(self) -> str | None:
-        # Have the last checkpoint written beside the directory of the others; None where it lies there already.
+        # Have the last checkpoint written beside the directory of the others; None where it lies there already. The
+        # directory's name has the coding: another one does not take the place of this one, which artifacts name.
         directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
         path = f"{directory}/{name_of(self.executor.steps)}"
         self.checkpointer.turn_to(directory)
@@ -375,6 +381,7 @@ class Checkpoints:
         One that a ``gc`` has removed since the training ended is left out. Collective.
         """
         store = self.checkpointer.store
+        # The last name is that of the last step, whose checkpoint may lie in a directory of its coding.
         paths = [f"{self._directory}/{name}" for name in (self.retained or [])[:-1]]
         found = run_on_rank0("finding checkpoints", lambda: [path for path in paths if store.find(path) is not None])
         return [*found, self.newest]
@@ -393,7 +400,7 @@ class Checkpoints:
 
 
 def _features_text(towers: dict[str, list[str]]) -> str:
-    return "; ".join(", ".join(features) for features in towers.values()) or "none"
+    return "; ".join(map(", ".join, towers.values())) or "none"
 
 
 def _all_rng_states() -> Tensor | None:

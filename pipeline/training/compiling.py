@@ -89,7 +89,7 @@ class AutoCompile(Callback):
         if self.compiled is not None:
             self._decide(self.compiled, "as before this training was resumed")
         elif (known := self._known()) is not None:
-            self._decide(known.pays(left), timing_message(known, left))
+            self._decide(known.pays(left), _timing_message(known, left))
 
     def on_step_end(self) -> None:
         """After some of the first steps, time them, and try it where enough is left. Collective."""
@@ -108,16 +108,21 @@ class AutoCompile(Callback):
             log.debug("torch.compile is not tried: %.0f s of training are left", seconds)
             return
         # The slowest rank's times count, and one that cannot compile decides for all.
-        timed = trial(self._part, self._batch)
-        times = [1.0, 0.0, 0.0, 0.0] if timed is None else [0.0, *asdict(timed).values()]
+        timed, times = trial(self._part, self._batch), [1.0, 0.0, 0.0, 0.0]
+        if timed is not None:
+            times = [0.0, *asdict(timed).values()]
         failed, eager, compiled, seconds = largest(torch.tensor(times, dtype=torch.float64)).tolist()
         if failed:
             self._decide(False, FAILED)
             return
         timed = Timed(eager_ms=eager, compiled_ms=compiled, seconds=seconds)
         if dist.get_rank() == 0:
-            self._keep(timed)
-        self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, timing_message(timed, left))
+            try:
+                self._store.write_json(self._path(), {**self._machine(), "times": asdict(timed)})
+            except (NightjarError, OSError) as error:
+                log.info("the times of torch.compile are not kept: %s", error)
+        # What it takes to compile is spent already, so every millisecond counts now.
+        self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, _timing_message(timed, left))
 
     def _decide(self, compiled: bool, why: str) -> None:
         if compiled:
@@ -130,11 +135,11 @@ class AutoCompile(Callback):
         if dist.get_rank() == 0:
             log.info("train.compile=auto: the dense part is %scompiled; %s", "" if compiled else "not ", why)
 
-    @property
     def _path(self) -> str:
         inputs = self._part.inputs
         assert inputs is not None
         made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
+        # Left out where it is 1, so that times of before there were parts are found.
         if self._part.parts > 1:
             made["parts"] = self._part.parts
         model = {"model": asdict(self._settings.model), "dtype": str(self._part.dtype)}
@@ -153,16 +158,10 @@ class AutoCompile(Callback):
         if dist.get_rank() == 0:
             # Where there are no times, or none of use, they are measured again.
             with suppress(NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
-                times: dict[str, Any] = self._store.read_json(self._path)["times"]
+                times: dict[str, Any] = self._store.read_json(self._path())["times"]
                 record = asdict(Timed(**{name: float(value) for name, value in times.items()}))
         record = all_gather_records(record)[0]
         return Timed(**record) if record else None
-
-    def _keep(self, timed: Timed) -> None:
-        try:
-            self._store.write_json(self._path, {**self._machine(), "times": asdict(timed)})
-        except (NightjarError, OSError) as error:
-            log.info("the times of torch.compile are not kept: %s", error)
 
 
 def use(part: DensePart, compiled: bool) -> None:
@@ -202,16 +201,20 @@ def trial(part: DensePart, batch: int) -> Timed | None:
         for compiled in [False, True] * (ROUNDS + 1):
             part.ranking._compiled_call_impl = ways[compiled]
             times[compiled].append(_passes(part, batch))
-    eager, fast = (1000 * statistics.median(times[compiled][1:]) for compiled in (False, True))
-    return Timed(eager_ms=eager, compiled_ms=fast, seconds=seconds)
+    eager_ms, compiled_ms = (1000 * statistics.median(times[way][1:]) for way in (False, True))
+    return Timed(eager_ms=eager_ms, compiled_ms=compiled_ms, seconds=seconds)
 
 
 @contextmanager
 def _undisturbed(part: DensePart) -> Iterator[None]:
     # Passes within leave the random state and what layers keep of batches as they are.
-    kept = [*part.ranking.buffers(), *(each for each in part.ranking.parameters() if not each.requires_grad)]
+    kept, devices = list(part.ranking.buffers()), set[torch.device]()
+    for parameter in part.ranking.parameters():
+        if not parameter.requires_grad:
+            kept.append(parameter)
+        if parameter.device.type == "cuda":
+            devices.add(parameter.device)
     before = [each.detach().clone() for each in kept]
-    devices = {each.device for each in part.ranking.parameters() if each.device.type == "cuda"}
     try:
         with torch.random.fork_rng(devices=list(devices)):
             yield
@@ -245,8 +248,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timing_message(timed: Timed, steps: int) -> str:
-    """The times in words."""
+def _timing_message(timed: Timed, steps: int) -> str:
     return (
         f"a step's passes take {timed.compiled_ms:.2f} ms compiled and {timed.eager_ms:.2f} ms as they are, compiling "
         f"{timed.seconds:.0f} s, and {steps:,} steps are left"

@@ -27,12 +27,13 @@ class Adam(DenseOptimizer):
     state_values = 2.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         import torch
 
-        kind = torch.optim.AdamW if any(group.weight_decay for group in groups) else torch.optim.Adam
-        betas = (self.beta1, self.beta2)
-        return kind([group.settings() for group in groups], betas=betas, eps=self.eps, fused=True)
+        settings, betas = [group.settings() for group in groups], (self.beta1, self.beta2)
+        # One class for all groups, whose state has the same names: groups without a decay take the same steps by both.
+        if any(group.weight_decay for group in groups):
+            return torch.optim.AdamW(settings, betas=betas, eps=self.eps, fused=True)
+        return torch.optim.Adam(settings, betas=betas, eps=self.eps, fused=True)
 
 
 ADAM = Adam()
@@ -51,11 +52,14 @@ class DenseAdagrad(DenseOptimizer):
     state_values = 1.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``. PyTorch's fused kernel exists for the CPU only."""
         import torch
 
-        fused = all(parameter.device.type == "cpu" for group in groups for parameter in group.parameters)
-        return torch.optim.Adagrad([group.settings() for group in groups], eps=self.eps, fused=fused)
+        # PyTorch's fused kernel exists for the CPU only.
+        settings, fused = [], True
+        for group in groups:
+            settings.append(group.settings())
+            fused &= all(parameter.device.type == "cpu" for parameter in group.parameters)
+        return torch.optim.Adagrad(settings, eps=self.eps, fused=fused)
 
 
 ADAGRAD = DenseAdagrad()
@@ -76,7 +80,6 @@ class AdamW(DenseOptimizer):
     state_values = 2.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         import torch
 
         settings = [group.settings() for group in groups]
@@ -100,10 +103,10 @@ class DenseSgd(DenseOptimizer):
     state_values = 1.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         import torch
 
         settings = [group.settings() for group in groups]
+        # PyTorch refuses it without a momentum, where there is nothing to look ahead by.
         nesterov = self.nesterov and self.momentum > 0
         return torch.optim.SGD(settings, momentum=self.momentum, nesterov=nesterov, fused=True)
 
@@ -126,7 +129,6 @@ class Lamb(DenseOptimizer):
     state_values = 2.0
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         from pipeline.training.optimizer import LambSteps
 
         return LambSteps([group.settings() for group in groups], (self.beta1, self.beta2), self.eps)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +34,7 @@ _FAILURE = "nightjar/failure/{}"
 # Trainings that this process has begun with the other ranks; each leaves its failure under a key of its own.
 _trainings = 0
 _PATIENCE = timedelta(minutes=30)
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # The group of all ranks, and that of ``side_group``.
 _side: tuple[object, dist.ProcessGroup] | None = None
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
@@ -53,8 +53,13 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
     ranks, role = hardware.hosts * hardware.ranks_per_host, hardware.device
     if hardware.embedding_hosts and int(os.environ.get("RANK", "0")) >= hardware.workers:
         role = hardware.table_device
-    device = _device(role)
-    if device.type == "cpu":
+    device = torch.device("cpu")
+    if role != "cpu":
+        if not torch.cuda.is_available():
+            raise ConfigError("hardware.device is cuda, but this machine has no CUDA device", hint="hardware=laptop")
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    else:
         here = ranks if one_machine else hardware.ranks_per_host
         torch.set_num_threads(threads or max(1, available_cpus() // here))
         # Adam's moments decay into denormals, which cost a hundred cycles each.
@@ -62,7 +67,7 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
         _keep_freed_memory()
     if not dist.is_initialized():
         # What exchanges embeddings.
-        backend = "gloo" if hardware.table_device == "cpu" else "nccl"
+        backend = _BACKENDS[hardware.table_device]
         if "RANK" in os.environ:
             # torchrun sets it.
             dist.init_process_group(backend, timeout=_PATIENCE)
@@ -89,8 +94,9 @@ def workers_of(hardware: HardwareConfig) -> Workers:
         return Workers(hardware.world_size, hardware.world_size)
     key = dist.distributed_c10d._get_default_group(), hardware.workers
     if key not in _groups:
-        backend = "gloo" if hardware.device == "cpu" else "nccl"
-        _groups[key] = dist.new_group([*range(hardware.workers)], backend=backend, timeout=_PATIENCE)
+        ranks = [*range(hardware.workers)]
+        # What exchanges the gradients of the dense part, wherever the tables are.
+        _groups[key] = dist.new_group(ranks, backend=_BACKENDS[hardware.device], timeout=_PATIENCE)
     return Workers(hardware.workers, hardware.world_size, _groups[key])
 
 
@@ -99,13 +105,10 @@ def _keep_freed_memory() -> None:
     # back to the kernel, which clears every page again on its first use: up to half of the time of a step of large
     # batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for option, value in _MALLOC.items():
-            libc.mallopt(option, value)
-        _use_large_pages(libc)
-
-
-def _use_large_pages(libc: ctypes.CDLL) -> None:
+    if not hasattr(libc, "mallopt"):
+        return
+    for option, value in _MALLOC.items():
+        libc.mallopt(option, value)
     # Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
     # Tensors of a step lie there. What none of them uses takes no memory.
     if not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -118,16 +121,6 @@ def _use_large_pages(libc: ctypes.CDLL) -> None:
         aligned = -(-begin // LARGE_PAGE) * LARGE_PAGE
         libc.madvise(aligned, _STEP - LARGE_PAGE, mmap.MADV_HUGEPAGE)
         libc.free(begin)
-
-
-def _device(kind: str) -> torch.device:
-    if kind == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("hardware.device is cuda, but this machine has no CUDA device", hint="hardware=laptop")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _disconnect() -> None:
@@ -178,7 +171,9 @@ def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
 
 def first_fault(fault: Fault | None) -> Fault | None:
     """The smallest of the ranks' faults, of equal ones that of the lowest rank; None without any. Collective."""
-    return min((Fault(*each) for each in all_gather_records(fault) if each), key=lambda each: each[:2], default=None)
+    faults = [Fault(*each) for each in all_gather_records(fault) if each]
+    # By pass and kind: what was spoilt first is the cause of all else.
+    return min(faults, key=lambda each: each[:2], default=None)
 
 
 @contextmanager
@@ -189,7 +184,9 @@ def shared_failure() -> Iterator[None]:
     try:
         yield
     except NightjarError as error:
-        _leave_failure(error)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(_FAILURE.format(_trainings), json.dumps(error.to_json()))
         raise
     except RuntimeError as error:
         cause = failure_left()
@@ -198,21 +195,11 @@ def shared_failure() -> Iterator[None]:
         raise cause from error
 
 
-def _store() -> dist.Store | None:
-    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
-
-
-def _leave_failure(error: NightjarError) -> None:
-    store = _store()
-    if store is not None and dist.get_world_size() > 1:
-        store.set(_FAILURE.format(_trainings), json.dumps(error.to_json()))
-
-
 def failure_left() -> NightjarError | None:
     """What another rank has failed with in this training; None where none has, or none can be asked."""
-    store = _store()
-    if store is None or dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
+    store = dist.distributed_c10d._get_default_store()
     try:
         key = _FAILURE.format(_trainings)
         if not store.check([key]):
@@ -258,6 +245,7 @@ def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> N
     """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks of ``group`` (None: all)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
+    # By the rows of its rank alone, a layer would make another model of every number of ranks.
     for layer in ranking.modules():
         if isinstance(layer, BatchNorm):
             layer.combine = partial(sum_of_ranks, group=group)
@@ -271,9 +259,12 @@ def seed_step(seed: int, step: int) -> None:
     Sets the global random state of all devices that this process uses.
     """
     mixed = np.random.SeedSequence([seed, dist.get_rank(), step])
-    # Without CUDA, torch.manual_seed would take a millisecond a step to note from where it was called.
-    set_state = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
-    set_state(int(mixed.generate_state(1, np.uint64)[0] >> 1))
+    number = int(mixed.generate_state(1, np.uint64)[0] >> 1)
+    if torch.cuda.is_initialized():
+        torch.manual_seed(number)
+    else:
+        # ``torch.manual_seed`` would take a millisecond a step to note from where it was called.
+        torch.default_generator.manual_seed(number)
 
 
 SAVE, STOP = 1, 2
@@ -296,15 +287,13 @@ class Agreement:
 
     def __enter__(self) -> Agreement:
         if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGTERM, self._on_signal)
+            # An event and nothing more: a handler runs between any two operations of the main thread.
+            self._former = signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._former is not None:
             signal.signal(signal.SIGTERM, self._former)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._terminated.set()
 
     def saved(self) -> None:
         """Record, on every rank, that a checkpoint was taken after this step, which grants the wishes in flight."""

@@ -66,6 +66,7 @@ class Stopping:
 
     def decide(self, look: ValidationResult) -> StoppingDecision:
         """Take in ``look``."""
+        # The state is in every checkpoint: parts of the loss, of which there are many, would make it large.
         self.looks.append(replace(look, parts=None))
         if self.best is None or self._is_better(look, self.best):
             self.best, self.since, self.kept = look, 0, look.step
@@ -85,10 +86,15 @@ class Stopping:
 
     def state(self) -> dict[str, Any]:
         """The state as plain data; ``load`` takes it back."""
+        best = start = None
+        if self.best is not None:
+            best = asdict(self.best)
+        if self.start is not None:
+            start = asdict(self.start)
         return {
             "looks": [asdict(look) for look in self.looks],
-            "best": asdict(self.best) if self.best else None,
-            "start": asdict(self.start) if self.start else None,
+            "best": best,
+            "start": start,
             "since": self.since,
             "drops": self.drops,
             "stopped": self.stopped,
@@ -97,20 +103,29 @@ class Stopping:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on with the looks of an earlier session; ``state``: empty for one without looks."""
-        if state:
-            self.looks = [ValidationResult(**look) for look in state["looks"]]
-            self.best = ValidationResult(**state["best"]) if state["best"] else None
-            self.start = ValidationResult(**state["start"]) if state["start"] else None
-            self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
-            self.kept = state.get("kept", self.best.step if self.best is not None else None)
+        if not state:
+            return
+        self.looks = [ValidationResult(**look) for look in state["looks"]]
+        self.best, self.start = None, None
+        kept: int | None = None
+        if state["best"]:
+            self.best = ValidationResult(**state["best"])
+            kept = self.best.step
+        if state["start"]:
+            self.start = ValidationResult(**state["start"])
+        self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
+        # Checkpoints of earlier releases have no such key: their best weights were always those of the best look.
+        self.kept = state.get("kept", kept)
 
 
 def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> bool:
     """Whether a training of ``total`` steps looks at the validation rows after ``step`` (from 1)."""
+    # Whatever the interval: the last weights are candidates for the best ones.
     if step == total:
         return True
     if isinstance(config.every_steps, int):
         return step % config.every_steps == 0
+    # A look is due where the step crosses a quarter of its epoch, which need not be a whole number of steps.
     place = (step - 1) % per_epoch + 1
     return place * LOOKS_PER_EPOCH // per_epoch > (place - 1) * LOOKS_PER_EPOCH // per_epoch
 

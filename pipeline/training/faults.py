@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -38,7 +40,8 @@ class FaultFinder:
         ranking: nn.Module,
         rank: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        self._names = [*((INPUT, f"dense feature {name!r}") for name in dense), *((EMBEDDING, v) for v in vectors)]
+        self._names = [(INPUT, f"dense feature {name!r}") for name in dense]
+        self._names += zip(repeat(EMBEDDING), vectors)
         self._ranking, self._rank = ranking, rank
         self._passes = 0
         self._fault: Fault | None = None
@@ -56,8 +59,11 @@ class FaultFinder:
             self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
 
     def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
+        # On the device: the number of the first bad pass, 0 so far, and what was bad in it.
         parts = _bad_parts(dense, embeddings)
-        first, bad = self._marks or (torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts))
+        if self._marks is None:
+            self._marks = torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts)
+        first, bad = self._marks
         now = (first == 0) & torch.isfinite(loss).logical_not()
         self._marks = torch.where(now, step, first), torch.where(now, parts, bad)
 
@@ -68,13 +74,16 @@ class FaultFinder:
         return self._fault
 
     def _named(self, step: int, bad: list[bool]) -> Fault:
-        part = next((name for name, is_bad in zip(self._names, bad, strict=True) if is_bad), None)
-        if part is not None:
-            return Fault(step, *part)
+        for (kind, part), is_bad in zip(self._names, bad, strict=True):
+            if is_bad:
+                return Fault(step, kind, part)
+        # A pass of its own finds the layer: with hooks in every step, all outputs would be read twice.
         assert self._seen is not None
         with _outputs(self._ranking) as layers:
             self._rank(*self._seen)
-        return Fault(step, LAYER, layers[0]) if layers else Fault(step, LOSS, "the loss")
+        if layers:
+            return Fault(step, LAYER, layers[0])
+        return Fault(step, LOSS, "the loss")
 
 
 def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -88,16 +97,19 @@ def _outputs(model: nn.Module) -> Iterator[list[str]]:
     # That is in evaluation mode, in which no layer asks other ranks.
     bad: list[str] = []
 
-    def look(name: str, module: nn.Module, output: object) -> None:
-        if isinstance(output, Tensor) and not torch.isfinite(output).all():
-            spoilt = [key for key, value in module.named_parameters() if not torch.isfinite(value).all()]
-            bad.append(f"layer {name!r}" + (f" (its {spoilt[0]} is not finite)" if spoilt else ""))
+    def look(name: str, module: nn.Module, given: object, output: object) -> None:
+        if not isinstance(output, Tensor) or torch.isfinite(output).all():
+            return
+        for key, value in module.named_parameters():
+            if not torch.isfinite(value).all():
+                bad.append(f"layer {name!r} (its {key} is not finite)")
+                return
+        bad.append(f"layer {name!r}")
 
-    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    handles = [
-        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
-        for name, module in leaves
-    ]
+    handles = []
+    for name, module in model.named_modules():
+        if not list(module.children()):
+            handles.append(module.register_forward_hook(partial(look, name)))
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
     training = model.training
     model.eval()

@@ -31,13 +31,14 @@ def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[],
     """
     if not sums.bad:
         return
-    first = first_fault(fault())
-    warmup = 1000
+    first, part, warmup = first_fault(fault()), "the loss", 1000
+    if first is not None:
+        part = first.part
     if isinstance(config.warmup_steps, int):
         warmup = max(100, 2 * config.warmup_steps)
     raise GuardError(
         f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.samples:.0f} rows): the first part "
-        f"that is not finite is {first.part if first else 'the loss'}",
+        f"that is not finite is {part}",
         hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps={warmup}, "
         "or train.precision=fp32",
     )
@@ -108,8 +109,9 @@ class Collapse:
         guard, ne = self._config.guard, judged.ne
         alike = judged.logit_std < guard.min_logit_std
         self._next = step + self._wait
-        near = ne is not None and ne < guard.max_window_ne * (1 + NEAR) and not last
-        span = PATIENCE * guard.window_steps if near else 0
+        span = 0
+        if ne is not None and ne < guard.max_window_ne * (1 + NEAR) and not last:
+            span = PATIENCE * guard.window_steps
         best = min((known_ne for known_step, known_ne in self._known if known_step <= step - span), default=None)
         if ne is not None:
             self._known.append((step, ne))
@@ -149,22 +151,22 @@ def check_layers(
     An infinite moment freezes its weight for ever, though the weight itself stays finite. ``copy_rows`` of checkpoints
     checks the tables while it copies their rows, which saves a pass over them.
     """
-    fault = _first_not_finite(dense, optimizer)
-    flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
-    if add_up(flag).item():
-        first = first_fault(Fault(step, LAYER, fault) if fault else None)
-        raise GuardError(
-            f"{first.part if first else 'a layer'} is not finite after step {step}; no checkpoint was written",
-            hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or train.clip.dense_norm=1",
-        )
-
-
-def _first_not_finite(dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> str | None:
+    found = ""
     for name, parameter in dense.items():
-        if not torch.isfinite(parameter).all():
-            return f"layer parameter {name!r}"
+        if not found and not torch.isfinite(parameter).all():
+            found = f"layer parameter {name!r}"
     for name, parameter in dense.items():
         for key, state in optimizer.state.get(parameter, {}).items():
-            if isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
-                return f"{key} of layer parameter {name!r}"
-    return None
+            if not found and isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
+                found = f"{key} of layer parameter {name!r}"
+    flag = torch.tensor([float(bool(found))], device=next(iter(dense.values())).device)
+    if not add_up(flag).item():
+        return
+    # One rank's fault is the error of all: the others would wait for it in the checkpoint's collectives.
+    first, part = first_fault(Fault(step, LAYER, found) if found else None), "a layer"
+    if first is not None:
+        part = first.part
+    raise GuardError(
+        f"{part} is not finite after step {step}; no checkpoint was written",
+        hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or train.clip.dense_norm=1",
+    )

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
 from pipeline.training.parquet import DecodedColumns, Ragged, SplitReader, join_ragged
-from pipeline.training.sampler import BatchSampler, Take, Window
+from pipeline.training.sampler import BatchSampler, Take, Window, keep_groups
 
 
 @dataclass
@@ -34,13 +35,13 @@ class DecodedRows:
         return DecodedColumns(self.floats[0], self.floats[more:], self.ids, self.ragged, self.floats[1:more])
 
 
-def no_rows(split: SplitReader) -> tuple[DecodedColumns, int]:
+def no_rows(split: SplitReader) -> DecodedColumns:
     """What a rank without a share of global batches takes of each: no rows, not even padding."""
     block = DecodedRows.empty(split, 0)
     for column in split.multi:
         weights = np.empty(0, np.float32) if column.weighted else None
         block.ragged[column.name] = Ragged(np.zeros(1, np.int64), np.empty(0, np.int32), weights)
-    return block.columns(len(split.extra)), 0
+    return block.columns(len(split.extra))
 
 
 class LaneReader:
@@ -77,59 +78,62 @@ class LaneReader:
 
         A rank without rows is filled up with the global batch's first row. Call it batch after batch.
         """
-        takes = self._sampler.takes(batch, self._rank, self._world)
-        own = sum(take.stop - take.start for take in takes)
-        self._load(epoch * self._sampler.batches + batch)
-        pieces = [piece for take in takes or [self._sampler.first(batch)] for piece in self._cut(take)]
-        block = DecodedRows.empty(self.split, -(-self._sampler.order.global_batch // self._world))
-        _fill(block, pieces)
-        self._drop(batch)
-        return block.columns(len(self.split.extra)), own
+        # 1. Wait for the windows that this batch is the first to need, and have the next ones decoded.
+        number = epoch * self._sampler.batches + batch
+        self._submit()
+        while self._pending and self._pending[0][0] <= number:
+            _, decoding = self._pending.popleft()
+            # Before the wait, so that a thread is never without work.
+            self._submit()
+            self._lanes.setdefault(decoding.window.lane, []).append((decoding.window, decoding.done.result()))
+
+        # 2. Copy rows [low, high) of each window that has some of them.
+        pieces, own = list[tuple[DecodedRows, int, int]](), self._sampler.owned(batch, self._rank, self._world)
+        for take in self._takes(batch):
+            for window, block in self._lanes[take.lane]:
+                low, high = max(take.start - window.start, 0), min(take.stop - window.start, window.rows)
+                if low < high:
+                    pieces.append((block, low, high))
+        filled = DecodedRows.empty(self.split, -(-self._sampler.order.global_batch // self._world))
+        _fill(filled, pieces)
+
+        # 3. Use the memory of windows again that no later batch needs. At the end of an epoch that is all of it: the
+        # next one has windows of its own, even where their rows are the same.
+        position, ended = (batch + 1) * self._sampler.quota, batch + 1 == self._sampler.batches
+        for windows in self._lanes.values():
+            while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
+                self.release(windows.pop(0)[1])
+        return filled.columns(len(self.split.extra)), own
 
     def _schedule(self, epochs: int, start: tuple[int, int]) -> Iterator[tuple[int, Window]]:
         # The windows that the rank needs, each with the number of the global batch that is the first to need it.
         (epoch, first), sampler = start, self._sampler
+        last = sampler.batches - 1
         while epoch < epochs:
+            # In the last, short batch a rank may have no rows, and need another lane for its padding alone.
             own = {take.lane for take in self._takes(first)}
-            late = {take.lane for take in self._takes(sampler.batches - 1)} - own
-            windows = [
-                (max(window.start // sampler.quota, since), lane, window)
-                for lanes, since in ((own, first), (late, sampler.batches - 1))
-                for lane in sorted(lanes)
-                for window in sampler.windows(epoch, lane)
-                if window.start + window.rows > since * sampler.quota
-            ]
+            late = {take.lane for take in self._takes(last)}
+            windows = []
+            for lane in sorted(own | late):
+                since = first if lane in own else last
+                for window in sampler.windows(epoch, lane):
+                    if window.start + window.rows > since * sampler.quota:
+                        windows.append((max(window.start // sampler.quota, since), lane, window))
             for batch, _, window in sorted(windows, key=lambda each: each[:2]):
                 yield epoch * sampler.batches + batch, window
             epoch, first = epoch + 1, 0
 
     def _takes(self, batch: int) -> list[Take]:
+        # Of a rank without rows, its padding.
         return self._sampler.takes(batch, self._rank, self._world) or [self._sampler.first(batch)]
 
-    def _load(self, number: int) -> None:
-        self._submit()
-        while self._pending and self._pending[0][0] <= number:
-            _, decoding = self._pending.popleft()
-            self._submit()
-            self._lanes.setdefault(decoding.window.lane, []).append((decoding.window, decoding.done.result()))
-
     def _submit(self) -> None:
-        while len(self._pending) < self._ahead and (coming := next(self._coming, None)) is not None:
-            self._pending.append((coming[0], _Decoding(self, self._sampler, coming[1])))
-
-    def _cut(self, take: Take) -> Iterator[tuple[DecodedRows, int, int]]:
-        # The pieces of the lane's windows with these rows: rows [low, high) of each.
-        for window, block in self._lanes[take.lane]:
-            low, high = max(take.start - window.start, 0), min(take.stop - window.start, window.rows)
-            if low < high:
-                yield block, low, high
-
-    def _drop(self, batch: int) -> None:
-        # Use the memory of windows that no batch after batch needs again.
-        position, ended = (batch + 1) * self._sampler.quota, batch + 1 == self._sampler.batches
-        for windows in self._lanes.values():
-            while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
-                self.release(windows.pop(0)[1])
+        while len(self._pending) < self._ahead:
+            coming = next(self._coming, None)
+            if coming is None:
+                return
+            number, window = coming
+            self._pending.append((number, _Decoding(self, self._sampler, window, self._pool)))
 
     def block(self) -> DecodedRows:
         """Memory for a window."""
@@ -142,29 +146,28 @@ class LaneReader:
         """Take memory back."""
         self._spare.append(block)
 
-    def submit(self, decoding: _Decoding, part: int) -> None:
-        """Let a thread decode a part of a window."""
-        self._pool.submit(decoding.decode, part)
-
 
 class _Decoding:
     """A ``window`` under way; ``done`` has its mixed rows. The thread with its last part mixes them."""
 
-    def __init__(self, reader: LaneReader, sampler: BatchSampler, window: Window) -> None:
+    def __init__(self, reader: LaneReader, sampler: BatchSampler, window: Window, pool: Executor) -> None:
         self._reader, self._sampler, self.window = reader, sampler, window
         self.done: Future[DecodedRows] = Future()
         self._lock = threading.Lock()
         self._raw: DecodedRows | None = None
         self._parts: dict[int, dict[str, Ragged]] = {}
-        self._at = np.cumsum([0, *(part.group.rows for part in window.parts)]).tolist()
+        # Where the rows of each part begin, and all of them end.
+        self._at = list(accumulate((part.group.rows for part in window.parts), initial=0))
         for number in range(len(window.parts)):
-            reader.submit(self, number)
+            pool.submit(self.decode, number)
 
     def decode(self, number: int) -> None:
         """Decode a part; errors are those of ``done``."""
         try:
             with self._lock:
-                raw = self._raw = self._raw or self._reader.block()
+                if self._raw is None:
+                    self._raw = self._reader.block()
+                raw = self._raw
             split, group = self._reader.split, self.window.parts[number].group
             ragged = split.read(group, raw.columns(len(split.extra)), self._at[number])
             with self._lock:
@@ -179,14 +182,26 @@ class _Decoding:
                     self.done.set_exception(error)
 
     def _mixed(self, raw: DecodedRows) -> DecodedRows:
+        # Threads have finished the parts in any order.
         parts = [self._parts[number] for number in range(len(self._parts))]
-        raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
+        # A new dict: the block's own is that of the window that had this memory before.
+        raw.ragged = {}
+        for name in parts[0]:
+            raw.ragged[name] = join_ragged([part[name] for part in parts])
         if not self._sampler.order.shuffle and self.window.rows == self._at[-1]:
             # It is all of its row groups, in their order.
             return raw
-        places = zip(self.window.parts, self._at, strict=False)
-        own = np.concatenate([np.arange(at + part.start, at + part.stop) for part, at in places])
-        picks, mixed = own[self._sampler.mixed(self.window)], self._reader.block()
+        # The lane may begin or end within a row group, of which it then has some rows only.
+        places = []
+        for part, at in zip(self.window.parts, self._at, strict=False):
+            places.append(np.arange(at + part.start, at + part.stop))
+        rows, order = np.concatenate(places), self._sampler.mixed(self.window)
+        shuffle, group_by = self._sampler.order.shuffle, self._sampler.order.group_by
+        # Validation and test rows are read by the same order without shuffling.
+        if shuffle and group_by is not None:
+            groups = raw.ids[self._reader.split.single.index(group_by)]
+            order = keep_groups(order, groups[rows])
+        picks, mixed = rows[order], self._reader.block()
         for sources, targets in ((raw.floats, mixed.floats), (raw.ids, mixed.ids)):
             for source, target in zip(sources, targets, strict=True):
                 # mode="clip" spares NumPy a buffered copy; the indices are always in range.
@@ -208,4 +223,6 @@ def _fill(block: DecodedRows, pieces: list[tuple[DecodedRows, int, int]]) -> Non
         block.floats[:, at:], block.ids[:, at:] = block.floats[:, :1], block.ids[:, :1]
     for name in pieces[0][0].ragged:
         whole = join_ragged([source.ragged[name].cut(low, high) for source, low, high in pieces])
-        block.ragged[name] = whole if at == rows else whole.take(np.r_[:at, np.zeros(rows - at, np.int64)])
+        if at < rows:
+            whole = whole.take(np.r_[:at, np.zeros(rows - at, np.int64)])
+        block.ragged[name] = whole

@@ -7,6 +7,7 @@ rounding.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -24,9 +25,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        # Saved as it is rounded: the backward pass multiplies by what the forward pass did.
         kernel = weight.to(x.dtype)
-        added = None if bias is None else bias.to(x.dtype)
-        out = product(x, kernel, added)
+        out = product(x, kernel, None if bias is None else bias.to(x.dtype))
         if relu:
             # oneDNN's own ReLU would turn NaN into 0, which no guard sees.
             out.relu_()
@@ -40,9 +41,16 @@ class _Linear(torch.autograd.Function):
         x, kernel, out = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         grad, sums = _through(grad, out, summed=ctx.has_bias and wanted[2])
-        for_x = product(grad, kernel.t(), None) if wanted[0] else None
-        for_weight = _outer(grad, x).to(ctx.dtype) if wanted[1] else None
-        return for_x, for_weight, None if sums is None else sums.to(ctx.dtype), None
+        for_x = for_weight = None
+        if wanted[0]:
+            for_x = product(grad, kernel.t(), None)
+        if wanted[1]:
+            # grad.T @ x, as the product with fewer rows than columns: MKL is up to ten times as slow on the other one.
+            for_weight = x.t().mm(grad).t() if x.shape[1] < grad.shape[1] else grad.t().mm(x)
+            for_weight = for_weight.to(ctx.dtype)
+        if sums is not None:
+            sums = sums.to(ctx.dtype)
+        return for_x, for_weight, sums, None
 
 
 class _CompiledLinear(torch.autograd.Function):
@@ -58,9 +66,12 @@ class _CompiledLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        # The kernel takes values one behind the other; the gradient of a sum, for one, has strides of 0.
         grad = grads[0].contiguous()
         x, weight, out = ctx.saved_tensors
-        for_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            for_x = torch.empty_like(x, memory_format=torch.contiguous_format)
         for_weight, for_bias = torch.empty_like(weight), weight.new_empty(len(weight))
         ctx.kernels.backward(x, weight, out, grad, for_x, for_weight, for_bias)
         return for_x, for_weight, for_bias if ctx.has_bias else None, None, None
@@ -68,12 +79,14 @@ class _CompiledLinear(torch.autograd.Function):
 
 def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
     # The gradient behind a ReLU whose output is out (None: there is none), and its sum over the batch.
-    kernels = load_kernels("steps")
-    if kernels is None or not grad.numel():
-        grad = grad if out is None else torch.ops.aten.threshold_backward(grad, out, 0)
-        return grad, grad.sum(0) if summed else None
     if out is None and not summed:
         return grad, None
+    kernels = load_kernels("steps")
+    if kernels is None or not grad.numel():
+        if out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        return grad, grad.sum(0) if summed else None
+    # The kernel reads the gradient once for both.
     grad = grad.contiguous()
     masked = grad if out is None else torch.empty_like(grad)
     sums = torch.empty(grad.shape[1])
@@ -98,11 +111,6 @@ def has_kernel(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _outer(grad: Tensor, x: Tensor) -> Tensor:
-    # grad.T @ x. The product with fewer rows than columns: MKL is up to ten times as slow on the other one.
-    return x.t().mm(grad).t() if x.shape[1] < grad.shape[1] else grad.t().mm(x)
-
-
 class CpuLinear(nn.Linear):
     """A linear layer with the parameters of ``layer``, and ReLU if ``relu``; autocast decides the dtype."""
 
@@ -114,26 +122,25 @@ class CpuLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        dtype = x.dtype
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+        # Compiled code fuses ReLU by itself, and the kernels take no empty batch.
         if torch.compiler.is_compiling() or x.device.type != "cpu" or dtype not in _DTYPES or not x.numel():
             plain = super().forward(x)
             return plain.relu() if self.relu else plain
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
-        kernels = self._kernels(flat)
-        if kernels is not None:
+        kernels = load_kernels("linear")
+        fits = kernels is not None and kernels.able[dtype == torch.bfloat16] and flat.stride(1) == 1
+        # The compiled kernels read addresses: parameters of another dtype or layout would be other numbers to them.
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                fits = fits and parameter.dtype == torch.float32 and parameter.is_contiguous()
+        if fits:
             out = cast(Tensor, _CompiledLinear.apply(flat, self.weight, self.bias, self.relu, kernels))
         else:
             out = cast(Tensor, _Linear.apply(flat, self.weight, self.bias, self.relu))
         return out.view(*x.shape[:-1], self.out_features)
-
-    def _kernels(self, x: Tensor) -> Any | None:
-        # The compiled kernels, where they take x [B, in] and the parameters.
-        kernels = load_kernels("linear")
-        if kernels is None or not kernels.able[x.dtype == torch.bfloat16] or x.stride(1) != 1:
-            return None
-        parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
-        fits = all(each.dtype == torch.float32 and each.is_contiguous() for each in parameters)
-        return kernels if fits else None
 
 
 def use_cpu_kernels(model: nn.Module) -> None:
@@ -148,12 +155,15 @@ def use_cpu_kernels(model: nn.Module) -> None:
     if not has_kernel(torch.float32):
         return
     for parent in list(model.modules()):
+        # By name the ReLU behind a layer; only a Sequential says what runs after what.
         followed: dict[str, str] = {}
         if isinstance(parent, nn.Sequential):
-            names = list(parent._modules)
-            followed = {a: b for a, b in zip(names, names[1:], strict=False) if type(parent._modules[b]) is nn.ReLU}
+            for name, following in pairwise(parent._modules):
+                if type(parent._modules[following]) is nn.ReLU:
+                    followed[name] = following
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, CpuLinear(child, relu=name in followed))
                 if name in followed:
+                    # In its place, so that the names of the layers behind it stay.
                     setattr(parent, followed[name], nn.Identity())

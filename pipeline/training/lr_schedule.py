@@ -45,7 +45,9 @@ class LRSchedule:
 def planned_steps(train: TrainConfig, rows: int) -> int:
     """Steps of the whole training on ``rows`` rows: of its epochs, a short last batch each, or ``max_steps``."""
     steps = train.epochs * -(-rows // train.batch)
-    return steps if train.max_steps is None else min(steps, train.max_steps)
+    if train.max_steps is None:
+        return steps
+    return min(steps, train.max_steps)
 
 
 def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None:
@@ -53,8 +55,11 @@ def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None
 
     ``cycle``: see ``cycled``.
     """
-    total = planned_steps(train, rows)
-    rising = warmup_steps(train, total if cycle is None or train.schedule == "constant" else min(cycle, total))
+    total = spanned = planned_steps(train, rows)
+    # A constant schedule has no cycles: it rises once and stays.
+    if cycle is not None and train.schedule != "constant":
+        spanned = min(cycle, total)
+    rising = warmup_steps(train, spanned)
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
@@ -80,8 +85,10 @@ def cycled(train: TrainConfig, step: int, total: int, cycle: int | None) -> floa
     if cycle is None or train.schedule == "constant":
         return lr_factor(train, step, total)
     number, place = divmod(step, cycle)
-    again = replace(train, warmup_steps=AUTO) if number else train
-    return lr_factor(again, place, min(cycle, total - number * cycle))
+    if number:
+        train = replace(train, warmup_steps=AUTO)
+    # The last cycle may be shorter than the others, and still falls to its end.
+    return lr_factor(train, place, min(cycle, total - number * cycle))
 
 
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
@@ -92,6 +99,7 @@ def lr_factor(train: TrainConfig, step: int, total: int) -> float:
     to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
     """
     rising = warmup_steps(train, total)
+    # The first step with a factor of 1: the last one of the warm-up, or step 0 without one.
     peak = max(1, rising) - 1
     if step < peak:
         return (step + 1) / rising
@@ -99,5 +107,7 @@ def lr_factor(train: TrainConfig, step: int, total: int) -> float:
         return 1.0
     steps, ratio = total - 1 - peak, train.decay_ratio
     done = min(1.0, max(0.0, (step - peak - (1.0 - ratio) * steps) / (ratio * steps)))
-    left = 1.0 - done if train.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    left = 1.0 - done
+    if train.schedule != "linear":
+        left = (1.0 + math.cos(math.pi * done)) / 2
     return train.min_lr_factor + (1.0 - train.min_lr_factor) * left

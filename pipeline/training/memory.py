@@ -11,6 +11,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,6 @@ class MemoryMeter:
         self._start = status_bytes("VmRSS") or peak_rss()
 
     def peak(self) -> int:
-        """Bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return max((status_bytes("VmHWM") or peak_rss()) - self._start, 0)
@@ -71,6 +71,7 @@ def give_back_freed() -> None:
     Training has glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept memory
     grows slowly, by some hundred MiB at most.
     """
+    # Other C libraries have no such function, and ``connect`` does not have them keep memory.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -107,9 +108,10 @@ class MemoryBudget(Callback):
     ) -> None:
         self.active = wanted == "always" or (wanted == "auto" and bool(plan.tables_on("ssd")))
         self._hardware, self._measure = hardware, measure
-        # The first rank of each host.
-        first = range(0, hardware.world_size, hardware.ranks_per_host)
-        self._limits = [int(hardware.ddr_gib_of(rank) * GIB) * hardware.ranks_per_host for rank in first]
+        self._limits: list[int] = []
+        # One for each host: those of embeddings may have more than those of workers.
+        for first_rank in range(0, hardware.world_size, hardware.ranks_per_host):
+            self._limits.append(int(hardware.ddr_gib_of(first_rank) * GIB) * hardware.ranks_per_host)
         self.limit, self.peak, self._warned = self._limits[0], 0, False
 
     def on_interval(self, interval: IntervalRecord) -> None:
@@ -121,21 +123,29 @@ class MemoryBudget(Callback):
         if not self.active:
             return
         hardware, step = self._hardware, interval.step
+        local = hardware.ranks_per_host
+        host = dist.get_rank() // local
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
         # Reading PSS walks the page tables, so a reading that the SSD tier has just made is taken for this one.
         used = interval.figures.get("pss_bytes") or self._measure()
-        hosts[dist.get_rank() // hardware.ranks_per_host] = self._rank_bytes(used)
+        # Near this rank's share of the limit, without memory that is free but kept for later.
+        if used > WARN_SHARE * self._limits[host] / local:
+            give_back_freed()
+            used = self._measure()
+        hosts[host] = used
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         sums = add_up(hosts.to(device)).tolist()
         fullest = max(range(hardware.hosts), key=lambda host: sums[host] / self._limits[host])
         taken, self.limit = int(sums[fullest]), self._limits[fullest]
         self.peak = max(self.peak, taken)
         if taken > self.limit:
+            setting = "hardware.ddr_gib"
+            if fullest * local >= hardware.workers and hardware.embedding_ddr_gib is not None:
+                setting = "hardware.embedding_ddr_gib"
             raise GuardError(
-                f"training takes {self._of(taken)} on a host after step {step}, more than {self._setting(fullest)} "
-                "gives it",
-                hint=f"train.prefetch_batches=1, or smaller cache_rows; {self._setting(fullest)}="
-                f"{math.ceil(11 * taken / GIB / hardware.ranks_per_host) / 10:g} where the machine has it; or "
+                f"training takes {self._of(taken)} on a host after step {step}, more than {setting} gives it",
+                hint=f"train.prefetch_batches=1, or smaller cache_rows; {setting}="
+                f"{math.ceil(11 * taken / GIB / local) / 10:g} where the machine has it; or "
                 "launch.limit_memory=never",
             )
         if taken > WARN_SHARE * self.limit and not self._warned and dist.get_rank() == 0:
@@ -143,24 +153,13 @@ class MemoryBudget(Callback):
         self._warned |= taken > WARN_SHARE * self.limit
         interval.figures["host_memory_bytes"] = taken
 
-    def _rank_bytes(self, used: int) -> int:
-        # This rank's bytes; near its share of the limit, without memory that is free but kept for later.
-        local = self._hardware.ranks_per_host
-        if used <= WARN_SHARE * self._limits[dist.get_rank() // local] / local:
-            return used
-        give_back_freed()
-        return self._measure()
-
     def _of(self, taken: int) -> str:
+        text = f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory"
         count = self._hardware.ranks_per_host
-        gib = self.limit / count / GIB
-        ranks = f" ({gib:g} GiB for each of {count} ranks)" if count > 1 else ""
-        return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory{ranks}"
-
-    def _setting(self, host: int) -> str:
-        hardware = self._hardware
-        own = host * hardware.ranks_per_host >= hardware.workers and hardware.embedding_ddr_gib is not None
-        return f"hardware.{'embedding_' if own else ''}ddr_gib"
+        # The setting is that of a rank, which is not what is compared here.
+        if count > 1:
+            text += f" ({self.limit / count / GIB:g} GiB for each of {count} ranks)"
+        return text
 
     def on_end(self, figures: dict[str, Any]) -> None:
         """Add the limit, and the most that a host took at an interval's end."""
@@ -194,10 +193,11 @@ def log_shortcomings(row_store: RowStore | None) -> None:
     """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
     if row_store is None:
         return
+    # Collective, so also where this rank's machine lacks nothing.
     of_ranks = all_gather_records(row_store.shortcomings())
-    shortcomings = [(what, advice) for refused in of_ranks for what, advice in refused]
     if dist.get_rank() == 0:
-        for what, advice in dict.fromkeys(shortcomings):
+        # Ranks of one machine lack the same.
+        for what, advice in dict.fromkeys(map(tuple, chain(*of_ranks))):
             log.warning("%s; %s", what, advice)
 
 
@@ -237,8 +237,9 @@ def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
         yield
     except GuardError as error:
         try:
-            saved = committed(store, directory)
-            newest = f"the last checkpoint, {saved[-1].path}, is intact" if saved else "no checkpoint was taken before"
+            saved, newest = committed(store, directory), "no checkpoint was taken before"
+            if saved:
+                newest = f"the last checkpoint, {saved[-1].path}, is intact"
         except Exception as fault:
             # The message is about what stopped the run.
             newest = f"its checkpoints cannot be listed now ({fault})"

@@ -50,6 +50,8 @@ EVENT_TABLES = "event_tables"
 TOWERS = "towers"
 # What the names of sequences' parameters start with, in towers too.
 HISTORIES = "head.histories."
+# The first compute capability with TF32.
+AMPERE = (8, 0)
 Output = tuple[Tensor, Tensor, Tensor]
 
 
@@ -72,20 +74,14 @@ class ClickModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Output]:
         """The rank's loss as ``Batch`` defines it, and what metrics need."""
-        pooled = self.collection(batch.sparse) if self.collection is not None else None
-        if self.event_tables is None:
-            return self.head(pooled, batch.dense, batch.labels, batch.weights, batch.extra, groups=batch.groups)
-        looked_up = self.event_tables(batch.lookups)
-        return self.head(
-            pooled,
-            batch.dense,
-            batch.labels,
-            batch.weights,
-            batch.extra,
-            looked_up,
-            batch.events,
-            batch.groups,
-        )
+        # The pipeline traces this method to find the collections and their inputs, so the calls are plain.
+        pooled = looked_up = None
+        if self.collection is not None:
+            pooled = self.collection(batch.sparse)
+        if self.event_tables is not None:
+            looked_up = self.event_tables(batch.lookups)
+        rows = batch.dense, batch.labels, batch.weights, batch.extra
+        return self.head(pooled, *rows, looked_up, batch.events, batch.groups)
 
     @property
     def paths(self) -> list[str]:
@@ -223,19 +219,18 @@ class DensePart(DenseModel):
             device = next(self.ranking.parameters()).device
             if pooled.device() != device:
                 pooled = pooled.to(device)
-            dense = dense.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
-            weights = weights.to(device, non_blocking=True)
+            dense, labels, weights = (part.to(device, non_blocking=True) for part in (dense, labels, weights))
             if extra is not None:
                 extra = extra.to(device, non_blocking=True)
             if groups is not None:
                 groups = groups.to(device, non_blocking=True)
 
         # 2. The embeddings of features, and the vectors of sequences.
-        taken = None
+        taken = separate = None
         if looked_up is not None and self.histories is not None:
             taken = self.histories.take(looked_up, len(labels), events)
-        embeddings = self.pooled(pooled, None if taken is None else taken.pooled)
+            separate = taken.pooled
+        embeddings = self.pooled(pooled, separate)
         # Towers penalise what their tables give.
         if self.penalty and not isinstance(pooled, Tensor):
             embeddings = penalised(embeddings, self.penalty * weights)
@@ -286,23 +281,26 @@ class DensePart(DenseModel):
         if self.teacher_share and self.training and extra is not None:
             # Log loss is linear in its target: of a mean of targets it is the mean of the losses. The teacher's logit
             # is that of all rows, as the model's is.
-            taught = extra[:, self.tasks] if offset is None else extra[:, self.tasks] + offset
-            targets = labels.lerp(taught.sigmoid(), self.teacher_share)
-        if self.tasks and extra is not None:
-            labels = join_labels(labels, extra, self.tasks)
-            others = None
+            taught = extra[:, self.tasks]
             if offset is not None:
-                others = self.counts.left_out(labels[:, 0], extra)
+                taught = taught + offset
+            targets = labels.lerp(taught.sigmoid(), self.teacher_share)
+        main_logits, main_labels = logits, labels
+        if self.tasks and extra is not None:
+            labels, others = join_labels(labels, extra, self.tasks), None
+            main_logits, main_labels = logits[:, 0], labels[:, 0]
+            if offset is not None:
+                others = self.counts.left_out(main_labels, extra)
             loss = self.task_loss(logits, join_labels(targets, extra, self.tasks), weights, offset, others)
         else:
             if self.smoothing:
                 targets = targets.lerp(torch.full_like(targets, 0.5), self.smoothing)
-            sampled_logits = logits if offset is None else logits + offset
+            sampled_logits = logits
+            if offset is not None:
+                sampled_logits = logits + offset
             loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
-        main_labels = labels[:, 0] if labels.dim() > 1 else labels
         # Collective: scores, for which ranks may work alone, need no loss.
         if self.rank_loss is not None and self.training:
-            main_logits = logits[:, 0] if logits.dim() > 1 else logits
             loss = loss + self.rank_loss(main_logits, main_labels, weights, groups)
         counted = self.counts.in_figures(main_labels, extra)
         if counted is not None:
@@ -335,12 +333,18 @@ class DensePart(DenseModel):
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The autocast dtype for ``train.precision``; None: float32. ConfigError for bf16 on a device that lacks it."""
-    fast = has_fast_bf16(device)
+    # Natively: with AVX512_BF16 or AMX on a CPU, from Ampere on on CUDA. A CPU without them emulates it, slowly.
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if precision == "bf16" and not fast and device.type != "cpu":
         raise ConfigError(
             "train.precision is bf16, but this CUDA device cannot compute in it", hint="train.precision=fp32"
         )
-    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and fast) else None
+    if precision == "bf16" or (precision == "auto" and fast):
+        return torch.bfloat16
+    return None
 
 
 def use_tf32(precision: str, device: torch.device) -> None:
@@ -348,26 +352,15 @@ def use_tf32(precision: str, device: torch.device) -> None:
 
     ConfigError where the device has no TF32.
     """
-    if precision == "tf32" and not has_tf32(device):
+    kind = "CPU" if device.type == "cpu" else "CUDA device"
+    if precision == "tf32" and (device.type == "cpu" or torch.cuda.get_device_capability(device) < AMPERE):
         raise ConfigError(
-            f"train.precision is tf32, which this {'CPU' if device.type == 'cpu' else 'CUDA device'} lacks; NVIDIA "
-            "GPUs have it from Ampere on",
+            f"train.precision is tf32, which this {kind} lacks; NVIDIA GPUs have it from Ampere on",
             hint="train.precision=fp32",
         )
     if device.type == "cuda":
+        # In both directions: an earlier training of this process may have set it.
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-
-
-def has_tf32(device: torch.device) -> bool:
-    """Whether the device multiplies in TF32: Ampere or later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 natively: AVX512_BF16 or AMX on a CPU, Ampere or later on CUDA."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
@@ -375,17 +368,18 @@ def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, 
     meta = torch.device("meta")
     dim = settings.model.embedding_dim
     collection = build_collection(schema, settings.model, meta)
-    project = projections(widths_of(settings.model, schema), dim, settings.seed)
+    project = projections(_widths_of(settings.model, schema), dim, settings.seed)
     histories = build_sequence_encoders(settings.model, schema, settings.seed, settings.train.max_events)
     part = build_dense_part(
         settings, schema, schema.vectors, dim, device, project=project, histories=histories, trained=trained
     )
-    event_tables = event_collection(schema, settings.model, meta) if schema.sequences else None
+    event_tables = None
+    if schema.sequences:
+        event_tables = event_collection(schema, settings.model, meta)
     return ClickModel(collection, part, event_tables)
 
 
-def widths_of(model: ModelConfig, schema: DatasetSchema) -> dict[str, int]:
-    """Return the width of every sparse feature's embedding, in the order of ``schema``."""
+def _widths_of(model: ModelConfig, schema: DatasetSchema) -> dict[str, int]:
     return {column.name: model.dim_of(column.owner) for column in schema.sparse}
 
 
@@ -403,7 +397,7 @@ def build_towers(
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
     collection = build_collection(local_schema, settings.model, meta, weighted=weighted)
-    widths = widths_of(settings.model, schema) | {sequence.name: dim for sequence in schema.sequences}
+    widths = _widths_of(settings.model, schema) | {sequence.name: dim for sequence in schema.sequences}
     histories = build_sequence_encoders(settings.model, schema, settings.seed, settings.train.max_events)
     events = None
     if histories is not None:
@@ -463,7 +457,8 @@ def build_dense_part(
         use_cpu_kernels(ranking)
 
     normalise = None
-    if columns := [column for column, name in enumerate(schema.dense) if name in settings.data.max_normed]:
+    columns = [column for column, name in enumerate(schema.dense) if name in settings.data.max_normed]
+    if columns:
         normalise = MaxNorm(columns, partial(largest_of_ranks, group=workers.group)).to(device)
     if project is not None:
         project = project.to(device)
@@ -516,12 +511,11 @@ def assemble(
     if trained:
         use_tf32(settings.train.precision, device)
     if towers is None or towers.is_flat:
-        flat = build(settings, schema, device, trained=trained)
-        exchange = flat_exchange_codecs(settings.partition.exchange, plan)
-        prefetch = trained and settings.train.pipeline == "prefetch"
+        flat, table_device, table_ranks = build(settings, schema, device, trained=trained), device, None
         # Embedding hosts keep the tables in host memory.
-        table_device = torch.device("cpu") if flat.head.workers is not None else device
-        table_ranks = None
+        if flat.head.workers is not None:
+            table_device = torch.device("cpu")
+        codecs = flat_exchange_codecs(settings.partition.exchange, plan)
         if whole:
             plan, table_ranks = whole_tables(plan)
         model = shard_model(
@@ -531,13 +525,15 @@ def assemble(
             table_device,
             rules,
             table_ranks,
-            codecs=exchange,
+            codecs=codecs,
             row_store=row_store,
-            prefetch=prefetch,
+            prefetch=trained and settings.train.pipeline == "prefetch",
             workers=flat.head.workers,
             trained=trained,
         )
         return Sharded(model, flat.head, RowAccess(model))
+
+    # Of the tables, this rank has those of its hosts' towers alone.
     layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)
     model_of_rank = build_towers(settings, schema, layout, device, trained=trained)
     local_schema = schema.with_vectors(layout.tower_hosts[model_of_rank.towers.groups.number].features)

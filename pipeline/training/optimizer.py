@@ -38,9 +38,14 @@ class DenseClip:
 
     def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
         self._limit, self._parameters = limit, list(parameters)
-        self._unshared = {id(p) for p in towers.unshared_parameters()} if towers is not None else set()
+        # By id: tensors compare value by value.
+        self._unshared: set[int] = set()
+        self._counts = True
+        if towers is not None:
+            self._unshared.update(map(id, towers.unshared_parameters()))
+            # All ranks of a tower have its gradients, of which one adds them to the sum.
+            self._counts = dist.get_rank() == towers.groups.tower_ranks[0]
         self._has_unshared = bool(self._unshared) and dist.get_world_size() > 1
-        self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
 
     def __call__(self) -> None:
         shared, of_towers = list[Tensor](), list[Tensor]()
@@ -66,29 +71,38 @@ def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[
     Patterns are of names, and the first one that matches counts. ConfigError for a pattern that is left without a
     parameter.
     """
-    members: dict[str, list[nn.Parameter]] = {"": [], **{pattern: [] for pattern in train.dense_groups}}
+    members: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in train.dense_groups}
+    others: list[nn.Parameter] = []
     for name, parameter in dense.items():
-        members[next((p for p in train.dense_groups if fnmatchcase(name, p)), "")].append(parameter)
-    groups = [ParameterGroup(members.pop(""), train.lr, train.weight_decay)]
+        for pattern, matching in members.items():
+            if fnmatchcase(name, pattern):
+                matching.append(parameter)
+                break
+        else:
+            others.append(parameter)
+    groups = []
+    if others:
+        groups.append(ParameterGroup(others, train.lr, train.weight_decay))
     for pattern, parameters in members.items():
         if not parameters:
-            raise _unmatched(pattern, list(dense), list(train.dense_groups))
+            raise _unmatched(pattern, list(dense), next(iter(members)))
         own = train.dense_groups[pattern]
         lr = train.lr if own.lr is None else own.lr
         decay = train.weight_decay if own.weight_decay is None else own.weight_decay
         groups.append(ParameterGroup(parameters, lr, decay))
-    return [group for group in groups if group.parameters]
+    return groups
 
 
-def _unmatched(pattern: str, names: list[str], patterns: list[str]) -> ConfigError:
-    hidden = any(fnmatchcase(name, pattern) for name in names)
-    why = "matches only parameters that a pattern before it has" if hidden else "matches no dense parameter"
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    near = difflib.get_close_matches(pattern, names, 1, 0.0)[0]
-    other = f"put it before {patterns[0]!r}" if hidden else f"'train.dense_groups={{\"{near}\": {{lr: 0.001}}}}'"
-    return ConfigError(
-        f"train.dense_groups: {pattern!r} {why}; the model has: {', '.join(names[:_SHOWN])}{more}", hint=other
-    )
+def _unmatched(pattern: str, names: list[str], first: str) -> ConfigError:
+    shown = ", ".join(names[:_SHOWN])
+    if len(names) > _SHOWN:
+        shown += f", and {len(names) - _SHOWN} more"
+    if any(fnmatchcase(name, pattern) for name in names):
+        why, hint = "matches only parameters that a pattern before it has", f"put it before {first!r}"
+    else:
+        near = difflib.get_close_matches(pattern, names, 1, 0.0)[0]
+        why, hint = "matches no dense parameter", f"'train.dense_groups={{\"{near}\": {{lr: 0.001}}}}'"
+    return ConfigError(f"train.dense_groups: {pattern!r} {why}; the model has: {shown}", hint=hint)
 
 
 def steps_before(config: AverageConfig, total: int) -> int:
@@ -124,27 +138,25 @@ class Average:
         past = step - self._first
         if past < 0 or past % self._config.every:
             return
-        learning = [p for p in self._parameters if p.grad is not None or not p.requires_grad]
-        states = [self._optimizer.state[parameter] for parameter in learning]
-        for state, parameter in zip(states, learning, strict=True):
+        # By what the weights of now count for. In a mean, parameters that began to learn later have taken in fewer.
+        by_share: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+        for parameter in self._parameters:
+            if parameter.grad is None and parameter.requires_grad:
+                continue
+            state = self._optimizer.state[parameter]
             # At the first step anew: a training that was planned shorter has begun its average too early.
             if AVERAGE not in state or not past:
                 state[AVERAGE], state[COUNT] = parameter.detach().clone(), 0
             # Averages of older checkpoints have no number; it is that of a training that never went back.
             state[COUNT] = state.get(COUNT, past // self._config.every) + 1
-        swa = self._config.kind == "swa"
-        shares: dict[float, list[int]] = {}
-        for place, state in enumerate(states):
-            shares.setdefault(1.0 / state[COUNT] if swa else 1.0 - self._config.decay, []).append(place)
-        for share, places in shares.items():
-            averages = [states[place][AVERAGE] for place in places]
-            weights = [learning[place].detach() for place in places]
+            share = 1.0 - self._config.decay
+            if self._config.kind == "swa":
+                share = 1.0 / state[COUNT]
+            averages, weights = by_share.setdefault(share, ([], []))
+            averages.append(state[AVERAGE])
+            weights.append(parameter.detach())
+        for share, (averages, weights) in by_share.items():
             torch._foreach_lerp_(averages, weights, share)
-
-    def restart(self, steps: int) -> None:
-        """After ``steps`` steps of this training: without an average where it has not begun, whatever a former left."""
-        if steps <= self._first:
-            drop_averages(self._optimizer)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -178,39 +190,43 @@ class LambSteps(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients."""
         for group in self.param_groups:
-            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if learning:
-                self._update(group, learning)
-
-    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        means, squares, steps, gradients = list[Tensor](), list[Tensor](), list[float](), list[Tensor]()
-        for parameter in parameters:
-            state = self.state[parameter]
-            if "step" not in state:
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-                state["step"] = torch.zeros(())
-            state["step"] += 1
-            means.append(state["exp_avg"])
-            squares.append(state["exp_avg_sq"])
-            steps.append(state["step"].item())
-            assert parameter.grad is not None
-            gradients.append(parameter.grad)
-        (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        spreads = torch._foreach_div(squares, [1 - beta2**step for step in steps])
-        torch._foreach_sqrt_(spreads)
-        torch._foreach_add_(spreads, group["eps"])
-        moves = torch._foreach_div(means, [1 - beta1**step for step in steps])
-        torch._foreach_div_(moves, spreads)
-        if decay:
-            torch._foreach_add_(moves, parameters, alpha=decay)
-        norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(moves), strict=True)
-        ratios = [torch.where((weight > 0) & (move > 0), weight / move, 1.0) for weight, move in norms]
-        torch._foreach_mul_(moves, ratios)
-        torch._foreach_add_(parameters, moves, alpha=-lr)
+            # The state has the names of PyTorch's Adam, by which snapshots find the direction of the last steps.
+            (beta1, beta2), decay = group["betas"], group["weight_decay"]
+            parameters, gradients, means, squares = (list[Tensor]() for _ in range(4))
+            corrections1, corrections2 = list[float](), list[float]()
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "step" not in state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                    state["step"] = torch.zeros(())
+                state["step"] += 1
+                taken = state["step"].item()
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
+                means.append(state["exp_avg"])
+                squares.append(state["exp_avg_sq"])
+                corrections1.append(1 - beta1**taken)
+                corrections2.append(1 - beta2**taken)
+            if not parameters:
+                continue
+            torch._foreach_lerp_(means, gradients, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+            spreads = torch._foreach_div(squares, corrections2)
+            torch._foreach_sqrt_(spreads)
+            torch._foreach_add_(spreads, group["eps"])
+            moves = torch._foreach_div(means, corrections1)
+            torch._foreach_div_(moves, spreads)
+            if decay:
+                torch._foreach_add_(moves, parameters, alpha=decay)
+            ratios = []
+            for weight, move in zip(torch._foreach_norm(parameters), torch._foreach_norm(moves), strict=True):
+                ratios.append(torch.where((weight > 0) & (move > 0), weight / move, 1.0))
+            torch._foreach_mul_(moves, ratios)
+            torch._foreach_add_(parameters, moves, alpha=-group["lr"])
 
 
 class Optimizers:
@@ -233,7 +249,9 @@ class Optimizers:
         self._dmp, self._config = dmp, config
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
-        own = towers.unshared_parameters() if towers is not None else []
+        own: Sequence[nn.Parameter] = ()
+        if towers is not None:
+            own = towers.unshared_parameters()
         if workers is not None and workers.remote:
             # Only workers have gradients.
             own = parameters
@@ -247,7 +265,9 @@ class Optimizers:
         self.before: Callable[[], None] | None = None
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.replicas = replica_optimizer(dmp)
-        self._parts = [self.dense, *([self.replicas] if self.replicas else [])]
+        self._parts = [self.dense]
+        if self.replicas is not None:
+            self._parts.append(self.replicas)
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
@@ -272,6 +292,7 @@ class Optimizers:
 
     def step(self) -> None:
         """Apply the gradients of the last backward pass."""
+        # In shared memory the mean over the ranks is taken only now, and it is the mean that is clipped.
         if self.before is not None:
             self.before()
         if self._clip is not None:
@@ -283,6 +304,7 @@ class Optimizers:
 
     def gather(self) -> None:
         """Bring the dense optimizer's whole state to rank 0, where the ranks share it. Collective."""
+        # A method of Shampoo's optimizer; others have the state of all parameters on every rank.
         gather = getattr(self.dense, "gather", None)
         if gather is not None:
             gather()

@@ -106,45 +106,52 @@ def take_each(columns: DecodedColumns, picks: list[np.ndarray]) -> list[DecodedC
 
     Column after column, so that each stays in the cache while it is read at random.
     """
-    sizes = [len(rows) for rows in picks]
     more = 1 + len(columns.extra)
-    floats = _blocks(np.float32, more + len(columns.dense), sizes)
-    ids = _blocks(np.int32, len(columns.single), sizes)
+    floats = _blocks(np.float32, more + len(columns.dense), picks)
+    ids = _blocks(np.int32, len(columns.single), picks)
     for source, targets in (([columns.labels, *columns.extra, *columns.dense], floats), (columns.single, ids)):
         for number, column in enumerate(source):
             for rows, target in zip(picks, targets, strict=True):
                 # mode="clip" spares NumPy a buffered copy; the indices are always in range.
                 np.take(column, rows, out=target[number], mode="clip")
-    ragged = [{name: column.take(rows) for name, column in columns.ragged.items()} for rows in picks]
-    return [DecodedColumns(f[0], f[more:], i, r, f[1:more]) for f, i, r in zip(floats, ids, ragged, strict=True)]
+    taken = []
+    for rows, values, numbers in zip(picks, floats, ids, strict=True):
+        ragged = {name: column.take(rows) for name, column in columns.ragged.items()}
+        taken.append(DecodedColumns(values[0], values[more:], numbers, ragged, values[1:more]))
+    return taken
 
 
-def _blocks(kind: type, columns: int, sizes: list[int]) -> list[np.ndarray]:
-    whole: np.ndarray = np.empty(columns * sum(sizes), kind)
-    ends = np.cumsum(sizes) * columns
-    return [whole[end - columns * size : end].reshape(columns, size) for end, size in zip(ends, sizes, strict=True)]
+def _blocks(kind: type, columns: int, picks: list[np.ndarray]) -> list[np.ndarray]:
+    whole: np.ndarray = np.empty(columns * sum(map(len, picks)), kind)
+    blocks, at = [], 0
+    for picked in picks:
+        end = at + columns * len(picked)
+        blocks.append(whole[at:end].reshape(columns, len(picked)))
+        at = end
+    return blocks
 
 
 def join(parts: list[DecodedColumns]) -> DecodedColumns:
     """The rows of all ``parts``, one after the other."""
-    return DecodedColumns(
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.dense for part in parts], axis=1),
-        np.concatenate([part.single for part in parts], axis=1),
-        {name: join_ragged([part.ragged[name] for part in parts]) for name in parts[0].ragged},
-        np.concatenate([part.extra for part in parts], axis=1),
-    )
+    joined, ragged = dict[str, np.ndarray](), dict[str, Ragged]()
+    for kind in ("labels", "dense", "single", "extra"):
+        joined[kind] = np.concatenate([getattr(part, kind) for part in parts], axis=-1)
+    for name in parts[0].ragged:
+        ragged[name] = join_ragged([part.ragged[name] for part in parts])
+    return DecodedColumns(ragged=ragged, **joined)
 
 
 def join_ragged(parts: list[Ragged]) -> Ragged:
     """The rows of all ``parts``, one after the other."""
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    weights = [part.weights for part in parts if part.weights is not None]
-    return Ragged(
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.concatenate([part.values for part in parts]),
-        np.concatenate(weights) if weights else None,
-    )
+    lengths, values, weights = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for part in parts:
+        lengths.append(np.diff(part.offsets))
+        values.append(part.values)
+        if part.weights is not None:
+            weights.append(part.weights)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    # Parts are of one column, so all of them have weights, or none.
+    return Ragged(offsets, np.concatenate(values), np.concatenate(weights) if weights else None)
 
 
 class SplitReader:
@@ -158,23 +165,32 @@ class SplitReader:
 
     def __init__(self, store: Store, dataset: Artifact, split: str, teacher: Artifact | None = None) -> None:
         self.store, self.dataset, self.split = store, dataset, split
-        self.schema = read(DatasetSchema, store, f"{dataset.path}/{SCHEMA_FILE}")
-        self.groups = _groups(self.schema, split)
-        self.rows = sum(group.rows for group in self.groups)
+        self.schema = schema = read(DatasetSchema, store, f"{dataset.path}/{SCHEMA_FILE}")
+        self.groups: list[RowGroup] = []
+        self.rows = 0
+        for file, sizes in zip(schema.files.get(split, []), schema.groups.get(split, []), strict=True):
+            path = file if "/" in file else f"{split}/{file}"
+            for index, rows in enumerate(sizes):
+                if rows:
+                    self.groups.append(RowGroup(path, index, rows, self.rows))
+                self.rows += rows
         self.groups_read = 0
+        # Reading threads open a file for each of its groups: the footer is parsed once.
         self._footers: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._teacher: Any = None if teacher is None else self._read_scores(teacher)
-        self._name_columns()
 
-    def _name_columns(self) -> None:
-        self.single = [column.name for column in self.schema.sparse if not column.multi]
-        self.multi = [column for column in self.schema.sparse if column.multi]
-        self.extra = [task_column(task.name) for task in self.schema.tasks]
-        self.extra += [TEACHER_LOGIT] if self._teacher is not None else []
-        self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
-        self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
-        self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
+        self.single = [column.name for column in schema.sparse if not column.multi]
+        self.multi = [column for column in schema.sparse if column.multi]
+        # In this order: ``DensePart``, ``RowCounts`` and ``counted_for`` find tasks in front, and the others behind.
+        self.extra = [task_column(task.name) for task in schema.tasks]
+        if teacher is not None:
+            self.extra.append(TEACHER_LOGIT)
+        if schema.row_weights:
+            self.extra.append(ROW_WEIGHT)
+        if schema.sampled:
+            self.extra.append(NEGATIVE_RATE)
+        self._table_rows = {column.name: column.rows for column in schema.id_columns}
 
     def _read_scores(self, teacher: Artifact) -> Any:
         # On a disk of this host, pages are read as they are needed.
@@ -194,6 +210,7 @@ class SplitReader:
 
     def allocate(self, rows: int) -> DecodedColumns:
         """Empty columns for ``rows`` rows; ragged ones come with the rows that are read."""
+        # Not cleared: ``read`` writes every value.
         return DecodedColumns(
             labels=np.empty(rows, np.float32),
             dense=np.empty((len(self.schema.dense), rows), np.float32),
@@ -204,10 +221,12 @@ class SplitReader:
 
     def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
         """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
-        names = [LABEL, *self.schema.dense, *(column.name for column in self.schema.sparse)]
+        schema = self.schema
+        # The teacher's logits lie beside the dataset, by row of the split.
+        stored = [name for name in self.extra if name != TEACHER_LOGIT]
+        names = [LABEL, *schema.dense, *(column.name for column in schema.sparse)]
         names += [weight_column(column.name) for column in self.multi if column.weighted]
-        names += [name for name in self.extra if name != TEACHER_LOGIT]
-        names += [column.name for column in self.schema.event_columns]
+        names += stored + [column.name for column in schema.event_columns]
         table = self._table(group, names)
         end = at + group.rows
         into.labels[at:end] = _flat(table, LABEL)
@@ -216,28 +235,28 @@ class SplitReader:
                 into.extra[row, at:end] = self._teacher[group.first : group.first + group.rows]
             else:
                 into.extra[row, at:end] = _flat(table, name)
-        for row, name in enumerate(self.schema.dense):
+        for row, name in enumerate(schema.dense):
             into.dense[row, at:end] = _flat(table, name)
         for row, name in enumerate(self.single):
             ids = _flat(table, name)
             self._check(name, ids, group, None)
             into.single[row, at:end] = ids
-        ragged = {column.name: self._ragged(table, column.name, column.weighted, group) for column in self.multi}
-        return ragged | self._events(table, group)
 
-    def _events(self, table: pa.Table, group: RowGroup) -> dict[str, Ragged]:
-        # The columns of all sequences; ArtifactError where those of one differ in length.
         ragged: dict[str, Ragged] = {}
-        for sequence in self.schema.sequences:
+        for column in self.multi:
+            ragged[column.name] = self._ragged(table, column.name, column.weighted, group)
+        for sequence in schema.sequences:
             own = {column.name: self._ragged(table, column.name, False, group) for column in sequence.columns}
-            first, *others = own.values()
-            if any(not np.array_equal(first.offsets, other.offsets) for other in others):
-                raise ArtifactError(
-                    f"the columns of sequence {sequence.name!r} differ in length in {group.file} row group "
-                    f"{group.index}",
-                    hint="nightjar ingest with force=true writes the dataset again",
-                )
-            ragged |= {name: replace(each, offsets=first.offsets) for name, each in own.items()}
+            offsets = own[sequence.columns[0].name].offsets
+            for name, events in own.items():
+                if not np.array_equal(events.offsets, offsets):
+                    raise ArtifactError(
+                        f"the columns of sequence {sequence.name!r} differ in length in {group.file} row group "
+                        f"{group.index}",
+                        hint="nightjar ingest with force=true writes the dataset again",
+                    )
+                # One array for all of them: they are equal, and windows are kept for many batches.
+                ragged[name] = replace(events, offsets=offsets)
         return ragged
 
     def column(self, name: str) -> np.ndarray:
@@ -254,8 +273,11 @@ class SplitReader:
         Returns:
             int64 [rows], from 0 on; -1 where a row has no id.
         """
-        ids = np.concatenate([_flat(self._table(group, [feature]), feature) for group in self.groups]).astype(np.uint64)
-        fitted = self.store.read_json(f"{self.dataset.path}/{TRANSFORMS}") if TRANSFORMS in self.dataset.files else {}
+        parts = [_flat(self._table(group, [feature]), feature) for group in self.groups]
+        ids = np.concatenate(parts).astype(np.uint64)
+        fitted = {}
+        if TRANSFORMS in self.dataset.files:
+            fitted = self.store.read_json(f"{self.dataset.path}/{TRANSFORMS}")
         if feature in fitted.get("unseen", ()):
             hashes = np.concatenate([self.unseen(group, [feature])[feature] for group in self.groups])
             ids = np.where(hashes > 0, hashes, ids)
@@ -279,18 +301,27 @@ class SplitReader:
     def row_weights(self) -> np.ndarray | None:
         """How many rows each row counts for in figures, float32 [rows]; None where every one counts for itself."""
         own = self.column(ROW_WEIGHT) if self.schema.row_weights else None
-        rates = self.column(NEGATIVE_RATE) if self.schema.sampled else None
-        if rates is None or (rates == 1).all():
+        if not self.schema.sampled:
             return own
-        return counted_for(np.ones(self.rows, np.float32) if own is None else own, self.column(LABEL), rates)
+        rates = self.column(NEGATIVE_RATE)
+        # No row was left out of this split, which spares reading its labels.
+        if (rates == 1).all():
+            return own
+        if own is None:
+            own = np.ones(self.rows, np.float32)
+        return counted_for(own, self.column(LABEL), rates)
 
     def counted_for(self, columns: DecodedColumns) -> np.ndarray | None:
         """The same of decoded rows."""
         if not self.schema.counted:
             return None
-        ones = np.ones(len(columns.labels), np.float32)
-        own = columns.extra[-2 if self.schema.sampled else -1] if self.schema.row_weights else ones
-        return counted_for(own, columns.labels, columns.extra[-1]) if self.schema.sampled else own
+        own = np.ones(len(columns.labels), np.float32)
+        if not self.schema.sampled:
+            return columns.extra[-1] if self.schema.row_weights else own
+        # The shares of kept rows are the last column, and row weights in front of it.
+        if self.schema.row_weights:
+            own = columns.extra[-2]
+        return counted_for(own, columns.labels, columns.extra[-1])
 
     def task_starts(self) -> list[float]:
         """The logit of each further task's mean label in the dataset's profile."""
@@ -299,9 +330,12 @@ class SplitReader:
         known = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}").get("tasks") or {}
         starts = []
         for task in self.schema.tasks:
-            profile = known.get(task.name)
-            rows = round(self.rows * (1 - profile["missing_share"])) if profile else 0
-            starts.append(LABEL_KINDS.get(task.kind).start(profile["mean"], rows) if profile else 0.0)
+            profile, start = known.get(task.name), 0.0
+            if profile:
+                # The mean is that of the rows with a label of this task.
+                rows = round(self.rows * (1 - profile["missing_share"]))
+                start = LABEL_KINDS.get(task.kind).start(profile["mean"], rows)
+            starts.append(start)
         return starts
 
     def base_rate(self) -> float | None:
@@ -310,6 +344,7 @@ class SplitReader:
             return None
         profile = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}")
         rate = profile.get("label_rate", {}).get(self.split)
+        # That of all rows of the log; ``label_rate`` of train rows is that of the kept ones.
         if self.split == "train":
             rate = profile.get("base_rate", rate)
         return None if rate is None else float(rate)
@@ -323,8 +358,9 @@ class SplitReader:
 
         ``features``: those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
         """
-        table = self._side_columns(RAW, group, [raw_column(name) for name in features])
-        return {name: _flat(table, raw_column(name)) for name in features}
+        columns = list(map(raw_column, features))
+        table = self._table(_beside(RAW, group), columns)
+        return {name: _flat(table, column) for name, column in zip(features, columns, strict=True)}
 
     def unseen(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
         """Hashes (uint64) of the ids without a table row, of the rows of a held-out ``group``; 0 for the other ids.
@@ -332,24 +368,30 @@ class SplitReader:
         One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: those whose
         hashes the dataset keeps (``unseen`` in its transforms.json).
         """
-        table = self._side_columns(UNSEEN, group, [unseen_column(name) for name in features])
-        columns = {name: _array(table.column(unseen_column(name))) for name in features}
-        return {name: (c.flatten() if pa.types.is_list(c.type) else c).to_numpy() for name, c in columns.items()}
-
-    def _side_columns(self, folder: str, group: RowGroup, names: list[str]) -> pa.Table:
-        return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
+        table = self._table(_beside(UNSEEN, group), list(map(unseen_column, features)))
+        hashes = {}
+        for name in features:
+            column = _array(table.column(unseen_column(name)))
+            if pa.types.is_list(column.type):
+                column = column.flatten()
+            hashes[name] = column.to_numpy()
+        return hashes
 
     def _table(self, group: RowGroup, names: list[str]) -> pa.Table:
         where = self.store.url_of(f"{self.dataset.path}/{group.file}")
         try:
             table = retried(lambda: self._decoded(group, names), f"reading {where}")
         except Exception as error:
+            # A store that does not answer says nothing against the dataset, whose new ingestion would not help.
             passing = explained(error)
-            if passing is None and not isinstance(error, pa.ArrowInvalid | OSError):
+            if passing is not None:
+                raise passing from error
+            if not isinstance(error, pa.ArrowInvalid | OSError):
                 raise
-            raise passing or ArtifactError(
+            raise ArtifactError(
                 f"{where} cannot be read: {error}", hint="nightjar ingest with force=true writes the dataset again"
             ) from error
+        # pyarrow leaves out columns that a file lacks.
         missing = [name for name in names if name not in table.column_names]
         if missing or table.num_rows != group.rows:
             raise ArtifactError(
@@ -360,27 +402,28 @@ class SplitReader:
         return table
 
     def _decoded(self, group: RowGroup, names: list[str]) -> pa.Table:
+        local = self.store.is_local
+        opened: AbstractContextManager[Any]
+        if local:
+            opened = nullcontext(self.store.full(f"{self.dataset.path}/{group.file}"))
+        else:
+            opened = closing(self.store.open_parts(self.dataset, group.file))
         with self._lock:
             footer = self._footers.get(group.file)
         with (
-            self._opened(group.file) as source,
-            pq.ParquetFile(
-                source, metadata=footer, memory_map=self.store.is_local, pre_buffer=not self.store.is_local
-            ) as file,
+            opened as source,
+            pq.ParquetFile(source, metadata=footer, memory_map=local, pre_buffer=not local) as file,
         ):
+            # One thread: windows of row groups are decoded beside each other, and the step wants the other CPUs.
             table = file.read_row_group(group.index, columns=names, use_threads=False)
             with self._lock:
                 self._footers.setdefault(group.file, file.metadata)
                 self.groups_read += 1
         return table
 
-    def _opened(self, file: str) -> AbstractContextManager[Any]:
-        if self.store.is_local:
-            return nullcontext(self.store.full(f"{self.dataset.path}/{file}"))
-        return closing(self.store.open_parts(self.dataset, file))
-
     def _ragged(self, table: pa.Table, name: str, weighted: bool, group: RowGroup) -> Ragged:
         lists = _array(table.column(name))
+        # Offsets of a slice do not begin at 0.
         offsets = lists.offsets.to_numpy().astype(np.int64)
         values = lists.values.to_numpy()[offsets[0] : offsets[-1]].astype(np.int32, copy=False)
         self._check(name, values, group, offsets - offsets[0])
@@ -401,8 +444,10 @@ class SplitReader:
         rows = self._table_rows[name]
         if not len(ids) or (ids.min() >= 0 and ids.max() < rows):
             return
-        at = int(np.argmax((ids < 0) | (ids >= rows)))
-        row = at if offsets is None else int(np.searchsorted(offsets, at, side="right")) - 1
+        row = at = int(np.argmax((ids < 0) | (ids >= rows)))
+        if offsets is not None:
+            # Rows without a value have the same offset as the row behind them.
+            row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise GuardError(
             f"table {name!r} has rows 0 to {rows - 1}, but {self.split} row {group.first + row} ({group.file}) "
             f"asks for row {ids[at]}",
@@ -410,14 +455,9 @@ class SplitReader:
         )
 
 
-def _groups(schema: DatasetSchema, split: str) -> list[RowGroup]:
-    groups, first = [], 0
-    for file, sizes in zip(schema.files.get(split, []), schema.groups.get(split, []), strict=True):
-        for index, rows in enumerate(sizes):
-            if rows:
-                groups.append(RowGroup(file if "/" in file else f"{split}/{file}", index, rows, first))
-            first += rows
-    return groups
+def _beside(folder: str, group: RowGroup) -> RowGroup:
+    # The row group with the same rows in the files of folder, which are named as those of the split.
+    return replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}")
 
 
 def _array(column: pa.ChunkedArray) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.batches import Batch, BatchReader
+from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.guards import GuardFigures
 from pipeline.training.memory import open_row_store
@@ -98,27 +98,37 @@ def predict(
                 world_size=workers.count,
                 without=workers.world - workers.count,
             )
-            alone = (towers is None or towers.is_flat) and device.type == "cpu" and _alone(settings, plan, split.rows)
+            flat = towers is None or towers.is_flat
+            alone = flat and device.type == "cpu" and _scores_alone(settings, plan, split.rows)
             whole = alone and dist.get_world_size() > 1
             sharded = assemble(
                 settings, split.schema, plan, towers, device, trained=False, row_store=row_store, whole=whole
             )
             if alone:
                 bypass_exchange(sharded.model)
+            exchanging: Callable[[], AbstractContextManager[None]] = nullcontext
             memory = None if alone else memory_between(device, settings, sharded.towers)
-            exchanging = nullcontext if memory is None else memory.exchanging
+            if memory is not None:
+                exchanging = memory.exchanging
             target = RestoreTarget(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
             parts = []
-            # Of an ensemble, its first member. Towers see the events of other ranks' rows.
-            with watching(sharded.dense_part.histories if sharded.towers is None else None) as seen:
+            # Towers see the events of other ranks' rows.
+            histories = sharded.dense_part.histories if sharded.towers is None else None
+            # Of an ensemble, its first member.
+            with watching(histories) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
                     with BatchReader(split, order, pin=device.type == "cuda", independent=whole) as reader:
                         restore(store, store.get(path, "train"), target)
                         with exchanging():
                             parts.append(score(sharded.model, reader, device, workers, independent=whole))
-        logits = _together(parts, members, len(split.schema.tasks))
+        logits = parts[0]
         if logits is None:
             return None
+        if len(parts) > 1:
+            weights = np.asarray([each.weight for each in members])
+            shares = compute_member_shares(weights, len(split.schema.tasks)).astype(np.float32)
+            # In the members' order, so that the sum has the same bits wherever it is computed.
+            logits = np.asarray(sum(map(operator.mul, parts, shares)), np.float32)
         # Of this rank in the first batch, which has the example rows.
         rows = BatchSampler(order, split.groups).owned(0, order.rank, order.world_size)
         return Predictions(
@@ -131,7 +141,7 @@ def predict(
         )
 
 
-def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
+def _scores_alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
     # Whether a rank scores its part of the rows without the others: it is the only one, or has all tables.
     if plan.world_size == 1:
         return True
@@ -154,14 +164,6 @@ def even_batch(rows: int, ranks: int) -> int:
     return -(-rows // (ranks * EVEN_ROWS)) * EVEN_ROWS * ranks
 
 
-def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
-    if parts[0] is None or len(parts) == 1:
-        return parts[0]
-    counted = compute_member_shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
-    each = zip(parts, counted, strict=True)
-    return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
-
-
 def score(
     model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, independent: bool = False
 ) -> np.ndarray | None:
@@ -170,9 +172,38 @@ def score(
     Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``independent``: the model
     needs nothing of other ranks, which meet now and then.
     """
-    own = _run(model, _meeting(reader) if independent else reader, torch.device("cpu") if workers.remote else device)
-    gathered = _gather(own, workers) if workers.here else None
-    return None if gathered is None else _in_row_order(gathered, reader.sampler)
+    model.eval()
+    # Embedding hosts hold the tables in host memory, so that ids stay there, whatever the dense part is on.
+    input_device = torch.device("cpu") if workers.remote else device
+    scored = []
+    with torch.no_grad():
+        for number, batch in enumerate(reader, start=1):
+            _, output = model(batch.to(input_device, non_blocking=True))
+            scored.append(output[0].float())
+            # All ranks have equally many batches, and do not run far ahead of each other. So the failure of one
+            # reaches the others, and none waits at the end for as long as a collective may take.
+            if independent and number % MEETING == 0:
+                dist.barrier()
+    if not workers.here:
+        return None
+
+    # [batches, b] of each of W workers to [batches, W, b] on rank 0; of several tasks with a last dimension T.
+    local = torch.stack(scored)
+    parts = [torch.empty_like(local) for _ in workers.ranks] if dist.get_rank() == 0 else None
+    dist.gather(local, parts, group=workers.group)
+    if parts is None:
+        return None
+    sampler, found = reader.sampler, torch.stack(parts, dim=1).cpu().numpy()
+    logits = np.empty((sampler.rows, *found.shape[3:]), np.float32)
+    for batch_number, ranks in enumerate(found):
+        for rank, own in enumerate(ranks):
+            # Padding is behind a rank's own rows, where no take reaches.
+            at = 0
+            for take in sampler.takes(batch_number, rank, len(ranks)):
+                count = take.stop - take.start
+                logits[sampler.places(take)] = own[at : at + count]
+                at += count
+    return logits
 
 
 def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
@@ -194,56 +225,20 @@ def judge_train_rows(executor: StepExecutor, train: SplitReader, order: Order) -
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(JUDGED_ROWS)
     logits = score_published(executor, rows, order)
-    figures = all_gather_records(None if logits is None else _judged(rows, main_logits(logits)))[0]
-    return GuardFigures(rows=f"{rows.rows:,} train rows", **figures)
-
-
-def _judged(rows: SplitReader, logits: np.ndarray) -> dict[str, float | None]:
-    labels, weights = rows.column(LABEL), rows.row_weights()
-    counted = labels if weights is None else labels[weights > 0]
-    both = 0 < int((counted == 1).sum()) < len(counted)
-    return {"ne": compute_ne(logits, labels, weights) if both else None, "logit_std": float(logits.std())}
+    figures: dict[str, float | None] | None = None
+    if logits is not None:
+        main, labels, weights = main_logits(logits), rows.column(LABEL), rows.row_weights()
+        counted = labels if weights is None else labels[weights > 0]
+        figures = {"ne": None, "logit_std": float(main.std())}
+        # NE is not defined for rows of one class.
+        if 0 < int((counted == 1).sum()) < len(counted):
+            figures["ne"] = compute_ne(main, labels, weights)
+    return GuardFigures(rows=f"{rows.rows:,} train rows", **all_gather_records(figures)[0])
 
 
 def main_logits(logits: np.ndarray) -> np.ndarray:
     """Those of the main task [rows], of ``logits`` of one or of several tasks."""
     return logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
-
-
-@torch.no_grad()
-def _run(model: torch.nn.Module, batches: Iterable[Batch], device: torch.device) -> torch.Tensor:
-    # This rank's logits, one row per global batch: [batches, b], or [batches, b, T].
-    model.eval()
-    return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in batches])
-
-
-def _meeting(batches: Iterable[Batch]) -> Iterator[Batch]:
-    # batches, of which all ranks have equally many, and do not run far ahead of each other. So the failure of one
-    # reaches the others, and none waits at the end for as long as a collective may take.
-    for number, batch in enumerate(batches, start=1):
-        yield batch
-        if number % MEETING == 0:
-            dist.barrier()
-
-
-def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
-    # The logits of the W workers on rank 0: [batches, W, b], or [batches, W, b, T].
-    parts = [torch.empty_like(logits) for _ in workers.ranks] if dist.get_rank() == 0 else None
-    dist.gather(logits, parts, group=workers.group)
-    return torch.stack(parts, dim=1) if parts else None
-
-
-def _in_row_order(logits: torch.Tensor, sampler: BatchSampler) -> np.ndarray:
-    # Of the logits of all ranks those of rows, which the sampler does not shuffle, without the padding: [rows, ...].
-    found, ordered = logits.cpu().numpy(), np.empty((sampler.rows, *logits.shape[3:]), np.float32)
-    for batch, ranks in enumerate(found):
-        for rank, own in enumerate(ranks):
-            at = 0
-            for take in sampler.takes(batch, rank, len(ranks)):
-                count = take.stop - take.start
-                ordered[sampler.places(take)] = own[at : at + count]
-                at += count
-    return ordered
 
 
 # Events of the example, where some row of the first batch has no more.
@@ -271,11 +266,14 @@ class Watched:
 
     def examples(self, rows: int) -> dict[str, EventAttention]:
         """A row for each sequence whose block has weights: one of the batch's samples, which are the first ``rows``."""
-        return {
-            name: _example(self.rows[name].cpu(), torch.cat(parts).float().mean(1).cpu(), rows)
-            for name, parts in self.weights.items()
-            if parts
-        }
+        examples = {}
+        for name, parts in self.weights.items():
+            # A block without weights, such as a mean, has nothing to show.
+            if parts:
+                # Of several heads the mean.
+                weights = torch.cat(parts).float().mean(1).cpu()
+                examples[name] = _example(self.rows[name].cpu(), weights, rows)
+        return examples
 
 
 @contextmanager
@@ -284,16 +282,11 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
     seen, hooks = Watched(), list[Any]()
     if histories is not None:
         for name, vector in histories.vectors.items():
-            seen.weights[name], given = [], list[int]()
-            hooks.append(vector.register_forward_pre_hook(partial(_record_events, given)))
-            hooks += [
-                module.register_forward_hook(partial(_keep, seen.weights[name], given))
-                for module in vector.modules()
-                if isinstance(module, EventWeights)
-            ]
+            hooks += _watch_weights(vector, seen.weights.setdefault(name, []))
 
         def end(module: SequenceEncoders, given: tuple[Any, ...], made: Tensor) -> None:
             seen.rows.update(zip(module.vectors, given[1], strict=True))
+            # The first pass alone: later ones, of other batches or members, run without hooks.
             while hooks:
                 hooks.pop().remove()
 
@@ -305,18 +298,25 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
             hook.remove()
 
 
-def _record_events(into: list[int], module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-    _, rows, _, samples = given
-    into[:] = [len(rows), samples]
+def _watch_weights(vector: torch.nn.Module, into: list[Tensor]) -> list[Any]:
+    # A block may work through its events in parts (``train.max_events``), each of which is a pass of its own.
+    events = samples = 0
 
+    def before(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        nonlocal events, samples
+        _, rows, _, samples = given
+        events = len(rows)
 
-def _keep(
-    into: list[Tensor], counts: list[int], module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor
-) -> None:
-    events, samples = counts
-    # Else every sample's target is behind its events.
-    alone = len(made) == events + fillers(events, samples)[0]
-    into.append(made.detach()[: events if alone else events + samples])
+    def keep(module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        # Else every sample's target is behind its events.
+        alone = len(made) == events + fillers(events, samples)[0]
+        into.append(made.detach()[: events if alone else events + samples])
+
+    hooks = [vector.register_forward_pre_hook(before)]
+    for module in vector.modules():
+        if isinstance(module, EventWeights):
+            hooks.append(module.register_forward_hook(keep))
+    return hooks
 
 
 def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
@@ -330,9 +330,10 @@ def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
     # 1 where every sample's target is behind its events.
     behind = (len(weights) - len(sample)) // len(lengths)
     start = int(lengths[:row].sum()) + behind * row
-    own = weights[start : start + int(lengths[row])]
-    target = float(weights[start + int(lengths[row])]) if behind else None
-    return EventAttention(row, own.numpy().astype(np.float32), target)
+    end, target = start + int(lengths[row]), None
+    if behind:
+        target = float(weights[end])
+    return EventAttention(row, weights[start:end].numpy().astype(np.float32), target)
 
 
 # Row groups of so many rows tell the level to a few thousandths.
@@ -364,7 +365,14 @@ def calibrate_last_bias(executor: StepExecutor, train: SplitReader, order: Order
         executor.dense_part.start_at([0.0])
         with BatchReader(rows, replace(order, shuffle=False), pin=device.type == "cuda") as reader:
             logits = score(model, reader, device, executor.workers)
-        level = all_gather_records(None if logits is None else _level(rows, logits))[0]
+        level: float | None = None
+        if logits is not None:
+            # At the rate of the kept rows, where training has the model fit them. At the true rate it would be 3 % too
+            # high: kept rows without a click would stand for those that were left out, to which it was not fitted.
+            kept = logits.astype(np.float64) - np.log(rows.column(NEGATIVE_RATE).astype(np.float64))
+            weights = rows.column(ROW_WEIGHT) if rows.schema.row_weights else None
+            level = level_of(rows.column(LABEL), kept, weights)
+        level = all_gather_records(level)[0]
         executor.dense_part.start_at([level])
         moved = [name for name, parameter in executor.dense.items() if not torch.equal(parameter, before[name])]
     if dist.get_rank() == 0:
@@ -380,13 +388,6 @@ def restore_last_bias(executor: StepExecutor, former: Mapping[str, list[float]])
         parameter.copy_(torch.tensor(values, dtype=parameter.dtype).view_as(parameter))
 
 
-def _level(rows: SplitReader, logits: NDArray[np.float32]) -> float:
-    # At the rate of the kept rows, where training has the model fit them. At the true rate it would be 3 % too high:
-    # kept rows without a click would stand for those that were left out, to which the model was not fitted.
-    kept = logits.astype(np.float64) - np.log(rows.column(NEGATIVE_RATE).astype(np.float64))
-    return level_of(rows.column(LABEL), kept, rows.column(ROW_WEIGHT) if rows.schema.row_weights else None)
-
-
 def level_of(
     labels: NDArray[np.float32], logits: NDArray[np.float64], weights: NDArray[np.float32] | None = None
 ) -> float:
@@ -398,6 +399,7 @@ def level_of(
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     total = float(counts.sum())
     clicks = min(max(float(counts @ clicked), 0.5), max(total - 0.5, 0.5))
+    # The sum of probabilities rises with the level, so one halving after the other closes in on it.
     high = float(np.abs(logits).max(initial=0.0)) + _REACH
     low = -high
     for _ in range(_HALVINGS):

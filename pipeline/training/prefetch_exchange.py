@@ -41,13 +41,17 @@ class Announce:
 
     def ids(self, split: SplitReader, rows: DecodedColumns, count: int) -> Ids:
         """The ids of the first ``count`` rows by table, int64."""
-
-        def of(name: str) -> np.ndarray:
-            if name in rows.ragged:
-                return rows.ragged[name].cut(0, count).values.astype(np.int64)
-            return rows.single[split.single.index(name), :count].astype(np.int64)
-
-        return {table: np.concatenate([of(name) for name in names]) for table, names in self.tables.items()}
+        found = {}
+        for table, names in self.tables.items():
+            parts = []
+            for name in names:
+                if name in rows.ragged:
+                    ids = rows.ragged[name].cut(0, count).values
+                else:
+                    ids = rows.single[split.single.index(name), :count]
+                parts.append(ids.astype(np.int64))
+            found[table] = np.concatenate(parts)
+        return found
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,10 @@ class Announcements(Generic[Item]):
 
     def __init__(self, announce: Announce | None, world: int, ahead: int) -> None:
         self._announce, self._world, self._ahead = announce, world, ahead
-        shards = announce.shards if announce is not None else {}
-        self._holders = {table: _Holders(each, world) for table, each in shards.items()}
+        self._holders: dict[str, _Holders] = {}
+        if announce is not None:
+            self._holders = {table: _Holders(shards, world) for table, shards in announce.shards.items()}
+        # Not the group of the steps: beside a step, its collectives would come in another order on each rank.
         self._group = side_group()
         self._coming: deque[tuple[Item, _Telling]] = deque()
 
@@ -81,18 +87,25 @@ class Announcements(Generic[Item]):
         cls, schema: DatasetSchema, announce: Announce | None, world: int, ahead: int
     ) -> Announcements[Item] | None:
         """None for one rank, and where nobody has to know anything. Collective."""
+        # One rank holds all rows itself, and is the one with most events.
         if world == 1 or (announce is None and event_lookups(schema) is None):
             return None
         return cls(announce, world, ahead)
 
     def make(self, split: SplitReader, rows: DecodedColumns, count: int, events: int) -> Announcement:
         """That of a batch with the first ``count`` of these rows, and ``events`` rows of events."""
-        ids = self._announce.ids(split, rows, count) if self._announce is not None else {}
-        tables = [holders.deal(ids[table]) for table, holders in self._holders.items()]
-        parts = [parts[rank] for rank in range(self._world) for parts in tables]
-        sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64).view(self._world, -1)
-        counts = torch.cat([sizes, torch.full((self._world, 1), events)], dim=1)
-        return Announcement(torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts])), counts)
+        tables: list[list[np.ndarray]] = []
+        if self._announce is not None:
+            ids = self._announce.ids(split, rows, count)
+            tables = [holders.deal(ids[table]) for table, holders in self._holders.items()]
+        counts = np.full((self._world, len(tables) + 1), events, np.int64)
+        # An empty part in front: there may be events, but no table to announce.
+        parts = [np.zeros(0, np.int64)]
+        for rank in range(self._world):
+            for number, of_ranks in enumerate(tables):
+                parts.append(of_ranks[rank])
+                counts[rank, number] = len(of_ranks[rank])
+        return Announcement(torch.from_numpy(np.concatenate(parts)), torch.from_numpy(counts))
 
     def take(self, following: Callable[[], tuple[Item, Announcement | None]]) -> tuple[Item, int]:
         """The next item and the most rows of events that a rank has in it; StopIteration behind the last. Collective.
@@ -111,7 +124,9 @@ class Announcements(Generic[Item]):
         if not self._coming:
             raise StopIteration
         first, telling = self._coming.popleft()
-        return first, telling.end()
+        while telling.most is None:
+            telling.go_on()
+        return first, telling.most
 
     def _tell(self, own: Announcement) -> Generator[None, None, int]:
         # The exchanges of an item, each of which runs on between two calls; returns the most rows of events.
@@ -126,7 +141,12 @@ class Announcements(Generic[Item]):
             work = dist.all_to_all_single(ids, own.ids, *split, group=self._group, async_op=True)
             yield
             work.wait()
-            self._announce.receive(_by_table(list(self._holders), ids.numpy(), sizes))
+            # They lie by rank, and within a rank by table: of T tables, every T-th part belongs to the same one.
+            parts = np.split(ids.numpy(), np.cumsum(sizes.flatten().numpy())[:-1])
+            received = {}
+            for number, table in enumerate(self._holders):
+                received[table] = np.concatenate(parts[number :: len(self._holders)])
+            self._announce.receive(received)
         return int(counts[:, -1].max())
 
 
@@ -135,22 +155,19 @@ class _Telling:
 
     def __init__(self, exchanges: Generator[None, None, int]) -> None:
         self._exchanges = exchanges
-        self._most: int | None = None
+        # Events of the rank with most of them, once all exchanges are done.
+        self.most: int | None = None
         self.go_on()
 
     def go_on(self) -> None:
         """Wait for the exchange that runs, and start the next one."""
-        if self._most is None:
-            try:
-                next(self._exchanges)
-            except StopIteration as ended:
-                self._most = ended.value
-
-    def end(self) -> int:
-        """Wait for all of them; returns what they do."""
-        while self._most is None:
-            self.go_on()
-        return self._most
+        if self.most is not None:
+            return
+        try:
+            next(self._exchanges)
+        except StopIteration as ended:
+            # What the generator returns comes with the exception that ends it.
+            self.most = ended.value
 
 
 class _Holders:
@@ -158,9 +175,12 @@ class _Holders:
 
     def __init__(self, shards: Sequence[ShardPlan], world: int) -> None:
         held = {shard.rank: (shard.row, shard.row + shard.rows) for shard in shards if shard.rows}
+        # Ranks that hold columns of the same rows share a range.
         ranges = sorted(set(held.values()))
         self._ends = np.array([end for _, end in ranges])
-        self._range = [ranges.index(held[rank]) if rank in held else None for rank in range(world)]
+        self._range: list[int | None] = [None] * world
+        for rank, rows in held.items():
+            self._range[rank] = ranges.index(rows)
 
     def deal(self, ids: np.ndarray) -> list[np.ndarray]:
         """``ids`` [n] by rank. Those beyond the table are left out."""
@@ -169,10 +189,7 @@ class _Holders:
         at = np.searchsorted(self._ends, ids, side="right").astype(np.uint16)
         ordered, cuts = ids[np.argsort(at, kind="stable")], np.cumsum(np.bincount(at, minlength=count)[:count])
         parts = np.split(ordered, cuts)
-        return [parts[each] if each is not None else ids[:0] for each in self._range]
-
-
-def _by_table(tables: Sequence[str], ids: np.ndarray, sizes: torch.Tensor) -> Ids:
-    # Received ids [n], which lie by rank and table as in sizes [W, T], of each table together.
-    parts = np.split(ids, np.cumsum(sizes.flatten().numpy())[:-1])
-    return {table: np.concatenate(parts[number :: len(tables)]) for number, table in enumerate(tables)}
+        dealt = []
+        for number in self._range:
+            dealt.append(ids[:0] if number is None else parts[number])
+        return dealt

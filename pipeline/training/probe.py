@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -54,6 +55,7 @@ def probe(
     the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
     GuardError where the probe diverged.
     """
+    # A probe within a training or a test leaves the process group of those as it is.
     alone, outside = _alone(settings), dist.is_initialized()
     device = connect(alone.hardware, alone.train.threads_per_rank)
     try:
@@ -61,19 +63,33 @@ def probe(
         limit, batch = settings.partition.probe_rows, alone.train.batch
         schema = _cut(split.schema, limit)
         trainer = StepExecutor(alone, schema, _plan(schema, settings.model, batch), device)
-        steps = 0 if checkpoint else settings.partition.probe_steps
-        source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
+        steps = settings.partition.probe_steps
+        source = f"a probe of {steps:,} steps of {batch:,} rows"
+        if checkpoint is not None:
+            steps, source = 0, f"the tables of {checkpoint.path}"
         log.info("comparing features by %s, in this process", source)
         if checkpoint is not None:
-            _load(alone, store, checkpoint, dataset, trainer)
+            # Rows of its tables, as many as the trainer's tables have, and nothing of its dense part.
+            wanted = dataclasses.replace(alone.checkpoint, init_tables_only=True, rename={})
+            check_changes(checkpoint, alone.record, wanted, alone.data, dataset.key)
+            target = RestoreTarget(trainer.rows, dict(trainer.dense), states=False)
+            warm_start(store, checkpoint, target, tables_only=True)
         order = Order(key=shuffle_key(dataset), seed=settings.seed, global_batch=batch)
         epochs = math.ceil((steps + LOOKED_AT) / -(-split.rows // batch))
         with BatchReader(split, order, epochs=epochs) as reader:
             batches = _folded(reader, limit)
             for _ in range(steps):
                 trainer.step(batches)
-            measures = [Interaction(len(schema.vectors)), *([also] if also is not None else [])]
-            _show_batches(trainer, batches, measures, device)
+            measures = [Interaction(len(schema.vectors))]
+            if also is not None:
+                measures.append(also)
+            model = trainer.finished()
+            with torch.no_grad():
+                for shown in islice(batches, LOOKED_AT):
+                    model(shown.to(device))
+                    real = shown.weights > 0
+                    for measure in measures:
+                        measure.add(trainer.dense_part.embeddings[real])
     finally:
         if not outside:
             dist.destroy_process_group()
@@ -86,36 +102,18 @@ def probe(
     return interactions, source
 
 
-def _load(
-    settings: TrainingSettings, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: StepExecutor
-) -> None:
-    # Read the rows of checkpoint's tables, as many as the trainer's tables have, and nothing of its dense part.
-    wanted = dataclasses.replace(settings.checkpoint, init_tables_only=True, rename={})
-    check_changes(checkpoint, settings.record, wanted, settings.data, dataset.key)
-    warm_start(store, checkpoint, RestoreTarget(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
-
-
-@torch.no_grad()
-def _show_batches(
-    trainer: StepExecutor, batches: Iterator[Batch], measures: list[Interaction], device: torch.device
-) -> None:
-    model = trainer.finished()
-    for _, batch in zip(range(LOOKED_AT), batches, strict=False):
-        model(batch.to(device))
-        real = batch.weights > 0
-        for measure in measures:
-            measure.add(trainer.dense_part.embeddings[real])
-
-
 def _alone(settings: TrainingSettings) -> TrainingSettings:
     # The settings of the flat model on one CPU rank, in batches that one process can take.
     hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1, embedding_hosts=0)
-    steps = max(1, settings.partition.probe_steps)
+    steps, precision = max(1, settings.partition.probe_steps), settings.train.precision
+    # A CPU has no TF32.
+    if precision == "tf32":
+        precision = "fp32"
     train = dataclasses.replace(
         settings.train,
         compile=False,
         cuda_graphs=False,
-        precision="fp32" if settings.train.precision == "tf32" else settings.train.precision,
+        precision=precision,
         pipeline="base",
         global_batch=min(settings.train.batch, LARGEST_BATCH),
         accumulate=1,
@@ -129,46 +127,40 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
 
 
 def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
-    sparse = tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse)
-    sequences = tuple(
-        dataclasses.replace(
-            each, columns=tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in each.columns)
-        )
-        for each in schema.sequences
-    )
-    return dataclasses.replace(schema, sparse=sparse, sequences=sequences)
+    sparse = [dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse]
+    sequences = []
+    for sequence in schema.sequences:
+        columns = [dataclasses.replace(column, rows=min(column.rows, limit)) for column in sequence.columns]
+        sequences.append(dataclasses.replace(sequence, columns=tuple(columns)))
+    return dataclasses.replace(schema, sparse=tuple(sparse), sequences=tuple(sequences))
 
 
 def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
     # batches with the rows from limit on folded onto the first ones, the reserved rows apart.
     for batch in batches:
-        for values in (each.values() for each in (batch.sparse, batch.lookups) if each is not None):
-            if values.numel() and int(values.max()) >= limit:
-                values[:] = torch.where(
-                    values < limit, values, RESERVED_ROWS + (values - RESERVED_ROWS) % (limit - RESERVED_ROWS)
-                )
+        for lookup in (batch.sparse, batch.lookups):
+            if lookup is None or not lookup.values().numel():
+                continue
+            values = lookup.values()
+            if int(values.max()) >= limit:
+                folded = RESERVED_ROWS + (values - RESERVED_ROWS) % (limit - RESERVED_ROWS)
+                values[:] = torch.where(values < limit, values, folded)
         yield batch
 
 
 def _plan(schema: DatasetSchema, model: ModelConfig, batch: int) -> Plan:
-    return Plan(
-        hardware="probe",
-        device="cpu",
-        world_size=1,
-        ranks_per_host=1,
-        global_batch=batch,
-        tables={
-            table.name: TablePlan(
-                rows=table.rows,
-                dim=(dim := model.dim_of(table.name)),
-                pooling=1.0,
-                tier="ddr",
-                sharding="table_wise",
-                kernel="fused",
-                shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),),
-                cost_ms=0.0,
-                reason="",
-            )
-            for table in schema.tables
-        },
-    )
+    tables = {}
+    for table in schema.tables:
+        dim = model.dim_of(table.name)
+        tables[table.name] = TablePlan(
+            rows=table.rows,
+            dim=dim,
+            pooling=1.0,
+            tier="ddr",
+            sharding="table_wise",
+            kernel="fused",
+            shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),),
+            cost_ms=0.0,
+            reason="",
+        )
+    return Plan(hardware="probe", device="cpu", world_size=1, ranks_per_host=1, global_batch=batch, tables=tables)

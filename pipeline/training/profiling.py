@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,9 @@ class Profiler(Callback):
         self._store, self._name, self._steps, self._speed = store, name, steps, speed
         self._taken = 0
         self._cuda = torch.cuda.is_available()
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self._cuda
+        activities = [ProfilerActivity.CPU]
+        if self._cuda:
+            activities.append(ProfilerActivity.CUDA)
         plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=steps, repeat=1)
         self._profile = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
         self._began = self._seconds = 0.0
@@ -103,6 +105,7 @@ class Profiler(Callback):
         if not self._steps and error[0] is None:
             took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
             log.warning("no steps were profiled: %s; train.global_batch may be smaller", took)
+        # Last: it writes a profile that is not written yet, by the figures above.
         self._profile.__exit__(*error)
 
     def on_step_end(self) -> None:
@@ -123,26 +126,31 @@ class Profiler(Callback):
             file = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(file))
             self._store.write_bytes(f"{self._name.replace('*', 'trace')}.json", file.read_bytes())
-        if self._speed is not None:
-            profiled = self._summed(profiler, self._speed)
-            self._store.write_bytes(f"{self._name.replace('*', 'profile')}.txt", f"{profiled.table()}\n".encode())
-            log.info("%s", profiled.table())
-
-    def _summed(self, profiler: profile, speed: Speed) -> StepProfile:
-        step_ms, spent = 1000 * self._seconds / self._steps, dict.fromkeys([*(kind for kind, _ in KINDS), OTHER], 0.0)
+        if self._speed is None:
+            return
+        spent = {kind: 0.0 for kind, _ in KINDS} | {OTHER: 0.0}
         for event in profiler.key_averages():
+            # The step itself is Python between operations.
+            if event.key.startswith("ProfilerStep"):
+                continue
             micros = event.self_device_time_total if self._cuda else event.self_cpu_time_total
-            if not event.key.startswith("ProfilerStep"):
-                # The step itself: Python between operations.
-                spent[kind_of(event.key)] += micros / 1000 / self._steps
+            spent[kind_of(event.key)] += micros / 1000 / self._steps
+        step_ms = 1000 * self._seconds / self._steps
         spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
+        # What rounds to 0.01 ms or more in the table.
         shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}
-        return StepProfile(self._steps, step_ms, torch.get_num_threads(), shown, 1000 * speed.least_seconds)
+        ceiling_ms = 1000 * self._speed.least_seconds
+        profiled = StepProfile(self._steps, step_ms, torch.get_num_threads(), shown, ceiling_ms)
+        self._store.write_bytes(f"{self._name.replace('*', 'profile')}.txt", f"{profiled.table()}\n".encode())
+        log.info("%s", profiled.table())
 
 
 def kind_of(operation: str) -> str:
     """The kind of work that an operation of a trace does."""
-    return next((kind for kind, words in KINDS if any(word in operation for word in words)), OTHER)
+    for kind, words in KINDS:
+        if any(word in operation for word in words):
+            return kind
+    return OTHER
 
 
 class SpeedMeter(Callback):
@@ -196,6 +204,7 @@ class Product:
 
 def step_products(config: ModelConfig, inputs: ModelInputs, samples: int) -> Counter[Product]:
     """How often each product occurs in a forward and backward pass over ``samples`` samples; computes nothing."""
+    # On the meta device shapes alone flow through the model: no kernel runs, and nothing takes memory.
     module = build_model(config, inputs).to("meta")
     dense = torch.zeros(samples, len(inputs.dense), device="meta")
     embeddings = torch.zeros(samples, len(inputs.vectors), inputs.dim, device="meta", requires_grad=True)
@@ -242,8 +251,11 @@ class Speed:
         products = Counter[Product]()
         for rows in split_rows(samples, parts):
             products += step_products(config, inputs, rows.stop - rows.start)
-        seconds = sum(count * _best_seconds(each, dtype or torch.float32, device) for each, count in products.items())
-        return cls(sum(count * each.flop for each, count in products.items()), max(seconds, 1e-9))
+        flop, seconds = 0, 0.0
+        for each, count in products.items():
+            flop += count * each.flop
+            seconds += count * _best_seconds(each, dtype or torch.float32, device)
+        return cls(flop, max(seconds, 1e-9))
 
     def figures(self, step_seconds: float) -> dict[str, float]:
         """``gflop_per_s`` of steps that take ``step_seconds``, and ``ceiling_share``: over those of the products."""
@@ -254,16 +266,13 @@ class Speed:
 def _best_seconds(each: Product, dtype: torch.dtype, device: torch.device) -> float:
     a = torch.randn(each.batch, each.rows, each.inner, device=device).to(dtype)
     b = torch.randn(each.batch, each.inner, each.columns, device=device).to(dtype)
-    if each.batch > 1:
-        return _seconds([lambda: torch.bmm(a, b)], device)
-    x, w = a[0], b[0]
-    ways = [lambda: x.mm(w)]
-    if device.type == "cpu":
-        ways.append(lambda: product(x, w.t(), None))
-    return _seconds(ways, device)
-
-
-def _seconds(ways: Iterable[Any], device: torch.device) -> float:
+    ways: list[Callable[[], Tensor]] = [lambda: torch.bmm(a, b)]
+    if each.batch == 1:
+        x, w = a[0], b[0]
+        ways = [lambda: x.mm(w)]
+        # MKL and oneDNN are fastest on different CPUs: the ceiling is that of the better one.
+        if device.type == "cpu":
+            ways.append(lambda: product(x, w.t(), None))
     best = float("inf")
     for way in ways:
         _timed(way, device)
@@ -273,9 +282,9 @@ def _seconds(ways: Iterable[Any], device: torch.device) -> float:
     return best
 
 
-def _timed(way: Any, device: torch.device) -> float:
+def _timed(way: Callable[[], Tensor], device: torch.device) -> float:
     began = time.perf_counter()
-    result: Tensor = way()
+    result = way()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     del result

@@ -17,7 +17,7 @@ share out the clicked rows, and add up the gradients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from torch.nn import functional
 
 from pipeline.config.train import LISTWISE, RankLossConfig
 from pipeline.embeddings.workers import Workers
+from pipeline.training.callbacks import Callback, IntervalRecord
+from pipeline.training.distributed import add_up
 
 # Clicked rows of a block, which are compared with all others of their groups at once: it bounds the memory.
 BLOCK = 64
@@ -43,10 +45,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class RankLoss:
-    """The loss of ``config`` over the global batch of ``workers``."""
+    """The loss of ``config`` over the global batch of ``workers``.
+
+    ``parts``: this rank's part of the loss of each step that no interval has reported yet, without ``config.weight``.
+    """
 
     config: RankLossConfig
     workers: Workers
+    parts: list[Tensor] = field(default_factory=list)
 
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor, groups: Tensor | None) -> Tensor:
         """Compute this rank's part of the loss. Collective where there are several workers.
@@ -60,17 +66,17 @@ class RankLoss:
         Returns:
             A scalar whose mean over the ranks is the loss, and whose gradients the mean over the ranks completes.
         """
+        rank, ranks = 0, self.workers.count
+        if ranks > 1:
+            rank = dist.get_rank()
         every = self._gather(logits.detach(), labels, weights, groups)
-        loss, gradient = _loss_of_rank(self.config.kind == LISTWISE, every, self._rank, self.workers.count)
-        if self.workers.count > 1:
+        loss, gradient = _loss_of_rank(self.config.kind == LISTWISE, every, rank, ranks)
+        if ranks > 1:
             dist.all_reduce(gradient, group=self.workers.group)
-        own = gradient.view(self.workers.count, -1)[self._rank]
+        self.parts.append(loss)
+        own = gradient.view(ranks, -1)[rank]
         # The gradient is known, so the logits get it without a second pass through the pairs.
         return self.config.weight * (loss + ((logits - logits.detach()) * own).sum())
-
-    @property
-    def _rank(self) -> int:
-        return dist.get_rank() if self.workers.count > 1 else 0
 
     def _gather(self, logits: Tensor, labels: Tensor, weights: Tensor, groups: Tensor | None) -> Rows:
         if groups is None:
@@ -83,6 +89,21 @@ class RankLoss:
             own = parts.view(self.workers.count, len(own), -1).transpose(0, 1).flatten(1)
         every, clicked, counted, group = own
         return Rows(every.to(logits.dtype), clicked > 0, counted.to(logits.dtype), group.long())
+
+
+class RankLossMeter(Callback):
+    """Reports ``loss`` of an interval's steps, which log loss and NE beside it do not have in them."""
+
+    def __init__(self, loss: RankLoss) -> None:
+        self._loss = loss
+
+    def on_interval(self, interval: IntervalRecord) -> None:
+        """Add ``rank_loss``: its mean over the interval's steps, without its weight."""
+        parts = self._loss.parts
+        mean = torch.stack(parts).double().mean() if parts else torch.zeros((), dtype=torch.float64)
+        # The loss is the mean over the ranks with rows (``RankLoss``).
+        interval.figures["rank_loss"] = add_up(mean[None]).item() / self._loss.workers.count
+        parts.clear()
 
 
 def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +137,8 @@ def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Te
             behind = rows.logits[compared_with].requires_grad_()
             shares = rows.weights[compared_with] * (among[columns] == groups[block, None])
             shares = shares / shares.sum(1, keepdim=True)
-            losses = _mean_over_pairs(listwise, behind - ahead[:, None], shares)
+            leads = behind - ahead[:, None]
+            losses = (leads + shares.log()).logsumexp(1) if listwise else (functional.softplus(leads) * shares).sum(1)
             part = (rows.weights[rows_of_block] * losses).sum()
         of_ahead, of_behind = torch.autograd.grad(part, (ahead, behind))
         loss += part.detach()
@@ -124,10 +146,3 @@ def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Te
         gradient[rows_of_block] += of_ahead
         gradient[compared_with] += of_behind
     return loss, gradient
-
-
-def _mean_over_pairs(listwise: bool, leads: Tensor, shares: Tensor) -> Tensor:
-    # Of each clicked row [c], from how far the others are ahead of it, [c, n], and what each of them counts for.
-    if listwise:
-        return (leads + shares.log()).logsumexp(1)
-    return (functional.softplus(leads) * shares).sum(1)

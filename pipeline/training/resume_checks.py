@@ -31,18 +31,22 @@ def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> in
 
     ``then``: the resolved configuration in the checkpoint's record. All other settings that count are the same.
     """
-    return planned_steps(replace(train, **_length(then.get("train", {}))), rows)
+    former = then.get("train", {})
+    # One that the record does not have counts as it is now.
+    length = {name: former[name] for name in LENGTH if name in former}
+    return planned_steps(replace(train, **length), rows)
 
 
 def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, path: str) -> None:
     """Raise ConfigError where checkpoint ``path`` has taken more steps than the ``total`` that are planned now."""
     if step <= total:
         return
-    former = " ".join(f"train.{name}={_typed(value)}" for name, value in _changes(train, then).items())
+    # The settings as they were; where none of them has changed, the steps that were taken.
+    former = _overrides(_changes(train, then)) or f"train.max_steps={step}"
     raise ConfigError(
-        f"train.epochs={train.epochs} train.max_steps={_typed(train.max_steps)} plan {total:,} steps, but this "
-        f"training has already taken {step:,} ({path}), and steps cannot be undone",
-        hint=f"{former or f'train.max_steps={step}'} for the training as it is; run=<another name> for one of "
+        f"{_length(train)} plan {total:,} steps, but this training has already taken {step:,} ({path}), and steps "
+        "cannot be undone",
+        hint=f"{former} for the training as it is; run=<another name> for one of "
         f"{total:,} steps; or force=true to train this one again from the start",
     )
 
@@ -62,12 +66,12 @@ def check_average(train: TrainConfig, then: Mapping[str, Any], step: int, total:
     now, first = steps_before(average, total), steps_before(average, before)
     if now == first or step <= now:
         return
-    former = " ".join(f"train.{name}={_typed(value)}" for name, value in _changes(train, then).items())
     raise ConfigError(
-        f"train.epochs={train.epochs} train.max_steps={_typed(train.max_steps)} plan {total:,} steps with an average "
-        f"of the weights from step {now + 1:,} on, but this training was planned with {before:,} and has taken "
-        f"{step:,} ({path}): its average starts with step {first + 1:,}",
-        hint=f"{former} for the training as it was planned; run=<another name> for one of {total:,} steps; or "
+        f"{_length(train)} plan {total:,} steps with an average of the weights from step {now + 1:,} on, but this "
+        f"training was planned with {before:,} and has taken {step:,} ({path}): its average starts with step "
+        f"{first + 1:,}",
+        hint=f"{_overrides(_changes(train, then))} for the training as it was planned; run=<another name> for one of "
+        f"{total:,} steps; or "
         "force=true to train this one again from the start",
     )
 
@@ -83,10 +87,11 @@ def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: 
     """
     if before == total or not step or cycle is not None:
         return False
+    # The warm-up decides the first steps, whose factors the last one may no longer tell apart.
+    if warmup_steps(train, before) != warmup_steps(train, total):
+        return True
     last = step - 1
-    return warmup_steps(train, before) != warmup_steps(train, total) or lr_factor(train, last, before) != lr_factor(
-        train, last, total
-    )
+    return lr_factor(train, last, before) != lr_factor(train, last, total)
 
 
 def length_line(
@@ -99,8 +104,9 @@ def length_line(
     before = planned_before(train, then, rows)
     if before == total:
         return ""
-    now = {name: getattr(train, name) for name in LENGTH}
-    moved = [f"train.{name} was {_typed(old)}, is {_typed(now[name])}" for name, old in _changes(train, then).items()]
+    moved = []
+    for name, old in _changes(train, then).items():
+        moved.append(f"train.{name} was {_typed(old)}, is {_typed(getattr(train, name))}")
     line = f"{' and '.join(moved)}: training continues to step {total:,}; {before:,} were planned"
     average, warm, wanted = train.average, warmup_steps(train, before), warmup_steps(train, total)
     if cycle is None and step and warm != wanted:
@@ -112,7 +118,9 @@ def length_line(
         )
     if train.schedule == "constant" or cycle is not None:
         return line
-    last = lr_factor(train, step - 1, before) if step else 0.0
+    last = 0.0
+    if step:
+        last = lr_factor(train, step - 1, before)
     if step >= total:
         return f"{line}; the learning rates were {round(last, 3):g} of their peak in the last step, and fall no more"
     return (
@@ -128,8 +136,14 @@ def same_coding(checkpoint: CheckpointConfig, then: Mapping[str, Any]) -> bool:
 
 def coding_of(checkpoint: CheckpointConfig) -> str:
     """The coding of the last checkpoint as part of a file name; equal names mean equal codings."""
-    values = [getattr(checkpoint, name) for name in checkpoint.final_settings]
-    return "-".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    parts = []
+    for name in checkpoint.final_settings:
+        value = getattr(checkpoint, name)
+        # 1.0 and 1, which YAML tells apart, are one coding.
+        if isinstance(value, float):
+            value = f"{value:g}"
+        parts.append(str(value))
+    return "-".join(parts)
 
 
 def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str) -> None:
@@ -154,17 +168,26 @@ def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str
     )
 
 
-def _length(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in LENGTH if name in settings}
-
-
 def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: old for name, old in _length(then.get("train", {})).items() if old != getattr(train, name)}
+    changes, former = {}, then.get("train", {})
+    for name in LENGTH:
+        if name in former and former[name] != getattr(train, name):
+            changes[name] = former[name]
+    return changes
 
 
 def _former(then: Mapping[str, Any]) -> CheckpointConfig:
-    known = {name: value for name, value in then.get("checkpoint", {}).items() if name in asdict(CheckpointConfig())}
-    return CheckpointConfig(**known)
+    # A record of another release may have settings that are unknown here, and lack some, which get their defaults.
+    known = asdict(CheckpointConfig()).keys() & then.get("checkpoint", {}).keys()
+    return CheckpointConfig(**{name: then["checkpoint"][name] for name in known})
+
+
+def _length(train: TrainConfig) -> str:
+    return _overrides({name: getattr(train, name) for name in LENGTH})
+
+
+def _overrides(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"train.{name}={_typed(value)}" for name, value in settings.items())
 
 
 def _typed(value: Any) -> str:
@@ -189,33 +212,42 @@ def remapped_rows(
     if then is None and data.mapping_from is None:
         return {}
     former = {now: old for old, now in checkpoint.rename.items()}
+    sizes: dict[str, int] = {}
+    if then is not None:
+        schema = read(DatasetSchema, store, f"{then.path}/schema.json")
+        sizes = {column.name: column.rows for column in schema.id_columns}
     changed = {}
-    sizes = {} if then is None else _table_rows(store, then)
-    for name in (column for column in (*data.sparse, *data.event_tables) if _vocab(column) in dataset.files):
+    for name in (*data.sparse, *data.event_tables):
         old = former.get(name, name)
-        if then is not None and _vocab(old) in then.files:
+        if _vocab(name) not in dataset.files:
+            continue
+        if then is not None:
+            # Of another kind of mapping before, nothing is known of rows and ids.
+            if _vocab(old) not in then.files:
+                continue
             # The hash's seed is the feature's name.
             column = "hash" if old == name else "id"
-            ids = _by_row(store, then, old, column, sizes[old])
-            changed[name] = _differing(ids, _by_row(store, dataset, name, column))
-        elif then is None:
-            if data.mapping_from != before:
-                raise ArtifactError(
-                    f"checkpoint.init_from={checkpoint.init_from} was trained on dataset {before}, which no "
-                    f"longer exists: the rows of table {name!r} whose ids changed are unknown",
-                    hint="checkpoint.init_from=null, or a checkpoint of the day before",
-                )
-            changed[name] = _freed(store, dataset, name)
-    return {name: rows for name, rows in changed.items() if len(rows)}
+            ids, now = _by_row(store, then, old, column, sizes[old]), _by_row(store, dataset, name, column)
+            # Rows with another id, or none. Those beyond the end of ``ids`` were never trained.
+            size = min(len(ids), len(now))
+            rows = np.concatenate([np.flatnonzero(ids[:size] != now[:size]), np.arange(size, len(ids))])
+        elif data.mapping_from == before:
+            # The new dataset went on with the mapping of the old one, and lists the rows that it freed.
+            with store.open(f"{dataset.path}/freed/{name}.parquet") as source:
+                rows = np.unique(pq.read_table(source, columns=["row"])["row"].to_numpy())
+        else:
+            raise ArtifactError(
+                f"checkpoint.init_from={checkpoint.init_from} was trained on dataset {before}, which no "
+                f"longer exists: the rows of table {name!r} whose ids changed are unknown",
+                hint="checkpoint.init_from=null, or a checkpoint of the day before",
+            )
+        if len(rows):
+            changed[name] = rows.astype(np.int64)
+    return changed
 
 
 def _vocab(feature: str) -> str:
     return f"vocab/{feature}.parquet"
-
-
-def _table_rows(store: Store, dataset: Artifact) -> dict[str, int]:
-    schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    return {column.name: column.rows for column in schema.id_columns}
 
 
 def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: int = 0) -> np.ndarray:
@@ -224,19 +256,8 @@ def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: in
         table = pq.read_table(source, columns=["row", column])
     rows, values = table["row"].to_numpy(), table[column].to_numpy()
     size = max(size, int(rows.max(initial=-1)) + 1)
-    by_row = np.zeros(size, np.uint64) if column == "hash" else np.full(size, None, object)
+    by_row: np.ndarray = np.zeros(size, np.uint64)
+    if column == "id":
+        by_row = np.full(size, None, object)
     by_row[rows] = values
     return by_row
-
-
-def _differing(then: np.ndarray, now: np.ndarray) -> np.ndarray:
-    # Rows of then with another value, or none, in now; rows beyond the end of then were never trained.
-    size = min(len(then), len(now))
-    gone = np.arange(size, len(then))
-    return np.concatenate([np.flatnonzero(then[:size] != now[:size]), gone]).astype(np.int64)
-
-
-def _freed(store: Store, dataset: Artifact, feature: str) -> np.ndarray:
-    # The rows of feature that dataset lists as freed when it continued the mapping of the one before.
-    with store.open(f"{dataset.path}/freed/{feature}.parquet") as source:
-        return np.unique(pq.read_table(source, columns=["row"])["row"].to_numpy()).astype(np.int64)

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from pipeline.config.train import TrainConfig, fitting_lanes
+from pipeline.records.dataset import UNSEEN_ROW
 from pipeline.store.manifest import Artifact
 from pipeline.training.parquet import RowGroup
 
@@ -39,6 +40,7 @@ class Order:
 
     ``key``: ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
     ``lanes``: of a dataset that has row groups for that many. Without ``shuffle`` a lane has its rows in their order.
+    ``group_by``: the feature whose ids keep rows together when a window is shuffled; None: each row for itself.
     ``world_size``: the ranks with a share, the first ones; ``without``: those behind them that have none, on embedding
     hosts.
     """
@@ -49,6 +51,7 @@ class Order:
     shuffle: bool = True
     window_groups: int = 8
     lanes: int = 1
+    group_by: str | None = None
     rank: int = 0
     world_size: int = 1
     without: int = 0
@@ -62,11 +65,6 @@ class Order:
     def has_share(self) -> bool:
         """Whether this rank has rows of global batches."""
         return self.rank < self.world_size
-
-    @property
-    def all_ranks(self) -> int:
-        """Ranks with a share and without."""
-        return self.world_size + self.without
 
     def steps_per_epoch(self, rows: int) -> int:
         """Return the global batches of an epoch of ``rows`` rows, the last of which may be short."""
@@ -141,10 +139,9 @@ class BatchSampler:
         """
         size = -(-self.order.global_batch // world)
         first, end = rank * size, min((rank + 1) * size, self.order.global_batch)
-        found = []
+        begin, found = batch * self.quota, []
         for lane in range(first // self.quota, -(-end // self.quota)):
-            begin, filled = batch * self.quota, self._filled(batch, lane)
-            low, high = max(first - lane * self.quota, 0), min(end - lane * self.quota, filled)
+            low, high = max(first - lane * self.quota, 0), min(end - lane * self.quota, self._filled(batch, lane))
             if low < high:
                 found.append(Take(lane, begin + low, begin + high))
         return found
@@ -155,6 +152,7 @@ class BatchSampler:
 
     def first(self, batch: int) -> Take:
         """The first row of a global batch."""
+        # The short batch may have fewer rows than there are lanes.
         lane = next(lane for lane in range(self.lanes) if self._filled(batch, lane))
         return Take(lane, batch * self.quota, batch * self.quota + 1)
 
@@ -176,9 +174,11 @@ class BatchSampler:
         """The order of the rows of a window."""
         if not self.order.shuffle:
             return np.arange(window.rows)
+        numbers = [window.epoch, window.number]
         # Lane 0 is as in an order of one lane.
-        lane = [window.lane] if window.lane else []
-        return self.order.generator(window.epoch, window.number, *lane).permutation(window.rows)
+        if window.lane:
+            numbers.append(window.lane)
+        return self.order.generator(*numbers).permutation(window.rows)
 
     def _filled(self, batch: int, lane: int) -> int:
         # Rows of lane in a global batch; the last, short one has equally many of all lanes, but for one.
@@ -190,6 +190,7 @@ class BatchSampler:
         return self._full * self.quota * lane + self._short * lane // self.lanes
 
     def _lay(self, epoch: int) -> tuple[list[RowGroup], np.ndarray]:
+        # The groups of an epoch end to end, with the place where each ends among the epoch's rows.
         groups = self._groups
         if self.order.shuffle:
             groups = [groups[i] for i in self.order.generator(epoch).permutation(len(groups))]
@@ -200,11 +201,28 @@ class BatchSampler:
         at, stop = self._begin(lane), self._begin(lane + 1)
         number, parts = int(np.searchsorted(ends, at, side="right")), []
         while at < stop:
+            # A group on the border of two lanes is a part of both.
             group, end = groups[number], int(ends[number])
             begin = end - group.rows
             parts.append(RowRange(group, at - begin, min(end, stop) - begin))
             at, number = end, number + 1
         return parts
+
+
+def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return ``order`` with rows of one group behind each other, where its first row is in ``order``.
+
+    Args:
+        order: A permutation of the rows of a window, [n].
+        ids: The group of each row of the window, int [n]; a row whose id is at most ``UNSEEN_ROW`` has none.
+    """
+    ordered = ids[order]
+    _, first, group = np.unique(ordered, return_index=True, return_inverse=True)
+    place = first[group]
+    # Rare ids share a row of their table, and rows without an id have one, too: they are no group.
+    alone = np.flatnonzero(ordered <= UNSEEN_ROW)
+    place[alone] = alone
+    return order[np.argsort(place, kind="stable")]
 
 
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
@@ -215,5 +233,9 @@ def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
     """
     lanes = fitting_lanes(train.dealt_lanes, train.batch, groups)
     size, quota = -(-train.batch // world_size), train.batch // lanes
-    starts = range(0, train.batch, size)
-    return max(-(-min(start + size, train.batch) // quota) - start // quota for start in starts) / lanes
+    most = 0
+    for start in range(0, train.batch, size):
+        end = min(start + size, train.batch)
+        # From the lane of its first row to that of its last one.
+        most = max(most, -(-end // quota) - start // quota)
+    return most / lanes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -39,36 +41,36 @@ def encode_in_parts(
         vectors: Tensor = vector(columns, rows, candidates, samples)
         return vectors
     parts = split_samples(torch.bincount(rows, minlength=samples).cpu().numpy(), most)
-    counts, events = [part[0] for part in parts], [part[1] for part in parts]
+    counts, events = map(list, zip(*parts, strict=True))
     # One split, not slices: the gradients of its parts are joined once.
     by_column = [column.split(events) for column in columns]
-    by_candidate = [[None] * len(parts) if each is None else each.split(counts) for each in candidates]
-    firsts = np.cumsum([0, *counts])
+    by_candidate: list[Sequence[Tensor | None]] = []
+    for candidate in candidates:
+        by_candidate.append([None] * len(parts) if candidate is None else candidate.split(counts))
+    # Samples are numbered within their part.
+    firsts = accumulate(counts, initial=0)
+    compute = vector
+    if torch.is_grad_enabled():
+        # Activations are computed again in the backward pass, from the same random state.
+        compute = partial(checkpoint, vector, use_reentrant=False)  # type: ignore[assignment]
     found = []
-    for number, (own, first) in enumerate(zip(rows.split(events), firsts[:-1].tolist(), strict=True)):
-        given = ([each[number] for each in by_column], own - first, [each[number] for each in by_candidate])
-        found.append(_again(vector, *given, counts[number]))
+    for number, (own, first, count) in enumerate(zip(rows.split(events), firsts, counts, strict=False)):
+        own_columns = [each[number] for each in by_column]
+        own_candidates = [each[number] for each in by_candidate]
+        found.append(compute(own_columns, own - first, own_candidates, count))
     return torch.cat(found)
 
 
 def split_samples(lengths: np.ndarray, most: int) -> list[Part]:
     """Consecutive samples of these ``lengths``, at most ``most`` events in all and at least one sample a part."""
-    ends, parts, start = np.cumsum(lengths), list[Part](), 0
+    ends, parts, start, before = np.cumsum(lengths), list[Part](), 0, 0
     while start < len(lengths):
-        before = int(ends[start - 1]) if start else 0
+        # A sample with more events than that is a part of its own: a block takes all events of a sample.
         stop = max(int(np.searchsorted(ends, before + most, side="right")), start + 1)
-        parts.append((stop - start, int(ends[stop - 1]) - before))
-        start = stop
+        end = int(ends[stop - 1])
+        parts.append((stop - start, end - before))
+        start, before = stop, end
     return parts
-
-
-def _again(
-    vector: nn.Module, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
-) -> Tensor:
-    # The vectors of a part, with activations that the backward pass computes again, from the same random state.
-    if not torch.is_grad_enabled():
-        return vector(columns, rows, candidates, samples)  # type: ignore[no-any-return]
-    return checkpoint(vector, columns, rows, candidates, samples, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -91,39 +93,43 @@ class SequenceEncoders(nn.Module):
     ) -> None:
         super().__init__()
         self._lookups, self.vectors, self._most = lookups, vectors, most
-        self._columns = {each.name: [column.name for column in each.columns] for each in schema.sequences}
-        self._candidates = {each.name: [column.table or None for column in each.columns] for each in schema.sequences}
+        self._columns: dict[str, list[str]] = {}
+        # By column of events the sample's own feature of the same table, with which the block compares them.
+        self._candidates: dict[str, list[str | None]] = {}
+        for sequence in schema.sequences:
+            self._columns[sequence.name] = [column.name for column in sequence.columns]
+            self._candidates[sequence.name] = [column.table or None for column in sequence.columns]
 
     def of(self, schema: DatasetSchema) -> SequenceEncoders | None:
         """The part of ``schema``, which has some of the sequences; the modules are the same ones. None: it has none."""
         lookups = event_lookups(schema)
-        return None if lookups is None else SequenceEncoders(schema, lookups, self.vectors, self._most)
+        if lookups is None:
+            return None
+        return SequenceEncoders(schema, lookups, self.vectors, self._most)
 
     def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> LookedUpEmbeddings:
         """The embeddings that the lookup of ``Batch.lookups`` gave, by what they are of."""
-        counts = dict(zip(self._columns, (len(each) for each in events), strict=True))
+        counts = dict(zip(self._columns, map(len, events), strict=True))
         tables, start = looked_up.to_dict(), 0
         pooled: dict[str, Tensor] = {}
         single: dict[str, Tensor] = {}
         for segment in self._lookups.segments:
             stop = start + counts.get(segment.sequence, samples)
             into = single if segment.sequence else pooled
-            into |= {name: tables[table][start:stop] for table, name in segment.columns.items()}
+            for table, name in segment.columns.items():
+                into[name] = tables[table][start:stop]
             start = stop
         return LookedUpEmbeddings(samples, pooled, single)
 
     def forward(self, taken: LookedUpEmbeddings, events: Sequence[Tensor]) -> Tensor:
-        vectors = [
-            encode_in_parts(
-                self.vectors[name],
-                self._most,
-                [taken.events[column] for column in columns],
-                rows,
-                [None if each is None else taken.pooled[each] for each in self._candidates[name]],
-                taken.samples,
-            )
-            for (name, columns), rows in zip(self._columns.items(), events, strict=True)
-        ]
+        vectors = []
+        for (name, columns), rows in zip(self._columns.items(), events, strict=True):
+            values = [taken.events[column] for column in columns]
+            candidates: list[Tensor | None] = []
+            for each in self._candidates[name]:
+                candidates.append(None if each is None else taken.pooled[each])
+            vector = self.vectors[name]
+            vectors.append(encode_in_parts(vector, self._most, values, rows, candidates, taken.samples))
         return torch.stack(vectors, dim=1)
 
 

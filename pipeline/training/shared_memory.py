@@ -60,6 +60,7 @@ class SharedMemory:
 
     def __init__(self, memory: mmap.mmap, pids: list[int], group: dist.ProcessGroup | None = None) -> None:
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        # All ranks are called by either name.
         self._groups = (group,) if group is not None else (None, dist.group.WORLD)
         self._map, self._pids, self._group = memory, pids, group
         self.counted: Callable[[Sequence[int], dist.ProcessGroup | None], None] | None = None
@@ -142,7 +143,10 @@ class SharedMemory:
         result = values.new_empty(batches[self._rank], sum(widths), dtype=self.dtype or values.dtype)
         turn = self._put(parts, result.dtype)
         for source, columns in enumerate(result.split(widths, dim=1)):
-            columns.copy_(parts[source] if source == self._rank else self._part(turn, source, columns, columns.dtype))
+            part = parts[source]
+            if source != self._rank:
+                part = self._part(turn, source, columns, columns.dtype)
+            columns.copy_(part)
         return result
 
     def pooled_back(self, grad: Tensor, batches: list[int], widths: list[int], by: int, dtype: torch.dtype) -> Tensor:
@@ -151,7 +155,9 @@ class SharedMemory:
         turn = self._put(parts, grad.dtype)
         result = grad.new_empty(sum(batches), widths[self._rank], dtype=dtype)
         for source, rows in enumerate(result.split(batches)):
-            part = parts[source] if source == self._rank else self._part(turn, source, rows, grad.dtype)
+            part = parts[source]
+            if source != self._rank:
+                part = self._part(turn, source, rows, grad.dtype)
             if part.dtype == dtype:
                 torch.div(part, by, out=rows)
             else:
@@ -161,6 +167,7 @@ class SharedMemory:
     def _put(self, parts: Sequence[Tensor], dtype: torch.dtype) -> int:
         # Write the parts for the other ranks into this one's slot, and meet them; returns the slots' number.
         self._calls += 1
+        # One of two slots: some rank may still read what the call before has left in the other one.
         turn, at = self._calls % 2, 0
         sizes = [part.numel() * dtype.itemsize for part in parts]
         if self.counted is not None:
@@ -188,12 +195,13 @@ class SharedMemory:
             slot, given = self._slots[turn, self._rank], _bytes(values)
             slot[: own.start] = given[: own.start]
             slot[own.stop : values.nbytes] = given[own.stop :]
-        self._meet(turn, sizes, fits=fits)
+        self._meet(turn, sizes if fits else [-1] * self._world)
         return turn
 
-    def _meet(self, turn: int, sizes: list[int], *, fits: bool = True) -> None:
-        # Tell the others how many bytes there are for each of them, and wait until every rank has made this call.
-        self._sizes[turn, self._rank] = sizes if fits else -1
+    def _meet(self, turn: int, sizes: list[int]) -> None:
+        # Tell the others how many bytes there are for each of them, and wait until every rank has made this call. The
+        # mark comes last: who sees it may read what was written before it.
+        self._sizes[turn, self._rank] = sizes
         self._arrived[self._rank] = self._calls
         self._wait()
 
@@ -234,7 +242,7 @@ class SharedMemory:
         def part_bytes(values: Tensor, rows: list[int] | None) -> list[int]:
             if not rows:
                 return [values.nbytes // self._world] * self._world
-            row = values.nbytes // values.shape[0] if values.shape[0] else 0
+            row = values.nbytes // max(1, values.shape[0])
             return [row * count for count in rows]
 
         def all_to_all(
@@ -290,7 +298,6 @@ class _Pooled(torch.autograd.Function):
 
 class _Done:
     def wait(self, timeout: Any = None) -> bool:
-        """True."""
         return True
 
 
@@ -313,13 +320,15 @@ def share_memory(
 
     That is where there is one rank, on CUDA, on several machines, and where a rank cannot map the memory.
     """
-    able, world = one_machine and device.type == "cpu" and platform.machine() in ("x86_64", "AMD64"), 1
-    if able:
-        world = dist.get_world_size(group)
-    if world == 1 or not hasattr(os, "memfd_create"):
+    # Other processors may show the writes of a rank in another order than that in which it made them.
+    able = one_machine and device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
+    if not able or dist.get_world_size(group) == 1 or not hasattr(os, "memfd_create"):
         return None
+    world = dist.get_world_size(group)
     memory, pids = _mapped(_head(world) + 2 * world * SLOT, group)
-    return SharedMemory(memory, pids, group) if memory is not None else None
+    if memory is None:
+        return None
+    return SharedMemory(memory, pids, group)
 
 
 def _head(world: int) -> int:
@@ -357,9 +366,13 @@ def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | Non
             opened = None
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, (os.getpid(), opened is not None), group=group)
+    # All have opened it by now, or never will.
     if handle >= 0:
         os.close(handle)
-    return opened if all(able for _, able in everyone) else None, [pid for pid, _ in everyone]
+    pids, able = zip(*everyone, strict=True)
+    if not all(able):
+        opened = None
+    return opened, list(pids)
 
 
 def _bytes(values: Tensor) -> Tensor:
@@ -391,7 +404,8 @@ class DenseReduction:
         module.register_comm_hook(None, lambda _, bucket: self._take(bucket))
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's hook: the bucket as it is; its memory is that of the gradients.
+        # DDP's hook: the bucket as it is; its memory is that of the gradients. Divided before they are added up, as DDP
+        # does, which keeps sums in range.
         values = bucket.buffer()
         self._buckets.append(values.div_(self._world))
         if bucket.is_last():
@@ -405,6 +419,7 @@ class DenseReduction:
         if self._posted:
             self._memory.take_sums(self._buckets)
         else:
+            # They do not fit a slot. All ranks have the same parameters, so none of them has posted.
             for values in self._buckets:
                 dist.all_reduce(values)
         self._buckets, self._posted = [], False

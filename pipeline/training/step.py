@@ -111,7 +111,9 @@ class StepExecutor:
         if self.alone:
             pipeline = TrainPipelineBase
         # Embedding hosts hold the tables in host memory, whatever the workers' dense part runs on.
-        input_device = torch.device("cpu") if self.dense_part.workers is not None else device
+        input_device = device
+        if self.dense_part.workers is not None:
+            input_device = torch.device("cpu")
         self._pipeline: Any
         if self._towers is not None:
             ahead = pipeline is not TrainPipelineBase
@@ -164,13 +166,16 @@ class StepExecutor:
         Raises:
             StopIteration: There is no batch left.
         """
+        # 1. What the step depends on besides its batch. Threads that fetch rows from SSD cannot raise their errors by
+        # themselves; learning rates and dropout are functions of the step's number, so a resumed run has them alike.
         if self.row_store is not None:
             self.row_store.check()
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         seed_step(self.seed, self.steps)
-        # TorchRec's pipeline, which takes the next batch: zero_grad, forward, backward, in which the tables learn, and
-        # `Optimizers.step` for all else.
+
+        # 2. TorchRec's pipeline, which takes the next batch: zero_grad, forward, backward, in which the tables learn,
+        # and `Optimizers.step` for all else.
         output: Output
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
@@ -180,6 +185,8 @@ class StepExecutor:
             # DDP reduces gradients where ``counting`` does not reach.
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
+
+        # 3. The step counts once all of it is done: whoever reads ``steps`` sees weights of so many steps.
         self.clock.end()
         self.steps += 1
         return output
@@ -200,13 +207,20 @@ class StepExecutor:
     @property
     def tower_features(self) -> dict[str, list[str]]:
         """The features of every tower module that learns, by what its parameters' names start with."""
-        return self._towers.module_features(TOWERS) if self._towers is not None else {}
+        if self._towers is None:
+            return {}
+        return self._towers.module_features(TOWERS)
 
     @property
     def feature_order(self) -> dict[str, list[str]]:
-        """The features by group of ``data``, in the order in which the model takes them."""
-        inputs = self.dense_part.inputs
-        return {"dense": [] if inputs is None else list(inputs.dense), "sparse": list(self.dense_part.tables)}
+        """The features by group of ``data``, in the order in which the model takes them.
+
+        Checkpoints record it: layers tell features apart by their places, so a warm start refuses another order.
+        """
+        dense: list[str] = []
+        if self.dense_part.inputs is not None:
+            dense = list(self.dense_part.inputs.dense)
+        return {"dense": dense, "sparse": list(self.dense_part.tables)}
 
     def gather(self) -> None:
         """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
@@ -226,6 +240,7 @@ class StepExecutor:
         The pipeline must be empty: see ``must_drain``.
         """
         average = self.published_average
+        # The pipeline has put its own forward of sharded modules in place, which waits for ids that were sent ahead.
         if self.must_drain:
             self._pipeline.detach()
         if average is not None:
@@ -267,8 +282,12 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
         "sparse_dist": TrainPipelineSparseDist,
         "prefetch": PrefetchTrainPipelineSparseDist,
     }
-    if name == "prefetch" and (towers or not plan.tables_on("hbm_cached")):
-        reason = "towers exchange their ids by themselves" if towers else "no table is on tier hbm_cached"
+    reason = ""
+    if towers:
+        reason = "towers exchange their ids by themselves"
+    elif not plan.tables_on("hbm_cached"):
+        reason = "no table is on tier hbm_cached"
+    if name == "prefetch" and reason:
         raise ConfigError(f"train.pipeline is prefetch, but {reason}", hint="train.pipeline=sparse_dist")
     return pipelines[name]
 
@@ -280,17 +299,25 @@ def _reductions(
     if not workers.here:
         return []
     ranks, towers = list(workers.ranks), sharded.towers
-    shared_bytes = sum(parameter.nbytes for parameter in dense.values())
-    reductions = []
+    # The parameters of towers' modules are reduced among the ranks that train the tower, all others among the workers.
+    unshared: set[int] = set()
+    table_ranks, tower_bytes = ranks, 0
     if towers is not None:
-        in_towers = {id(parameter) for parameter in towers.unshared_parameters()}
-        shared_bytes = sum(parameter.nbytes for parameter in dense.values() if id(parameter) not in in_towers)
+        unshared.update(map(id, towers.unshared_parameters()))
+        table_ranks = list(towers.groups.tower_ranks)
         tower_bytes = sum(parameter.nbytes for parameter in towers.own_parameters())
-        reductions.append((tower_bytes, list(towers.groups.tower_ranks), True))
+    shared_bytes = sum(parameter.nbytes for parameter in dense.values() if id(parameter) not in unshared)
     table_bytes = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
-    table_ranks = ranks if towers is None else list(towers.groups.tower_ranks)
-    reductions = [(shared_bytes, ranks, True), *reductions, (table_bytes, table_ranks, False)]
-    return [each for each in reductions if each[0] and len(each[1]) > 1]
+
+    reductions = []
+    for size, among, is_dense in (
+        (shared_bytes, ranks, True),
+        (tower_bytes, table_ranks, True),
+        (table_bytes, table_ranks, False),
+    ):
+        if size and len(among) > 1:
+            reductions.append((size, among, is_dense))
+    return reductions
 
 
 class TowerPipeline:
@@ -319,7 +346,9 @@ class TowerPipeline:
             self._next = batch, self.wait_sparse_data_dist(sent)
         batch, ids = self._next
         received = self.wait_sparse_data_dist(ids)
-        coming = next(batches, None) if self._ahead else None
+        coming = None
+        if self._ahead:
+            coming = next(batches, None)
         self._next = None
         if coming is not None:
             coming, sent = self.start_sparse_data_dist(coming)
@@ -329,6 +358,7 @@ class TowerPipeline:
         if coming is not None:
             self._next = coming, self.wait_sparse_data_dist(sent)
         loss.backward()
+        # Before the optimizers: DDP leaves out towers' modules, whose gradients only the ranks of a tower share.
         self._towers.reduce_gradients()
         self._optimizers.step()
         return output
@@ -365,7 +395,7 @@ def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> 
 
 
 def _broadcast(value: Any, source: int, device: torch.device) -> Any:
-    # A tensor is filled in place; other values are whole numbers.
+    # A tensor is filled in place; other values are whole numbers, such as the count of an average.
     if not isinstance(value, Tensor):
         return int(_broadcast(torch.tensor(value), source, device))
     # Adagrad counts its steps on the CPU, where NCCL does not reach.

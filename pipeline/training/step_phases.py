@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -61,8 +62,15 @@ class PhaseClock:
 
     def enter(self, phase: str) -> None:
         """Start ``phase`` of the step."""
-        if self.sampling:
-            self._marks.append((phase, self._now()))
+        if not self.sampling:
+            return
+        if not self._cuda:
+            self._marks.append((phase, self._host_now()))
+            return
+        # Read in ``collect``: to wait for the stream here would change the step that is timed.
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((phase, event))
 
     def end(self) -> None:
         """End the step."""
@@ -77,9 +85,14 @@ class PhaseClock:
         """Turn the marks of finished steps into samples; on CUDA this waits for the stream to have passed them."""
         for marks in self._finished:
             spent = dict.fromkeys(PHASES, 0.0)
-            for (phase, start), (_, stop) in zip(marks, marks[1:], strict=False):
-                if phase != WAITING:
-                    spent[phase] += self._ms(start, stop)
+            for (phase, start), (_, stop) in pairwise(marks):
+                if phase == WAITING:
+                    continue
+                if self._cuda:
+                    stop.synchronize()
+                    spent[phase] += float(start.elapsed_time(stop))
+                else:
+                    spent[phase] += 1000.0 * (stop - start)
             self._samples.append(spent)
         self._finished = []
 
@@ -90,13 +103,19 @@ class PhaseClock:
         """
         self.collect()
         ordered = sorted(self._samples, key=lambda sample: sum(sample.values()))
-        middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
-        return {phase: statistics.fmean(sample[phase] for sample in middle) for phase in PHASES} if middle else {}
+        quarter = len(ordered) // 4
+        middle = ordered[quarter : len(ordered) - quarter]
+        if not middle:
+            return {}
+        return {phase: statistics.fmean(sample[phase] for sample in middle) for phase in PHASES}
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
         """The body is in ``phase``; afterwards the former phase goes on."""
-        before = self._marks[-1][0] if self.sampling else ""
+        # The pipeline exchanges the next batch's ids in the middle of other phases, so there is one to go back to.
+        before = ""
+        if self.sampling:
+            before = self._marks[-1][0]
         self.enter(phase)
         try:
             yield
@@ -106,24 +125,12 @@ class PhaseClock:
     def between(self, batches: Iterator[T]) -> Iterator[T]:
         """``batches``; the wait for them is in no phase."""
         while True:
+            # With a default: a StopIteration within a generator becomes a RuntimeError (PEP 479).
             with self.within(WAITING):
                 batch = next(batches, None)
             if batch is None:
                 return
             yield batch
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return self._host_now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _ms(self, start: Any, stop: Any) -> float:
-        if not self._cuda:
-            return 1000.0 * (stop - start)
-        stop.synchronize()
-        return float(start.elapsed_time(stop))
 
 
 def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Module, optimizers: Any) -> None:
@@ -131,13 +138,26 @@ def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Mod
 
     ``pooled``: the module that first uses the collection's output.
     """
+
+    def after_lookup(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> None:
+        clock.enter("output_exchange")
+        # Of the backward pass too: the node of the lookup runs when its gradient has arrived, and applies it.
+        if clock.sampling and output.grad_fn is not None:
+            output.grad_fn.register_prehook(lambda *_: clock.enter("update"))
+            output.grad_fn.register_hook(lambda *_: clock.enter("gradient_exchange"))
+
+    def after_pooling(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> None:
+        clock.enter("dense")
+        if clock.sampling and output.requires_grad:
+            output.register_hook(lambda _gradient: clock.enter("gradient_exchange"))
+
     for collection in sharded_collections(dmp).values():
         collection.register_forward_pre_hook(lambda *_: clock.enter("input_exchange"))
         collection.register_forward_hook(lambda *_: clock.enter("output_exchange"))
-    for module in looked_up(dmp):
-        module.register_forward_pre_hook(lambda *_: clock.enter("lookup"), prepend=True)
-        module.register_forward_hook(lambda _module, _args, output: _after_lookup(clock, output))
-    pooled.register_forward_hook(lambda _module, _args, output: _after_pooling(clock, output))
+    for kernel in looked_up(dmp):
+        kernel.register_forward_pre_hook(lambda *_: clock.enter("lookup"), prepend=True)
+        kernel.register_forward_hook(after_lookup)
+    pooled.register_forward_hook(after_pooling)
     for optimizer, phase in ((optimizers.dense, "dense"), (optimizers.replicas, "update")):
         if optimizer is not None:
             optimizer.register_step_pre_hook(lambda *_, phase=phase: clock.enter(phase))
@@ -146,30 +166,17 @@ def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Mod
 
 def watch_pipeline(clock: PhaseClock, pipeline: Any) -> None:
     """Count the pipeline's own parts of the next batch's input exchange, where it has such parts."""
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with clock.within("input_exchange"):
+                return function(*args, **kwargs)
+
+        return call
+
     for name in ("start_sparse_data_dist", "wait_sparse_data_dist"):
         if hasattr(pipeline, name):
-            setattr(pipeline, name, _counted(clock, getattr(pipeline, name)))
-
-
-def _counted(clock: PhaseClock, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with clock.within("input_exchange"):
-            return function(*args, **kwargs)
-
-    return call
-
-
-def _after_lookup(clock: PhaseClock, output: torch.Tensor) -> None:
-    clock.enter("output_exchange")
-    if clock.sampling and output.grad_fn is not None:
-        output.grad_fn.register_prehook(lambda *_: clock.enter("update"))
-        output.grad_fn.register_hook(lambda *_: clock.enter("gradient_exchange"))
-
-
-def _after_pooling(clock: PhaseClock, output: torch.Tensor) -> None:
-    clock.enter("dense")
-    if clock.sampling and output.requires_grad:
-        output.register_hook(lambda _gradient: clock.enter("gradient_exchange"))
+            setattr(pipeline, name, counted(getattr(pipeline, name)))
 
 
 def compare_with_plan(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device: torch.device) -> dict[str, Any]:
@@ -184,17 +191,20 @@ def compare_with_plan(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device
     step, peak = largest(most).tolist()
     means = (add_up(spent) / dist.get_world_size()).tolist()
     figures: dict[str, Any] = {"memory": _comparison("bytes", predicted_bytes(plan), int(peak))}
-    if measured:
-        predicted = predicted_phases(plan)
-        figures["phases"] = {p: _comparison("ms", predicted.get(p), ms) for p, ms in zip(PHASES, means, strict=True)}
-        # Without phases the plan predicts the step of the embedding part alone, which was not measured.
-        figures["step"] = _comparison("ms", plan.predicted_step_ms if predicted else None, step)
+    if not measured:
+        return figures
+    figures["phases"] = {}
+    for phase, ms in zip(PHASES, means, strict=True):
+        predicted = None
+        if plan.phases:
+            predicted = sum(rank.get(phase, 0.0) for rank in plan.phases) / len(plan.phases)
+        figures["phases"][phase] = _comparison("ms", predicted, ms)
+    # Without phases the plan predicts the step of the embedding part alone, which was not measured.
+    predicted_step = None
+    if plan.phases:
+        predicted_step = plan.predicted_step_ms
+    figures["step"] = _comparison("ms", predicted_step, step)
     return figures
-
-
-def predicted_phases(plan: Plan) -> dict[str, float]:
-    """Predicted ms by phase, mean over ranks; empty where the plan has none."""
-    return {p: sum(rank.get(p, 0.0) for rank in plan.phases) / len(plan.phases) for p in PHASES if plan.phases}
 
 
 def predicted_bytes(plan: Plan) -> int | None:
@@ -203,5 +213,8 @@ def predicted_bytes(plan: Plan) -> int | None:
 
 
 def _comparison(unit: str, predicted: float | None, measured: float) -> dict[str, float]:
-    known = {} if predicted is None else {f"predicted_{unit}": predicted}
-    return {**known, f"measured_{unit}": measured}
+    figures: dict[str, float] = {}
+    if predicted is not None:
+        figures[f"predicted_{unit}"] = predicted
+    figures[f"measured_{unit}"] = measured
+    return figures

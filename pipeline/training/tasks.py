@@ -29,9 +29,12 @@ class TaskLoss:
     @classmethod
     def of(cls, schema: DatasetSchema, train: TrainConfig) -> TaskLoss:
         """The loss of the main task and of those of ``schema``."""
-        kinds = (next(iter(LABEL_KINDS)), *(LABEL_KINDS.get(task.kind) for task in schema.tasks))
-        names = (MAIN_TASK, *(task.name for task in schema.tasks))
-        return cls(kinds, tuple(train.task_weight(name) for name in names), train.label_smoothing)
+        # The main task is of clicks, the first kind.
+        kinds, weights = [next(iter(LABEL_KINDS))], [train.task_weight(MAIN_TASK)]
+        for task in schema.tasks:
+            kinds.append(LABEL_KINDS.get(task.kind))
+            weights.append(train.task_weight(task.name))
+        return cls(tuple(kinds), tuple(weights), train.label_smoothing)
 
     def __call__(
         self,
@@ -45,21 +48,25 @@ class TaskLoss:
 
         ``offset`` [b]: added to the main task's logits. ``others`` [b]: factors of the other tasks' weights.
         """
-        columns = list(logits.unbind(1))
-        if offset is not None:
-            columns[0] = columns[0] + offset
-        counts = [weights, *[weights if others is None else weights * others] * (len(columns) - 1)]
-        parts = zip(self.kinds, self.weights, columns, labels.unbind(1), counts, strict=True)
-        return torch.stack([factor * self._one(kind, x, y, w) for kind, factor, x, y, w in parts]).sum()
-
-    def _one(self, kind: LabelKind, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        present = ~torch.isnan(labels)
-        known = torch.where(present, labels, 0.0)
-        if self.smoothing and kind.classes:
-            known = known.lerp(torch.full_like(known, 0.5), self.smoothing)
-        # Where the label is missing the logit is too: 0 times a loss that overflows would not be 0.
-        losses = kind.loss(torch.where(present, logits, 0.0), known)
-        return (losses * (weights * present)).sum()
+        other_weights, losses = weights, []
+        if others is not None:
+            other_weights = weights * others
+        columns = zip(self.kinds, self.weights, logits.unbind(1), labels.unbind(1), strict=True)
+        for number, (kind, factor, task_logits, task_labels) in enumerate(columns):
+            # Where rows without a click were left out, the main task makes up for it by its logit, others by weights.
+            counts = other_weights
+            if number == 0:
+                counts = weights
+                if offset is not None:
+                    task_logits = task_logits + offset
+            present = ~torch.isnan(task_labels)
+            known = torch.where(present, task_labels, 0.0)
+            if self.smoothing and kind.classes:
+                known = known.lerp(torch.full_like(known, 0.5), self.smoothing)
+            # Where the label is missing the logit is too: 0 times a loss that overflows would not be 0.
+            of_rows = kind.loss(torch.where(present, task_logits, 0.0), known)
+            losses.append(factor * (of_rows * (counts * present)).sum())
+        return torch.stack(losses).sum()
 
 
 def join_labels(labels: Tensor, extra: Tensor, tasks: int) -> Tensor:
@@ -98,7 +105,9 @@ def task_figures(tasks: Sequence[TaskColumn], sums: Sequence[TaskSums]) -> dict[
     """By task its figure, ``ne`` or ``rmse``, and its mean ``loss``; None where it is not defined."""
     figures = {}
     for task, each in zip(tasks, sums, strict=True):
-        kind = LABEL_KINDS.get(task.kind)
-        mean = each.loss / each.weight if each.weight else None
+        kind, mean = LABEL_KINDS.get(task.kind), None
+        # A window may have no label of a task at all.
+        if each.weight:
+            mean = each.loss / each.weight
         figures[task.name] = {kind.title.lower(): kind.progress(each), "loss": mean}
     return figures

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import chain
+from operator import add
 
 import torch
 from torch import Tensor
@@ -41,7 +44,7 @@ class Sums:
         return self.unweighted or self.rows
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Sums(*map(add, astuple(self), astuple(other)))
 
     @property
     def mean_loss(self) -> float:
@@ -97,7 +100,8 @@ class MetricAccumulator:
         """Figures of the further tasks over the window, by task."""
         totals = [TaskSums()] * len(self._tasks)
         for interval in self._window:
-            totals = [total.plus(each) for total, each in zip(totals, interval.tasks, strict=True)]
+            for number, sums in enumerate(interval.tasks):
+                totals[number] = totals[number].plus(sums)
         return task_figures(self._tasks, totals)
 
     @property
@@ -107,11 +111,22 @@ class MetricAccumulator:
 
     def state(self) -> list[list[float]]:
         """The window as plain data, for a checkpoint; ``load`` takes it back."""
-        return [interval.to_list() for interval in self._window]
+        state = []
+        for interval in self._window:
+            figures = [interval.steps, *astuple(interval.sums)]
+            # Without weights of rows, their number is the first of the sums: checkpoints do not have it twice.
+            if not interval.sums.unweighted:
+                figures.pop()
+            state.append(figures + list(chain(*interval.tasks)))
+        return state
 
     def load(self, state: list[list[float]]) -> None:
         """Go on with the window of an earlier session."""
-        self._window = deque(_IntervalSums.of(figures, len(self._tasks)) for figures in state)
+        self._window.clear()
+        for figures in state:
+            own = len(figures) - len(TaskSums._fields) * len(self._tasks)
+            sums, tasks = Sums(*figures[1:own]), _sums_of_tasks(figures[own:])
+            self._window.append(_IntervalSums(int(figures[0]), sums, tasks))
 
     def begin_anew(self) -> None:
         """Forget the window, whose rows another model scored."""
@@ -123,33 +138,48 @@ class MetricAccumulator:
         ``waited``: seconds waited for data since the start of training.
         """
         sums, tasks = self._sums()
-        interval = _IntervalSums(self.steps, sums, tasks)
+        self._window.append(_IntervalSums(self.steps, sums, tasks))
         self._outputs = []
-        self._window.append(interval)
+        # Whole intervals: the window has ``window_steps`` steps or a few more, once there were as many.
         while sum(each.steps for each in self._window) - self._window[0].steps >= self.window_steps:
             self._window.popleft()
         now = time.perf_counter()
         seconds, share = now - self._began, (waited - self._waited) / max(now - self._began, 1e-9)
         self._began, self._waited = now, waited
-        return interval.sums, seconds, share
+        return sums, seconds, share
 
     def _sums(self) -> tuple[Sums, tuple[TaskSums, ...]]:
-        logits, labels, weights = (torch.cat(parts) for parts in zip(*self._outputs, strict=True))
-        if not self._tasks and not self._weighted:
-            return Sums(*add_up(_figures(logits, labels, weights)).tolist()), ()
+        logits, labels, weights = map(torch.cat, zip(*self._outputs, strict=True))
         real = weights > 0
         logits, labels, weights = logits[real], labels[real], weights[real]
-        own = weights if self._weighted else torch.ones_like(weights)
-        first, clicked = (logits[:, 0], labels[:, 0]) if self._tasks else (logits, labels)
-        figures = main_sums(first, clicked, own)
+        if not self._tasks and not self._weighted:
+            losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+            figures = [
+                real.sum(),
+                labels.sum(dtype=torch.float64),
+                losses.sum(dtype=torch.float64),
+                logits.sum(dtype=torch.float64),
+                logits.double().square().sum(),
+                (~torch.isfinite(logits)).sum(),
+            ]
+            return Sums(*add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()), ()
+
+        # Without weights of rows, those of the batch say which rows are real, and no more.
+        if not self._weighted:
+            weights = torch.ones_like(weights)
+        main_logits, clicked = logits, labels
+        if self._tasks:
+            main_logits, clicked = logits[:, 0], labels[:, 0]
+        figures = main_sums(main_logits, clicked, weights)
         main = len(figures)
         if self._tasks:
             figures[5] = (~torch.isfinite(logits)).any(1).sum()
-            figures += task_sums(self._tasks, logits, labels, own)
-        totals = add_up(torch.stack([figure.double() for figure in figures])).tolist()
-        kept = main if self._weighted else main - 1
-        tasks = zip(*[iter(totals[main:])] * len(TaskSums._fields), strict=True)
-        return Sums(*totals[:kept]), tuple(TaskSums(*each) for each in tasks)
+            figures += task_sums(self._tasks, logits, labels, weights)
+        totals = add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()
+        sums = Sums(*totals[:main])
+        if not self._weighted:
+            sums = replace(sums, unweighted=0.0)
+        return sums, _sums_of_tasks(totals[main:])
 
     def leave_out(self) -> None:
         """Leave the time since ``close`` out of the next interval."""
@@ -162,30 +192,7 @@ class _IntervalSums:
     sums: Sums
     tasks: tuple[TaskSums, ...] = ()
 
-    def to_list(self) -> list[float]:
-        """As plain numbers; without the number of rows where they have no weights."""
-        sums = astuple(self.sums)
-        own = sums if self.sums.unweighted else sums[:-1]
-        return [self.steps, *own, *(figure for each in self.tasks for figure in each)]
 
-    @staticmethod
-    def of(figures: list[float], tasks: int) -> _IntervalSums:
-        """What ``to_list`` gave, with that many further tasks."""
-        own = len(figures) - len(TaskSums._fields) * tasks
-        each = zip(*[iter(figures[own:])] * len(TaskSums._fields), strict=True)
-        return _IntervalSums(int(figures[0]), Sums(*figures[1:own]), tuple(TaskSums(*sums) for sums in each))
-
-
-def _figures(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    real = weights > 0
-    logits, labels = logits[real], labels[real]
-    losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
-    figures: list[Tensor] = [
-        real.sum(),
-        labels.sum(dtype=torch.float64),
-        losses.sum(dtype=torch.float64),
-        logits.sum(dtype=torch.float64),
-        logits.double().square().sum(),
-        (~torch.isfinite(logits)).sum(),
-    ]
-    return torch.stack([figure.double() for figure in figures])
+def _sums_of_tasks(figures: Sequence[float]) -> tuple[TaskSums, ...]:
+    size = len(TaskSums._fields)
+    return tuple(TaskSums(*figures[at : at + size]) for at in range(0, len(figures), size))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from operator import add
 from typing import Any
 
 import torch
@@ -45,12 +46,13 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
 from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.profiling import STEPS, Profiler, SpeedMeter, debugging
+from pipeline.training.rank_loss import RankLossMeter
 from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.train_metrics import MetricAccumulator
-from pipeline.training.validation import ValidatedTraining, Validation, build_validation, log_without, validation_split
+from pipeline.training.validation import ValidatedTraining, Validation, build_validation, validation_split
 
 # Who takes the steps, by ``train.mode``; plugins add others (``find_executor``).
 EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor}
@@ -99,6 +101,7 @@ def train(
         PlanError: The plan does not fit.
         LaunchError: A SIGTERM came; a checkpoint was committed first.
     """
+    # Before the process group: the threads of a rank are set when it connects, and Hogwild's share its CPUs.
     threads = find_executor(settings.train.mode).threads_per_rank(settings.train)
     device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
@@ -136,6 +139,28 @@ def find_executor(mode: str) -> type[StepExecutor]:
     return executor
 
 
+@dataclass
+class DueActions:
+    """What follows a step, the same on every rank: whatever one rank wishes or measures was agreed on before.
+
+    Args:
+        stop: A rank got a SIGTERM; then ``save`` holds too.
+        save: Take a checkpoint.
+        validate: Score the validation rows.
+        judge: Have the guard look at the model, whose predictions asked for it in an earlier interval.
+    """
+
+    stop: bool
+    save: bool
+    validate: bool
+    judge: bool
+
+    @property
+    def need_weights(self) -> bool:
+        """Whether something reads the weights, which must then stand still."""
+        return self.save or self.validate or self.judge
+
+
 class Trainer:
     """Builds a training and resumes it; ``train`` takes the steps that are left. See the function ``train``."""
 
@@ -170,6 +195,7 @@ class Trainer:
             shuffle=config.shuffle,
             window_groups=config.shuffle_window_groups,
             lanes=config.dealt_lanes,
+            group_by=config.rank_loss.group_by if config.rank_loss.keep_groups else None,
             rank=dist.get_rank(),
             world_size=settings.hardware.workers,
             without=settings.hardware.world_size - settings.hardware.workers,
@@ -216,14 +242,15 @@ class Trainer:
         self.callbacks = self._build_callbacks(store, directory, compiling)
 
     def _build_validation(self, order: Order, starts: list[float] | None, init: Artifact | None) -> Validation | None:
-        split = validation_split(self.split)
+        split = validation_split(self.split, self.config)
         if split is None:
-            if dist.get_rank() == 0:
-                log_without(self.config)
             return None
-        return build_validation(
-            ValidatedTraining(self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init)
+        # The order before a resume will do: held-out rows are not shuffled, and are dealt to lanes of their own.
+        training = ValidatedTraining(
+            self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init
         )
+        # A plugin may look in its own way, as that of snapshots does.
+        return build_validation(training)
 
     def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
         # In the order of their figures in ``metrics.jsonl``. The budget takes the SSD meter's reading of memory.
@@ -239,6 +266,9 @@ class Trainer:
         callbacks.append(compiling)
         if speed is not None:
             callbacks.append(SpeedMeter(speed))
+        rank_loss = self.executor.dense_part.rank_loss
+        if rank_loss is not None:
+            callbacks.append(RankLossMeter(rank_loss))
         callbacks.append(SsdMeter(self.executor.row_store))
         callbacks.append(MemoryBudget(settings.hardware, settings.limit_memory, self.plan))
         return callbacks
@@ -253,11 +283,12 @@ class Trainer:
             placed = row_store.placed
             columns = {table.name: table.columns for table in self.split.schema.tables if table.name in placed}
             announce = Announce(columns, placed, row_store.prefetch)
+        epoch, batch = divmod(self.first, self.order.steps_per_epoch(self.split.rows))
         reader = BatchReader(
             self.split,
             self.order,
             epochs=self.config.epochs,
-            start=divmod(self.first, self.order.steps_per_epoch(self.split.rows)),
+            start=(epoch, batch),
             prefetch=self.config.prefetch_batches,
             pin=self.device.type == "cuda",
             announce=announce,
@@ -286,72 +317,85 @@ class Trainer:
             self.checkpoints.end_early()
         self._feed_pipeline()
         while self.executor.steps < self.total:
-            self.train_step()
-            step = self.executor.steps
-            agreed = agreement.step(save=self.checkpoints.late())
-            validating = self.validation is not None and self.validation.due(step, self.total)
-            saving = step == self.total or agreed in (SAVE, STOP) or self.checkpoints.due(step)
-            judging = self.judged_after is not None and step >= self.judged_after
+            due = self.train_step(agreement)
 
             # 1. Nothing looks at the weights while an executor's threads still change them. The steps that they have
             # begun may be the last ones.
-            if saving or validating or judging:
+            if due.need_weights:
                 for output in self.executor.drain():
                     self.metrics.add(output)
-                step = self.executor.steps
-                if step == self.total:
-                    saving, validating = True, self.validation is not None
+                if self.executor.steps == self.total:
+                    due.save, due.validate = True, self.validation is not None
 
-            # 2. Report and validate. A validation may make this step the last one.
-            if saving or validating or judging or self.metrics.steps >= self.config.log_every_steps:
-                self._close_interval(validating)
-                ended = step == self.total
-                self._judge(empty=validating or judging or ended, free=validating or ended)
+            # 2. Report and validate. A validation may make this step the last one: it then sets ``self.total``.
+            if due.need_weights or self.metrics.steps >= self.config.log_every_steps:
+                self._close_interval(validating=due.validate)
+                self._judge(due)
 
-            # 3. Save, once the guards have passed what is written. The best weights and snapshots are saved by
-            # ``act_on_validation``, in the same step's checkpoint. It also goes back to the best weights, with lower
-            # rates, or begins the next cycle.
-            if saving or validating:
-                check_layers(self.executor.dense, self.executor.optimizers.dense, step, self.config)
-            saved = False
-            if validating and self.validation is not None:
-                saved = self.validation.act_on_validation(self.total)
-            if saved or saving or step == self.total:
-                if agreed == STOP and step < self.total:
-                    self.checkpoints.save_and_stop(saved=saved)
-                if not saved:
-                    self.checkpoints.save(final=step == self.total)
-                agreement.saved()
+            # 3. Save. Only behind the validation: it knows whether these weights are the best ones, or the last.
+            if due.save or due.validate:
+                self._save(due, agreement)
 
             # 4. A pipeline that was emptied for the validation takes batches again.
-            if (validating or judging) and self.executor.must_drain and step < self.total:
+            emptied = (due.validate or due.judge) and self.executor.must_drain
+            if emptied and self.executor.steps < self.total:
                 self._feed_pipeline()
         self.seconds = time.perf_counter() - self.began
 
-    def train_step(self) -> None:
-        """Train on the next batch."""
+    def train_step(self, agreement: Agreement) -> DueActions:
+        """Train on the next batch; returns what is due behind this step."""
         self.on_point(FaultPoint.BATCH)
         self.metrics.add(self.executor.step(self.batches))
         for callback in self.callbacks:
             callback.on_step_end()
 
+        # Clocks of ranks differ, and a SIGTERM may reach one of them alone: they agree by an exchange beside the step.
+        step = self.executor.steps
+        agreed = agreement.step(save=self.checkpoints.late())
+        return DueActions(
+            stop=agreed == STOP,
+            save=step == self.total or agreed in (SAVE, STOP) or self.checkpoints.due(step),
+            validate=self.validation is not None and self.validation.due(step, self.total),
+            judge=self.judged_after is not None and step >= self.judged_after,
+        )
+
     def _feed_pipeline(self) -> None:
         step, end = self.executor.steps, self.total
         # TorchRec's pipeline holds batches ahead, and must be empty when the model is validated: so it gets none of
-        # those behind.
+        # those behind. A training that was resumed at its last step has no further look, and takes no batch.
         if self.validation is not None and self.executor.must_drain and step < self.total:
             end = self.validation.next_look(step, self.total)
         self.bounded = BoundedBatches(self.reader, step, end)
+        # The wait for a batch belongs to no phase of the step: the plan predicts none.
         self.batches = self.executor.clock.between(self.bounded)
 
-    def _close_interval(self, validating: bool) -> None:
+    def _save(self, due: DueActions, agreement: Agreement) -> None:
+        # A checkpoint of values that are not finite could be resumed from, or published: the guards come first.
+        step = self.executor.steps
+        check_layers(self.executor.dense, self.executor.optimizers.dense, step, self.config)
+
+        # The best weights and snapshots are saved by ``act_on_validation``, in the same step's checkpoint. It also goes
+        # back to the best weights, with lower rates, or begins the next cycle.
+        saved = False
+        if due.validate and self.validation is not None:
+            saved = self.validation.act_on_validation(self.total)
+        ended = step == self.total
+        if not (saved or due.save or ended):
+            return
+        if due.stop and not ended:
+            self.checkpoints.save_and_stop(saved=saved)
+        if not saved:
+            self.checkpoints.save(final=ended)
+        agreement.saved()
+
+    def _close_interval(self, *, validating: bool) -> None:
         step, steps = self.executor.steps, self.metrics.steps
         sums, seconds, waited = self.metrics.close(self.reader.wait_seconds)
         self.executor.clock.collect()
         check_finite(sums, step, self.config, self.executor.dense_part.first_fault)
         sent = self.executor.links.take().as_list()
         sent = add_up(torch.tensor(sent, dtype=torch.float64, device=self.executor.device)).tolist()
-        self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
+        self.sent = list(map(add, self.sent, sent))
         self.samples += sums.samples
 
         interval = IntervalRecord(step, steps, seconds)
@@ -377,7 +421,7 @@ class Trainer:
                 {
                     "step": step,
                     "steps_total": self.total,
-                    "samples": self._samples(step),
+                    "samples": self.order.samples_after(step, self.split.rows),
                     "samples_per_s": sums.samples / seconds,
                     "data_wait_share": waited,
                     "loss": sums.mean_loss,
@@ -393,41 +437,43 @@ class Trainer:
                 }
             )
 
-    def _judge(self, *, empty: bool, free: bool) -> None:
-        # Have the guard judge the model where its predictions ask for it; later, unless the pipeline is empty. free: it
-        # has just been validated, or this is the last chance.
+    def _judge(self, due: DueActions) -> None:
         step = self.executor.steps
         age = step if self.validation is None else self.validation.age(step)
-        if empty:
-            self.judged_after = None
-        if not self.collapse.is_due(self.metrics, age, free=free):
+        ended = step == self.total
+        # A judgement costs a pass over rows, which is free where the model has just been validated. At the end it is
+        # the last chance.
+        if not (due.validate or due.judge or ended):
+            # The pipeline still holds batches, and the model can only be called when it holds none: judge it then.
+            if self.collapse.is_due(self.metrics, age) and self.judged_after is None:
+                self.judged_after = self.bounded.cut() if self.executor.must_drain else step + 1
             return
-        if empty:
-            if self.validation is not None:
-                judged = self.validation.judged()
-            else:
-                judged = judge_train_rows(self.executor, self.split, self.order)
-            self.collapse.take(judged, age, last=step == self.total)
-            self.metrics.leave_out()
-        elif self.judged_after is None:
-            self.judged_after = self.bounded.cut() if self.executor.must_drain else step + 1
-
-    def _samples(self, step: int) -> int:
-        return self.order.samples_after(step, self.split.rows)
+        self.judged_after = None
+        if not self.collapse.is_due(self.metrics, age, free=due.validate or ended):
+            return
+        if self.validation is not None:
+            judged = self.validation.judged()
+        else:
+            judged = judge_train_rows(self.executor, self.split, self.order)
+        self.collapse.take(judged, age, last=ended)
+        self.metrics.leave_out()
 
     def _summarize(self) -> dict[str, Any]:
         # The figures of the session, the same on every rank. Collective.
         step, device = self.executor.steps, self.executor.device
         seconds = max(self.seconds, 1e-9)
+        samples = self.order.samples_after(step, self.split.rows)
+        resumed_samples = self.order.samples_after(self.first, self.split.rows)
         peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
+        # Embedding hosts have no rows of a batch, so they wait for no data; the mean is over the ranks with rows.
         waited = self.reader.wait_seconds if self.order.has_share else 0.0
         waited = add_up(torch.tensor([waited], dtype=torch.float64, device=device)).item()
         figures: dict[str, Any] = {
-            "samples": self._samples(step),
+            "samples": samples,
             "steps": step,
             "global_batch": self.order.global_batch,
             "seconds": seconds,
-            "samples_per_s": (self._samples(step) - self._samples(self.first)) / seconds,
+            "samples_per_s": (samples - resumed_samples) / seconds,
             "data_wait_share": waited / self.order.world_size / seconds,
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
@@ -437,14 +483,13 @@ class Trainer:
         if self.validation is not None:
             figures["validation"] = self.validation.summary()
         if self.first:
-            figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}
+            figures["resumed"] = {"step": self.first, "samples": resumed_samples}
             if self.checkpoints.planned is not None:
                 figures["resumed"]["planned"] = self.checkpoints.planned
         if self.samples:
-            names = [field.name for field in fields(LinkBytes)]
-            figures["bytes_per_sample"] = {
-                name: sent / self.samples for name, sent in zip(names, self.sent, strict=True)
-            }
+            figures["bytes_per_sample"] = by_link = {}
+            for link, sent in zip(fields(LinkBytes), self.sent, strict=True):
+                by_link[link.name] = sent / self.samples
         summary = {"train": figures, "checkpoint": self.checkpoints.figures(seconds), "final": self.checkpoints.newest}
         figures |= compare_with_plan(self.plan, self.executor.clock, self.memory, self.device)
         if self.validation is not None:

@@ -35,9 +35,16 @@ _FIGURES = ("ne", "auc", "logloss")
 log = logging.getLogger(__name__)
 
 
-def validation_split(train: SplitReader) -> SplitReader | None:
+def validation_split(train: SplitReader, config: TrainConfig) -> SplitReader | None:
     """The validation rows of the dataset of ``train``; None where it has no such split. DataError for an empty one."""
     if VALIDATION not in train.schema.rows:
+        # Nothing stops a training of several epochs then.
+        if config.epochs > 1 and dist.get_rank() == 0:
+            log.info(
+                "train.epochs=%d without validation rows: the weights of the last step are published. "
+                "data.split.validation_share=0.1 keeps the best ones, and stops when they get no better",
+                config.epochs,
+            )
         return None
     split = SplitReader(train.store, train.dataset, VALIDATION)
     if not split.rows:
@@ -45,16 +52,6 @@ def validation_split(train: SplitReader) -> SplitReader | None:
             f"dataset {train.dataset.path} has no {VALIDATION} rows", hint="data.split.validation_share=<larger>"
         )
     return split
-
-
-def log_without(config: TrainConfig) -> None:
-    """Say, where a training of several epochs has no validation rows, that nothing stops it."""
-    if config.epochs > 1:
-        log.info(
-            "train.epochs=%d without validation rows: the weights of the last step are published. "
-            "data.split.validation_share=0.1 keeps the best ones, and stops when they get no better",
-            config.epochs,
-        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,9 @@ def build_validation(training: ValidatedTraining) -> Validation:
         if kind.applies(training.settings.train):
             kinds[name] = kind
     if len(kinds) > 1:
-        without = [kind.turned_off_by or f"uninstall the package that adds {name}" for name, kind in kinds.items()]
+        without = []
+        for name, kind in kinds.items():
+            without.append(kind.turned_off_by or f"uninstall the package that adds {name}")
         raise ConfigError(
             f"{' and '.join(kinds)} of {VALIDATIONS} apply to this training, expected one: each looks at the "
             "validation rows in its own way",
@@ -131,9 +130,9 @@ class Validation:
             self._labels, self._weights = self._split.column(LABEL), self._split.row_weights()
         run_on_all_ranks("checking the validation rows", self._check_labels)
         self.stopping = self._checkpoints.stopping = Stopping(self._config)
-        cycle, cycle_epochs = None, self._config.cycle_epochs
-        if cycle_epochs is not None:
-            cycle = cycle_epochs * self._steps_per_epoch
+        cycle = None
+        if self._config.cycle_epochs is not None:
+            cycle = self._config.cycle_epochs * self._steps_per_epoch
         self._executor.optimizers.schedule.cycle = cycle
         self.seconds = 0.0
         self.decision: StoppingDecision | None = None
@@ -149,10 +148,12 @@ class Validation:
         # Rows that allow no figures are an error before the first step, and not at the first look.
         if dist.get_rank() != 0:
             return
-        counted = self._labels if self._weights is None else self._labels[self._weights > 0]
+        counted, weighted = self._labels, ""
+        if self._weights is not None:
+            counted = self._labels[self._weights > 0]
+            weighted = f" and {len(counted):,} with a weight above 0"
         clicks = int((counted == 1).sum())
         if clicks in (0, len(counted)):
-            weighted = "" if self._weights is None else f" and {len(counted):,} with a weight above 0"
             raise DataError(
                 f"dataset {self._split.dataset.path} has {self._split.rows:,} {VALIDATION} rows{weighted}, {clicks:,} "
                 "of them clicks, expected both classes: NE and AUC are not defined for one class only",
@@ -174,7 +175,7 @@ class Validation:
         never the best one.
         """
         if warm and not self._executor.steps:
-            self.stopping.start = look = self._evaluate(None)
+            self.stopping.start = look = self._evaluate(train_ne=None)
             if dist.get_rank() == 0:
                 log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)
         return self._executor.steps if self.stopping.stopped else total
@@ -197,17 +198,21 @@ class Validation:
             return not ended
         if ended:
             self.end(total)
-        elif self.decision is StoppingDecision.LOWER:
-            self._checkpoints.go_back()
-            self._executor.optimizers.schedule.scale = self.stopping.lr_scale
-            best = self.stopping.best
-            if dist.get_rank() == 0 and best is not None:
-                log.info(
-                    "no better look at the validation rows since step %s: training goes on from the weights of that "
-                    "step, with %g times the scheduled learning rates",
-                    f"{best.step:,}",
-                    self.stopping.lr_scale,
-                )
+            return False
+        if self.decision is not StoppingDecision.LOWER:
+            return False
+        self._checkpoints.go_back()
+        # Behind ``go_back``, which brings back rows and optimizers but not the schedule: the scale is a decision of
+        # now. A resumed training computes it again from the number of drops.
+        self._executor.optimizers.schedule.scale = self.stopping.lr_scale
+        best = self.stopping.best
+        if dist.get_rank() == 0 and best is not None:
+            log.info(
+                "no better look at the validation rows since step %s: training goes on from the weights of that "
+                "step, with %g times the scheduled learning rates",
+                f"{best.step:,}",
+                self.stopping.lr_scale,
+            )
         return False
 
     def end(self, step: int) -> None:
@@ -239,6 +244,7 @@ class Validation:
     def end_early(self, step: int, train_ne: float | None) -> None:
         """End a training that was resumed at its last ``step`` with the best weights, after a look at those of now."""
         looks, best = self.stopping.looks, self.stopping.best
+        # A look that the checkpoint holds is not taken again: it would count twice towards the patience.
         if looks and looks[-1].step == step and best is not None:
             better = best.step == step
         else:
@@ -256,7 +262,9 @@ class Validation:
 
     def judged(self) -> GuardFigures:
         """How the model does after this step, at no cost where that has just been looked at."""
-        looks, rows = self.stopping.looks, f"{self._split.rows:,} {VALIDATION} rows"
+        looks = self.stopping.looks
+        rows = f"{self._split.rows:,} {VALIDATION} rows"
+        # Checkpoints keep looks but not the spread of their logits: a resumed training scores the rows again.
         if looks and looks[-1].step == self._executor.steps and self._logit_std is not None:
             return GuardFigures(looks[-1].ne, self._logit_std, rows)
         figures = self._measure()
@@ -274,6 +282,8 @@ class Validation:
         began, step = time.perf_counter(), self._executor.steps
         logits = score_published(self._executor, self._split, self._order)
         measured: dict[str, Any] | None = None
+        # None, too, where rank 0 has a score that is not finite: an error raised there alone would leave the other
+        # ranks waiting in the exchange below.
         if logits is not None and np.isfinite(logits).all():
             # The main task is the one that is monitored.
             main = main_logits(logits)

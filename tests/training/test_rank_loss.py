@@ -20,7 +20,7 @@ from pipeline.store import Store
 from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.rank_loss import BLOCK, RankLoss
-from pipeline.training.sampler import Order
+from pipeline.training.sampler import Order, keep_groups
 from tests.embeddings.ranks import spawn
 from tests.training.dataset import write_dataset
 
@@ -202,9 +202,54 @@ def test_a_batch_has_the_ids_of_the_feature_as_groups(tmp_path):
         assert next(reader).groups is None
 
 
+def test_shuffled_rows_of_a_group_follow_its_first_one():
+    order = np.array([4, 2, 0, 3, 1, 5])
+    ids = np.array([7, 9, 7, 1, 9, 0])  # rows 3 and 5 have no id of their own
+    assert keep_groups(order, ids).tolist() == [4, 1, 2, 0, 3, 5]
+    random = np.random.default_rng(0)
+    order, ids = random.permutation(500), random.integers(0, 40, 500)
+    kept = keep_groups(order, ids)
+    assert sorted(kept) == list(range(500))
+    grouped = ids[kept] > 1
+    borders = np.flatnonzero(np.diff(ids[kept][grouped]))
+    assert len(borders) + 1 == len(set(ids[ids > 1].tolist()))
+
+
+def ids_of_epoch(split, rank=0, world=1, start=(0, 0), epochs=1, **changes):
+    """Ids of feature b by batch, padding left out."""
+    order = Order(
+        key="k", seed=3, global_batch=100, window_groups=2, group_by="b", rank=rank, world_size=world, **changes
+    )
+    with BatchReader(split, order, start=start, epochs=epochs) as reader:
+        return [batch.sparse["b"].values()[batch.weights > 0].tolist() for batch in reader]
+
+
+def test_groups_stay_together_on_any_ranks_and_after_a_resume(tmp_path):
+    columns = (SparseColumn(name="a", rows=5), SparseColumn(name="b", rows=30))
+    store, dataset = write_dataset(tmp_path, train=1000, sparse=columns, group=128)
+    split = SplitReader(store, dataset, "train")
+    whole = ids_of_epoch(split)
+    loose = ids_of_epoch(split, shuffle=False)
+    assert sorted(sum(whole, [])) == sorted(sum(loose, [])) == sorted(split.column("b").tolist())
+    assert changes_of(whole) < changes_of(loose) / 2
+    ranks = [ids_of_epoch(split, rank, 2) for rank in range(2)]
+    assert [first + second for first, second in zip(*ranks, strict=True)] == whole
+    assert ids_of_epoch(split, start=(0, 4)) == whole[4:]
+    second = ids_of_epoch(split, epochs=2)[len(whole) :]
+    assert second != whole and changes_of(second) < changes_of(loose) / 2
+
+
+def changes_of(batches):
+    return sum(np.count_nonzero(np.diff(batch)) for batch in batches)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        (
+            {"kind": "pairwise", "keep_groups": True},
+            "train.rank_loss.keep_groups is true, but train.rank_loss.group_by",
+        ),
         ({"weight": 0.5}, "train.rank_loss.weight is 0.5, but train.rank_loss.kind is none"),
         ({"group_by": "user"}, "train.rank_loss.group_by is user, but train.rank_loss.kind is none"),
         ({"kind": "pairs"}, "expected one of: none, pairwise, listwise"),

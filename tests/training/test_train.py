@@ -323,6 +323,10 @@ def test_a_ranking_loss_changes_what_is_trained_and_not_the_loss_that_is_shown(o
     ranked, plain = good(outcomes, 1, name), good(outcomes, 1, "plain")
     assert not np.allclose(ranked["logits"], plain["logits"], atol=1e-2)
     assert ranked["records"][0]["loss"] == pytest.approx(plain["records"][0]["loss"], rel=0.05)
+    shown = [[record["rank_loss"] for record in good(outcomes, world, name)["records"]] for world in (1, 2)]
+    assert shown[0] == pytest.approx(shown[1], rel=1e-4)
+    assert shown[0][0] > shown[0][-1]
+    assert "rank_loss" not in plain["records"][0]
 
 
 @pytest.mark.parametrize("world", WORLDS)

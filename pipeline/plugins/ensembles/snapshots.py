@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 def cycle_steps(count: int, total: int) -> int:
     """Steps of a cycle, of which the last of ``count`` may lack some of ``total``; ConfigError where it has none."""
     steps = -(-total // count)
+    # Rounded up, so many cycles may end before the last one has begun.
     if (count - 1) * steps >= total:
         raise ConfigError(
             f"train.snapshots.count is {count}, but {total:,} planned steps cannot be cut into as many equal cycles",
@@ -67,6 +68,7 @@ class Start:
     def put(self, executor: StepExecutor, number: int) -> None:
         """Give ``executor`` the initial values of cycle ``number``, and optimizers that have taken no step."""
         seed = self.settings.seed + _STRIDE * number
+        # On the CPU, whatever the training runs on: initial values depend on the seed alone.
         fresh = build(replace(self.settings, seed=seed), self.split.schema, torch.device("cpu"), trained=False)
         if self.logits is not None:
             fresh.head.start_at(self.logits)
@@ -90,6 +92,7 @@ def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: f
         if not parameter.requires_grad:
             continue
         moment = optimizer.state.get(parameter, {}).get(MOMENT)
+        # All zeros has no direction, and would divide by its norm of 0.
         if moment is None or not bool(moment.any()):
             moment = torch.randn(parameter.shape, generator=generator).to(parameter.device)
         parameter.sub_(moment * (share * parameter.norm() / moment.norm()))
@@ -106,10 +109,13 @@ class Snapshots(Validation):
 
     def __init__(self, training: ValidatedTraining) -> None:
         config = training.settings.train
+        # No patience: a cycle that starts anew is worse than the one before, which must not stop the training. The
+        # schedule's cycle is that of the snapshots, which ``begin`` sets.
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
         super().__init__(replace(training, settings=replace(training.settings, train=plain)))
         self._snapshots, self._init = config.snapshots, training.init
         self._start = Start(training.settings, training.train_split, training.start_logits)
+        # Until ``begin`` knows the planned steps.
         self._cycle = 1
 
     @staticmethod
@@ -121,12 +127,20 @@ class Snapshots(Validation):
         """As ``Validation.begin``; a training that was resumed at the end of a cycle begins the next one."""
         self._cycle = self._executor.optimizers.schedule.cycle = cycle_steps(self._snapshots.count, total)
         total, step = super().begin(total, warm=warm), self._executor.steps
-        ends = [min(number * self._cycle, total) for number in range(1, self._snapshots.count + 1)]
-        self._checkpoints.retained = [name_of(end) for end in ends if end <= step]
+        self._checkpoints.retained = []
+        for number in range(1, self._snapshots.count + 1):
+            end = min(number * self._cycle, total)
+            if end <= step:
+                self._checkpoints.retained.append(name_of(end))
         if step and step < total and step % self._cycle == 0:
+            # Its snapshot was the last thing that the former session did, before it began the next cycle.
             self._restart()
         elif self._snapshots.kind == RESET:
-            set_table_steps(self._executor.model, self.age(step) if step else 0)
+            # ``resume`` has set them to the steps of the whole training; these tables began with their cycle.
+            age = 0
+            if step:
+                age = self.age(step)
+            set_table_steps(self._executor.model, age)
         return total
 
     def due(self, step: int, total: int) -> bool:
@@ -139,7 +153,9 @@ class Snapshots(Validation):
 
     def age(self, step: int) -> int:
         """Steps that the model after ``step`` has taken since it began anew."""
-        return (step - 1) % self._cycle + 1 if self._snapshots.kind == RESET else step
+        if self._snapshots.kind != RESET:
+            return step
+        return (step - 1) % self._cycle + 1
 
     def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, which are a snapshot whatever their figures are."""
@@ -179,7 +195,9 @@ class Snapshots(Validation):
             self._checkpoints.load(path)
             logits = score_published(self._executor, self._split, self._order)
             scores.append(None if logits is None else main_logits(logits))
-        chosen = self._choose_members(paths, scores) if dist.get_rank() == 0 else None
+        chosen = None
+        if dist.get_rank() == 0:
+            chosen = self._choose_members(paths, scores)
         record: dict[str, Any] = all_gather_records(chosen)[0]
         record["seconds"] = time.perf_counter() - began
         if dist.get_rank() == 0:
@@ -197,16 +215,19 @@ class Snapshots(Validation):
         keep = min(config.keep, len(paths))
         single_ne = [compute_ne(scored, labels, weights) for scored in logits]
         last = list(range(len(paths)))[-keep:]
-        members = last if config.choose == "last" else sorted(choose(logits, labels, weights, keep))
+        members = last
+        if config.choose != "last":
+            # In the order of their steps, as the last ones are, whatever the order in which they were chosen.
+            members = sorted(choose(logits, labels, weights, keep))
         chosen = logits[members]
         shares = np.full(keep, 1.0 / keep)
         if config.weights == "fitted":
             shares = fitted_weights(chosen, labels, weights)
+        described = []
+        for member, share in zip(members, shares, strict=True):
+            described.append({"checkpoint": paths[member], "weight": float(share), "ne": single_ne[member]})
         return {
-            "members": [
-                {"checkpoint": paths[member], "weight": float(share), "ne": single_ne[member]}
-                for member, share in zip(members, shares, strict=True)
-            ],
+            "members": described,
             "made": len(paths),
             "kind": config.kind,
             "ne": compute_ne(shares @ chosen, labels, weights),
@@ -224,11 +245,13 @@ def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) ->
     """
     chosen: list[int] = []
     total = np.zeros(logits.shape[1])
-    while len(chosen) < min(keep, len(logits)):
-        left = [at for at in reversed(range(len(logits))) if at not in chosen]
+    # From the newest on: ``min`` takes the first of equal ones.
+    left = list(reversed(range(len(logits))))
+    while left and len(chosen) < keep:
         best = min(left, key=lambda at: compute_ne((total + logits[at]) / (len(chosen) + 1), labels, weights))
         total += logits[best]
         chosen.append(best)
+        left.remove(best)
     return chosen
 
 

@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +26,6 @@ from pipeline.models.layers.perceptron import batch_norms
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.towers import Towers
-from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.batches import Batch
 from pipeline.training.model import Output
 from pipeline.training.optimizer import DenseClip, dense_groups
@@ -59,7 +57,13 @@ class Hogwild(StepExecutor):
     ) -> None:
         _check_plan(plan)
         super().__init__(settings, schema, plan, device, towers, row_store, total)
-        _check_model(self.dense_part.ranking)
+        # Such a layer keeps figures of the batch under way, which several threads at once would mix.
+        if batch_norms(self.dense_part.ranking):
+            raise ConfigError(
+                "model.norm is batch, which keeps statistics of one batch at a time, but train.mode=hogwild has "
+                "several under way",
+                hint="model.norm=layer, or train.mode=sync",
+            )
         if not self.alone:
             raise ConfigError(
                 "train.mode=hogwild needs tables that are not cut into pieces, but the plan cuts some",
@@ -73,8 +77,11 @@ class Hogwild(StepExecutor):
         self._prepared = self._ended = False
         self._source: Iterator[Batch] = iter(())
         self._taken = self._returned = 0
-        self._done: queue.Queue[Output | BaseException] = queue.Queue()
-        self.threads = [_Worker(self, settings.train) for _ in range(threads_of(settings.train))]
+        # What steps put out, or why they failed.
+        self.done: queue.Queue[Output | BaseException] = queue.Queue()
+        threads = settings.train.hogwild.threads
+        count = available_cpus() if threads == AUTO else int(threads)
+        self.threads = [_Worker(self, settings.train) for _ in range(count)]
 
     @staticmethod
     def threads_per_rank(train: TrainConfig) -> int | None:
@@ -84,19 +91,24 @@ class Hogwild(StepExecutor):
     def step(self, batches: Iterator[Batch]) -> Output:
         """The (logits, labels, weights) of the next step that a thread has finished."""
         self.lr = self.optimizers.set_step(self.steps)
-        if not self._prepared:
-            output = self._first(next(batches))
-        else:
+        if self._prepared:
             self._start(batches)
             output = self._next()
+        else:
+            output = self.learn(next(batches), list(self._named.values()))
+            self.optimizers.step()
+            self.optimizers.zero_grad()
+            self._prepared = True
         self.steps += 1
         return output
 
     def drain(self) -> list[Output]:
         """Let the threads finish the steps that they have begun, and stop; what these put out."""
         self._running.clear()
+        # Under the lock, no thread is between its look at ``_running`` and the count of the batch that it takes.
         with self._take:
             begun = self._taken - self._returned
+        # Raises what a thread has failed with.
         outputs = [self._next() for _ in range(begun)]
         self.steps += len(outputs)
         return outputs
@@ -105,8 +117,10 @@ class Hogwild(StepExecutor):
         """End the threads, after the steps that they have begun."""
         with self._take:
             self._ended = True
+        # Threads that were stopped wait for this event, and look at ``_ended`` behind it.
         self._running.set()
         for thread in self.threads:
+            # A thread that never started cannot be joined.
             if thread.ident is not None:
                 thread.join()
 
@@ -114,6 +128,7 @@ class Hogwild(StepExecutor):
         if self._running.is_set():
             return
         self._source = batches
+        # Whenever they start again: a validation may have brought other weights and their state back.
         for thread in self.threads:
             thread.share_state()
         self._running.set()
@@ -122,17 +137,10 @@ class Hogwild(StepExecutor):
                 thread.start()
 
     def _next(self) -> Output:
-        output = self._done.get()
+        output = self.done.get()
         if isinstance(output, BaseException):
             raise output
         self._returned += 1
-        return output
-
-    def _first(self, batch: Batch) -> Output:
-        output = self.learn(batch, list(self._named.values()))
-        self.optimizers.step()
-        self.optimizers.zero_grad()
-        self._prepared = True
         return output
 
     def take(self) -> tuple[int, Batch] | None:
@@ -152,18 +160,20 @@ class Hogwild(StepExecutor):
                 self._taken += 1
                 return self.steps + self._taken - self._returned - 1, batch
 
-    def put(self, output: Output | BaseException) -> None:
-        """Hand over what a step put out, or why it failed."""
-        self._done.put(output)
-
     def learn(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Output:
         """A forward and backward pass: tables learn in it, ``parameters`` get their gradients, each thread its own."""
         output: Output
         loss, output = self.model(batch)
-        # Statistics of a layer are parameters without a gradient.
-        pairs = [pair for pair in zip(parameters, self._named.values(), strict=True) if pair[1].requires_grad]
-        gradients = torch.autograd.grad(loss, [*(each for _, each in pairs), *self._anchors], allow_unused=True)
-        for (parameter, _), gradient in zip(pairs, gradients, strict=False):
+        learning, trained = list[nn.Parameter](), list[torch.Tensor]()
+        for parameter, shared in zip(parameters, self._named.values(), strict=True):
+            # Statistics of a layer are parameters without a gradient.
+            if shared.requires_grad:
+                learning.append(parameter)
+                trained.append(shared)
+        # Not ``backward``, which would leave the gradients of all threads in the same place. The anchors are what the
+        # tables' backward passes hang on; their gradients, the last ones, are of no use.
+        gradients = torch.autograd.grad(loss, [*trained, *self._anchors], allow_unused=True)
+        for parameter, gradient in zip(learning, gradients, strict=False):
             parameter.grad = gradient
         return output
 
@@ -177,10 +187,13 @@ class _Worker(threading.Thread):
         named = dense_parameters(trainer.model)
         # They share the memory of the model's weights, and have gradients of their own.
         self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]
-        mirror = dict(zip(map(id, named.values()), self._parameters, strict=True))
-        self._pairs = [(parameter, mirror[id(parameter)]) for parameter in named.values()]
-        groups = dense_groups(named, config)
-        self._optimizer = config.dense_spec.build([_mirrored(group, mirror) for group in groups])
+        self._pairs = list(zip(named.values(), self._parameters, strict=True))
+        mirror = {id(parameter): own for parameter, own in self._pairs}
+        groups = []
+        for group in dense_groups(named, config):
+            own = [mirror[id(parameter)] for parameter in group.parameters]
+            groups.append(replace(group, parameters=own))
+        self._optimizer = config.dense_spec.build(groups)
         limit = config.clip.dense_norm
         self._clip = DenseClip(self._parameters, limit) if limit is not None else None
 
@@ -193,17 +206,19 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Take steps until there are no more batches."""
+        # Both are settings of a thread, which ``connect`` has made for the main one.
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
         try:
             while (taken := self._trainer.take()) is not None:
-                self._trainer.put(self._step(*taken))
+                self._trainer.done.put(self._step(*taken))
         except BaseException as error:
             # ``step`` raises it.
-            self._trainer.put(error)
+            self._trainer.done.put(error)
 
     def _step(self, step: int, batch: Batch) -> Output:
         output = self._trainer.learn(batch, self._parameters)
+        # Each thread clips the gradient of its own batch: there is no mean over several.
         if self._clip is not None:
             self._clip()
         for group, rate in zip(self._optimizer.param_groups, self._trainer.optimizers.rates(step), strict=True):
@@ -211,16 +226,6 @@ class _Worker(threading.Thread):
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return output
-
-
-def threads_of(config: TrainConfig) -> int:
-    """The number of threads that ``train.hogwild.threads`` asks for."""
-    threads = config.hogwild.threads
-    return available_cpus() if threads == AUTO else int(threads)
-
-
-def _mirrored(group: ParameterGroup, mirror: dict[int, nn.Parameter]) -> ParameterGroup:
-    return replace(group, parameters=[mirror[id(parameter)] for parameter in group.parameters])
 
 
 def _check_plan(plan: Plan) -> None:
@@ -237,13 +242,3 @@ def _check_plan(plan: Plan) -> None:
                 f"train.mode=hogwild cannot train table {name!r}, which is planned data_parallel",
                 hint=f"+plan.tables.{name}.sharding=table_wise, or train.mode=sync",
             )
-
-
-def _check_model(ranking: Any) -> None:
-    """ConfigError for layers that keep figures of the batch under way."""
-    if batch_norms(ranking):
-        raise ConfigError(
-            "model.norm is batch, which keeps statistics of one batch at a time, but train.mode=hogwild has several "
-            "under way",
-            hint="model.norm=layer, or train.mode=sync",
-        )

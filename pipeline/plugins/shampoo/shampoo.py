@@ -36,7 +36,6 @@ class Shampoo(DenseOptimizer):
     lock_free = False
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """See ``DenseOptimizer.build``."""
         from pipeline.plugins.shampoo.shampoo_steps import Formula, ShampooSteps
 
         formula = Formula(

@@ -25,6 +25,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, product
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,7 @@ from torch import Tensor
 from pipeline.plugins.shampoo import native
 
 State = dict[str, Tensor]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
 ADAM = "adam"
@@ -59,11 +61,12 @@ class Formula:
         """The state before the first step of blocks whose ``gradient`` is [k, m, n], or of vectors [k, m]."""
         state = {MEAN: torch.zeros_like(gradient), SQUARES: torch.zeros_like(gradient)}
         count, *sizes = gradient.shape
-        if len(sizes) > 1:
-            for factor, root, size in zip((LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), sizes, strict=True):
-                state[factor] = torch.zeros(count, size, size, dtype=torch.float64, device=gradient.device)
-                eye = torch.eye(size, dtype=gradient.dtype, device=gradient.device)
-                state[root] = eye.expand(count, size, size).contiguous()
+        if len(sizes) < 2:
+            return state
+        for factor, root, size in zip((LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), sizes, strict=True):
+            state[factor] = torch.zeros(count, size, size, dtype=torch.float64, device=gradient.device)
+            eye = torch.eye(size, dtype=gradient.dtype, device=gradient.device)
+            state[root] = eye.expand(count, size, size).contiguous()
         return state
 
     def direction(self, gradient: Tensor, state: State, step: int, numbers: Sequence[int]) -> Tensor:
@@ -71,16 +74,27 @@ class Formula:
 
         ``numbers``: of each block among those of its layer; they decide when it gets new roots.
         """
+        # 1. A, the step of Adam or Adagrad, whose length the direction gets. ``native``'s steps compute the same.
         mean = state[MEAN].lerp_(gradient, 1 - self.beta1) / (1 - self.beta1**step)
-        grafted = self._graft(mean, gradient, state[SQUARES], step)
+        squares = state[SQUARES]
+        if self.grafting == ADAM:
+            squares.mul_(ADAM_BETA2).addcmul_(gradient, gradient, value=1 - ADAM_BETA2)
+            grafted = mean / (squares / (1 - ADAM_BETA2**step)).sqrt_().add_(GRAFT_EPS)
+        else:
+            squares.addcmul_(gradient, gradient)
+            grafted = mean / squares.sqrt().add_(GRAFT_EPS)
         if gradient.dim() == 2:
             return grafted
+
+        # 2. L and R, from the first step on: the roots begin with the gradients of ``start_step`` steps in them.
         if self.accumulates(step):
-            exact = gradient.double()
-            self._accumulate(state[LEFT], exact, exact.mT)
-            self._accumulate(state[RIGHT], exact.mT, exact)
+            exact, fresh = gradient.double(), self.factors.fresh
+            for factor, left, right in ((state[LEFT], exact, exact.mT), (state[RIGHT], exact.mT, exact)):
+                torch.baddbmm(factor, left, right, beta=self.beta2, alpha=fresh, out=factor)
         if step < self.start_step:
             return grafted
+
+        # 3. S, by the newest roots, and as long as A. A gradient of 0 has no direction.
         self.renew(state, step, numbers)
         bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
         norm = torch.linalg.vector_norm(bent, dim=(1, 2), keepdim=True)
@@ -95,7 +109,12 @@ class Formula:
         """Compute the roots of those blocks again whose turn is ``step``; of vectors there are none."""
         if LEFT not in state or step < self.start_step:
             return
-        due = [i for i, number in enumerate(numbers) if step == self.start_step or self._due(step, number)]
+        # Four blocks of a layer a step: the roots of all of them at once would make one step in ``root_every`` slow.
+        # In ``start_step`` they all get their first ones, since there are none to go on with.
+        turn, due = (step - self.start_step) % self.root_every, list[int]()
+        for place, number in enumerate(numbers):
+            if step == self.start_step or turn == (number // AT_ONCE + 1) % self.root_every:
+                due.append(place)
         if not due:
             return
         for factor, root in ((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)):
@@ -103,38 +122,27 @@ class Formula:
 
     @property
     def factors(self) -> native.Factors:
-        """What the compiled steps do to factors."""
-        return native.Factors(self.beta2, self._fresh_factor)
+        """What a gradient does to L and R: how much of them stays, and what its product counts."""
+        # With 1 they are sums over all steps, as in Adagrad, and not means.
+        fresh = 1.0
+        if self.beta2 != 1:
+            fresh = 1 - self.beta2
+        return native.Factors(self.beta2, fresh)
 
     def compiled(self, step: int) -> native.Step:
         """``step`` as the compiled ones take it."""
-        adam = self.grafting == ADAM
+        kept = added = unbiased = 1.0
+        if self.grafting == ADAM:
+            kept, added, unbiased = ADAM_BETA2, 1 - ADAM_BETA2, 1 / (1 - ADAM_BETA2**step)
         return native.Step(
             fresh=1 - self.beta1,
             correction=1 / (1 - self.beta1**step),
-            kept=ADAM_BETA2 if adam else 1.0,
-            added=1 - ADAM_BETA2 if adam else 1.0,
-            unbiased=1 / (1 - ADAM_BETA2**step) if adam else 1.0,
+            kept=kept,
+            added=added,
+            unbiased=unbiased,
             eps=GRAFT_EPS,
             rooted=step >= self.start_step,
         )
-
-    def _due(self, step: int, number: int) -> bool:
-        return (step - self.start_step) % self.root_every == (number // AT_ONCE + 1) % self.root_every
-
-    def _graft(self, mean: Tensor, gradient: Tensor, squares: Tensor, step: int) -> Tensor:
-        if self.grafting == ADAM:
-            squares.mul_(ADAM_BETA2).addcmul_(gradient, gradient, value=1 - ADAM_BETA2)
-            return mean / (squares / (1 - ADAM_BETA2**step)).sqrt_().add_(GRAFT_EPS)
-        squares.addcmul_(gradient, gradient)
-        return mean / squares.sqrt().add_(GRAFT_EPS)
-
-    def _accumulate(self, factor: Tensor, left: Tensor, right: Tensor) -> None:
-        torch.baddbmm(factor, left, right, beta=self.beta2, alpha=self._fresh_factor, out=factor)
-
-    @property
-    def _fresh_factor(self) -> float:
-        return 1.0 if self.beta2 == 1 else 1 - self.beta2
 
 
 def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
@@ -144,6 +152,7 @@ def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
     holds it.
     """
     values, vectors = torch.linalg.eigh(factors)
+    # ``eigh`` returns them in rising order. Rounding may leave some a little below 0, of which there is no root.
     largest = values[:, -1:]
     alive = largest > 0
     root = (values.clamp(min=0.0) / torch.where(alive, largest, 1.0)).add_(eps).pow_(-0.25)
@@ -179,7 +188,11 @@ class ParameterBlock:
     def cost(self) -> int:
         """Multiplications of a step, and of the roots as far as a step has part in them, up to a factor."""
         shape = self.shape
-        return shape.numel() if len(shape) < 2 else shape.numel() * sum(shape) + sum(size**3 for size in shape) // 4
+        if len(shape) < 2:
+            return shape.numel()
+        # Products with both factors every step; eigenvalues of both, cubic in their size, once in many steps.
+        rows, columns = shape
+        return shape.numel() * (rows + columns) + (rows**3 + columns**3) // 4
 
 
 class Stack:
@@ -197,6 +210,7 @@ class Stack:
                 before = own.get(f"{block.number}.{name}")
                 if before is not None:
                     values[place].copy_(before)
+                # A view: a step updates the stack as one, and a checkpoint still finds the state of each block.
                 own[f"{block.number}.{name}"] = values[place]
 
     @property
@@ -214,16 +228,19 @@ def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBl
     if parameter.dim() < 2:
         return [ParameterBlock(parameter, 0, slice(None), slice(None), shared)]
     rows, columns = parameter.flatten(1).shape
-    cuts = [(r, c) for r in range(0, rows, size) for c in range(0, columns, size)]
-    return [
-        ParameterBlock(parameter, i, slice(r, r + size), slice(c, c + size), shared) for i, (r, c) in enumerate(cuts)
-    ]
+    blocks = []
+    # Row after row: the numbers are part of the state's names in checkpoints.
+    for number, (row, column) in enumerate(product(range(0, rows, size), range(0, columns, size))):
+        cut = slice(row, row + size), slice(column, column + size)
+        blocks.append(ParameterBlock(parameter, number, *cut, shared))
+    return blocks
 
 
 def deal(blocks: Sequence[ParameterBlock], ranks: int) -> list[list[ParameterBlock]]:
     """The blocks of each rank: the costliest first, each to the rank with least work so far."""
     dealt: list[list[ParameterBlock]] = [[] for _ in range(ranks)]
     work = [(0, rank) for rank in range(ranks)]
+    # At most 4/3 of the best possible (Graham 1969). Of equal costs and loads the first: all ranks deal alike.
     for block in sorted(blocks, key=lambda block: -block.cost):
         done, rank = heapq.heappop(work)
         dealt[rank].append(block)
@@ -236,11 +253,14 @@ Directions = dict[int, Tensor]
 
 def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> PlainWork | CompiledWork:
     """What computes the ``directions`` of ``blocks``, by their ids, and moves their parameters along them."""
-    library = native.library()
-    parameters = [block.parameter for block in blocks]
-    able = all(p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
-    kind = PlainWork if library is None or not able else CompiledWork
-    return kind(blocks, directions, formula)
+    able = native.library() is not None
+    # The compiled steps take addresses and strides of float32 in this process's memory.
+    for block in blocks:
+        parameter = block.parameter
+        able &= parameter.device.type == "cpu" and parameter.dtype == torch.float32 and parameter.is_contiguous()
+    if able:
+        return CompiledWork(blocks, directions, formula)
+    return PlainWork(blocks, directions, formula)
 
 
 class PlainWork:
@@ -248,10 +268,14 @@ class PlainWork:
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._formula, self._parts = formula, directions
-        parameters = {id(block.parameter): block.parameter for block in blocks}
-        self._whole = {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
-        self._places = [block.of(self._whole[id(block.parameter)]) for block in blocks]
-        self._from = [directions[id(block)] for block in blocks]
+        # The direction of each parameter in its shape, and the views of it that its blocks' directions are copied to.
+        self._whole: dict[int, Tensor] = {}
+        self._places, self._from = list[Tensor](), list[Tensor]()
+        for block in blocks:
+            if id(block.parameter) not in self._whole:
+                self._whole[id(block.parameter)] = torch.zeros_like(block.parameter)
+            self._places.append(block.of(self._whole[id(block.parameter)]))
+            self._from.append(directions[id(block)])
 
     def fill(self, stacks: Sequence[Stack]) -> None:
         """Compute the directions of the blocks in ``stacks``."""
@@ -275,27 +299,38 @@ class CompiledWork:
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._library, self._formula = cast(native.ShampooLibrary, native.library()), formula
-        self._parameters = list({id(block.parameter): block.parameter for block in blocks}.values())
-        number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
-        self._of = np.array([number[id(block.parameter)] for block in blocks])
-        self._number = {id(block): i for i, block in enumerate(blocks)}
-        views = [block.of(block.parameter) for block in blocks]
-        firsts = [view.data_ptr() - block.parameter.data_ptr() for block, view in zip(blocks, views, strict=True)]
-        self._bytes = np.array(firsts, np.uintp)
         # Keep the tensors alive: the blocks hold addresses alone.
         self._directions = directions
+        self._parameters: list[Tensor] = []
+        # By id: the numbers of blocks, and of their parameters.
+        self._number, number_of = dict[int, int](), dict[int, int]()
         self._blocks = np.zeros(len(blocks), native.BLOCK)
-        self._blocks["direction"] = [directions[id(block)].data_ptr() for block in blocks]
-        self._blocks["rows"] = [1 if view.dim() == 1 else len(view) for view in views]
-        self._blocks["columns"] = [view.shape[-1] for view in views]
-        self._blocks["stride"] = [view.stride(0) for view in views]
+        # Of a vector.
+        self._blocks["rows"] = 1
+        # Of each block: its parameter's number, and how many bytes behind the parameter's first it begins.
+        self._of, self._bytes = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.uintp)
+        for i, block in enumerate(blocks):
+            parameter, view = block.parameter, block.of(block.parameter)
+            if id(parameter) not in number_of:
+                number_of[id(parameter)] = len(self._parameters)
+                self._parameters.append(parameter)
+            self._number[id(block)] = i
+            self._of[i] = number_of[id(parameter)]
+            self._bytes[i] = view.data_ptr() - parameter.data_ptr()
+            if view.dim() > 1:
+                self._blocks["rows"][i] = len(view)
+            self._blocks["columns"][i] = view.shape[-1]
+            self._blocks["stride"][i] = view.stride(0)
+            self._blocks["direction"][i] = directions[id(block)].data_ptr()
         self._stacks: Sequence[Stack] = ()
         # Stacks of the same step, and the numbers of their blocks.
-        self._alike: list[tuple[list[Stack], np.ndarray[Any, np.dtype[np.int64]]]] = []
+        self._alike: list[tuple[list[Stack], Numbers]] = []
 
     def fill(self, stacks: Sequence[Stack]) -> None:
-        """See ``PlainWork.fill``."""
-        gradients = [None if p.grad is None else p.grad.contiguous() for p in self._parameters]
+        # They live until the library has read them: a contiguous copy is this list's alone.
+        gradients: list[Tensor | None] = []
+        for parameter in self._parameters:
+            gradients.append(None if parameter.grad is None else parameter.grad.contiguous())
         self._point("gradient", gradients)
         if stacks is not self._stacks:
             self._keep(stacks)
@@ -309,32 +344,36 @@ class CompiledWork:
             self._library.directions(blocks, self._formula.compiled(step), threads)
 
     def move(self, groups: Sequence[dict[str, Any]]) -> None:
-        """See ``PlainWork.move``."""
         self._point("parameter", self._parameters)
-        group_of = {id(parameter): group for group in groups for parameter in group["params"]}
-        own = [group_of[id(parameter)] for parameter in self._parameters]
-        self._blocks["rate"] = np.array([group["lr"] for group in own])[self._of]
-        self._blocks["decay"] = np.array([group["lr"] * group["weight_decay"] for group in own])[self._of]
+        settings: dict[int, tuple[float, float]] = {}
+        for group in groups:
+            rates = group["lr"], group["lr"] * group["weight_decay"]
+            settings |= dict.fromkeys(map(id, group["params"]), rates)
+        of_parameters = np.array([settings[id(parameter)] for parameter in self._parameters])[self._of]
+        self._blocks["rate"], self._blocks["decay"] = of_parameters[:, 0], of_parameters[:, 1]
         moving = np.array([parameter.grad is not None for parameter in self._parameters])[self._of]
         self._library.move(self._blocks[moving], torch.get_num_threads())
 
     def _point(self, name: str, tensors: Sequence[Tensor | None]) -> None:
         """Have ``name`` of all blocks point into ``tensors``, one of each parameter."""
-        firsts = np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], np.uintp)
+        firsts = np.zeros(len(tensors), np.uintp)
+        for number, tensor in enumerate(tensors):
+            if tensor is not None:
+                firsts[number] = tensor.data_ptr()
         self._blocks[name] = firsts[self._of] + self._bytes
 
     def _keep(self, stacks: Sequence[Stack]) -> None:
         """Have the blocks in ``stacks``, which stay here, point to their state."""
         self._stacks = stacks
-        by_step: dict[int, list[Stack]] = {}
+        by_step: dict[int, tuple[list[Stack], list[int]]] = {}
         for stack in stacks:
-            by_step.setdefault(stack.step, []).append(stack)
+            numbers = [self._number[id(block)] for block in stack.blocks]
             for name, values in stack.state.items():
-                self._blocks[name][self._numbers(stack)] = [value.data_ptr() for value in values]
-        self._alike = [(alike, np.concatenate([*map(self._numbers, alike)])) for alike in by_step.values()]
-
-    def _numbers(self, stack: Stack) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.array([self._number[id(block)] for block in stack.blocks])
+                self._blocks[name][numbers] = [value.data_ptr() for value in values]
+            alike, theirs = by_step.setdefault(stack.step, ([], []))
+            alike.append(stack)
+            theirs += numbers
+        self._alike = [(alike, np.array(theirs)) for alike, theirs in by_step.values()]
 
 
 class ShampooSteps(torch.optim.Optimizer):
@@ -349,17 +388,26 @@ class ShampooSteps(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
         self._formula = formula
-        away = {id(parameter) for parameter in own}
-        self._parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._blocks = [block for p in self._parameters for block in blocks_of(p, block_size, shared=id(p) not in away)]
-        self._ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
-        self._dealt = deal([block for block in self._blocks if block.shared], self._ranks)
-        self._mine = {id(block) for block in self._dealt[self._rank]}
+        away = set(map(id, own))
+        self._parameters, self._blocks = list[Tensor](), list[ParameterBlock]()
+        for group in self.param_groups:
+            self._parameters += group["params"]
+        shared, unshared = list[ParameterBlock](), Directions()
+        for parameter in self._parameters:
+            blocks = blocks_of(parameter, block_size, shared=id(parameter) not in away)
+            self._blocks += blocks
+            if id(parameter) not in away:
+                shared += blocks
+            else:
+                unshared |= {id(block): parameter.new_zeros(block.shape) for block in blocks}
+        self._ranks, self._rank = 1, 0
+        if dist.is_initialized():
+            self._ranks, self._rank = dist.get_world_size(), dist.get_rank()
+        self._dealt = deal(shared, self._ranks)
+        self._mine = set(map(id, self._dealt[self._rank]))
         self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
         # The directions of all blocks, one behind the other; every step uses this memory again.
         self._exchange = _DirectionExchange(self._dealt, self._rank)
-        unshared = {id(block): block.parameter.new_zeros(block.shape) for block in self._blocks if not block.shared}
         self._work = work_on(self._blocks, self._exchange.directions | unshared, formula)
 
     @torch.no_grad()
@@ -379,44 +427,49 @@ class ShampooSteps(torch.optim.Optimizer):
 
         They are made anew only where other parameters learn than before.
         """
-        if learning not in self._stacks:
-            learns = {id(parameter) for parameter, each in zip(self._parameters, learning, strict=True) if each}
-            alike: dict[tuple[Any, ...], list[ParameterBlock]] = {}
-            for block in self._blocks:
-                if id(block.parameter) in learns and (not block.shared or id(block) in self._mine):
-                    like, step = block.parameter, float(self.state[block.parameter][STEP])
-                    alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
-            made = [Stack(each, self._formula, self.state) for each in alike.values()]  # type: ignore[arg-type]
-            self._stacks = {learning: made}
-        return self._stacks[learning]
+        if learning in self._stacks:
+            return self._stacks[learning]
+        learns = set(map(id, compress(self._parameters, learning)))
+        alike: dict[tuple[Any, ...], list[ParameterBlock]] = {}
+        for block in self._blocks:
+            if id(block.parameter) in learns and (not block.shared or id(block) in self._mine):
+                # Parameters that began to learn later are corrected for fewer steps.
+                like, step = block.parameter, float(self.state[block.parameter][STEP])
+                alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
+        made = [Stack(each, self._formula, self.state) for each in alike.values()]  # type: ignore[arg-type]
+        # No former stacks: two of them would hold views of the same state, of which one is out of date.
+        self._stacks = {learning: made}
+        return made
 
     @torch.no_grad()
     def gather(self) -> None:
         """Copy the state of all shared blocks to rank 0, for a checkpoint. Collective."""
         for rank, dealt in enumerate(self._dealt[1:], 1):
             for block in dealt:
-                if STEP not in self.state[block.parameter]:
+                state = self.state[block.parameter]
+                # Every rank counts the steps of every parameter, so both sides skip the same blocks.
+                if STEP not in state or self._rank not in (0, rank):
                     continue
-                state, prefix = self.state[block.parameter], f"{block.number}."
-                if self._rank == 0:
-                    for name, value in self._fresh(block).items():
-                        kept = state.setdefault(f"{prefix}{name}", value)
-                        dist.recv(kept, rank)
-                elif self._rank == rank:
-                    for name in self._fresh(block):
-                        dist.send(state[f"{prefix}{name}"].contiguous(), 0)
+                for name, value in self._fresh(block).items():
+                    if self._rank == 0:
+                        dist.recv(state.setdefault(name, value), rank)
+                    else:
+                        dist.send(state[name].contiguous(), 0)
 
     def new_state(self, parameter: Tensor) -> State:
-        """The state of ``parameter`` before its first step, of all its blocks."""
+        """The state of ``parameter`` before its first step, of all its blocks.
+
+        Of towers that other ranks train, a rank has no state: ``gather_towers`` fills this one.
+        """
         state = {STEP: torch.zeros(())}
         for block in self._blocks:
             if block.parameter is parameter:
-                state |= {f"{block.number}.{name}": value for name, value in self._fresh(block).items()}
+                state |= self._fresh(block)
         return state
 
     def _fresh(self, block: ParameterBlock) -> State:
         new = self._formula.new(block.of(block.parameter)[None])
-        return {name: value[0] for name, value in new.items()}
+        return {f"{block.number}.{name}": value[0] for name, value in new.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, but factors and roots stay float64."""
@@ -424,6 +477,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._stacks = {}
         for index, state in state_dict["state"].items():
             for name, value in state.items():
+                # PyTorch brings every tensor to the dtype of its parameter.
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
                     parameter = self._parameters[index]
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
@@ -436,25 +490,23 @@ class _DirectionExchange:
     """
 
     def __init__(self, dealt: Sequence[Sequence[ParameterBlock]], rank: int) -> None:
-        self.directions: dict[int, Tensor] = {}
-        like = next((block.parameter for part in dealt for block in part), torch.zeros(()))
-        room = max(sum(block.shape.numel() for block in part) for part in dealt)
+        self.directions: Directions = {}
+        # Rank 0 is dealt the costliest block, so it has one wherever there are any.
+        like = dealt[0][0].parameter if dealt[0] else torch.zeros(())
+        room = 0
+        for part in dealt:
+            room = max(room, sum(block.shape.numel() for block in part))
         self._ranks, self._every = len(dealt), like.new_zeros(len(dealt) * room)
         # It lies where the all-gather would copy it.
         self._own = self._every[rank * room : (rank + 1) * room]
         for number, part in enumerate(dealt):
-            views = _cut(self._every[number * room :], part)
-            self.directions |= {id(block): view for block, view in zip(part, views, strict=True)}
+            # An all-gather takes equal parts, so those of ranks with less are longer than their blocks.
+            at = number * room
+            for block in part:
+                size = block.shape.numel()
+                self.directions[id(block)] = self._every[at : at + size].view(block.shape)
+                at += size
 
     def __call__(self) -> None:
         if self._own.numel() and self._ranks > 1:
             dist.all_gather_into_tensor(self._every, self._own)
-
-
-def _cut(flat: Tensor, blocks: Sequence[ParameterBlock]) -> list[Tensor]:
-    """Views of ``flat``, one behind the other, in the shapes of ``blocks``."""
-    shapes = [block.shape for block in blocks]
-    sizes = [shape.numel() for shape in shapes]
-    # A rank may have none, if there are more ranks than blocks.
-    parts = flat[: sum(sizes)].split(sizes) if sizes else []
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -2,7 +2,7 @@
 
 PyTorch makes a dozen passes over all blocks, and its products of many small matrices run at a third of this one's
 speed. A wheel and the image carry the library; installing from a checkout builds it where there is a C compiler.
-Everywhere else ``pipeline.training.dense_optimizers`` does the same with PyTorch, up to rounding. ctypes lets go of the
+Everywhere else ``shampoo_steps.PlainWork`` does the same with PyTorch, up to rounding. ctypes lets go of the
 interpreter's lock during a call.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ _VERSION = 1
 _ADDRESSES = ("gradient", "parameter", "direction", "mean", "squares", "left", "right", "left_root", "right_root")
 BLOCK = np.dtype(
     [
-        *((name, np.uintp) for name in _ADDRESSES),
-        *((name, np.int64) for name in ("rows", "columns", "stride")),
+        *zip(_ADDRESSES, repeat(np.uintp)),
+        ("rows", np.int64),
+        ("columns", np.int64),
+        ("stride", np.int64),
         ("rate", np.float32),
         ("decay", np.float32),
     ]
@@ -81,6 +84,7 @@ class ShampooLibrary:
 
 
 def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
+    # A plain integer would go as an int of C, which cuts an address to 32 bits.
     return ctypes.c_void_p(blocks.ctypes.data), ctypes.c_int64(len(blocks))
 
 
