@@ -43,6 +43,7 @@ class LogFile:
         """``spec`` with those columns alone that are in the file itself."""
         if not self.values:
             return self.spec
+        # A file of a partition leaves out what its folders say: it would be the same in every row.
         columns = {name: option for name, option in self.spec.columns.items() if name not in self.values}
         return replace(self.spec, columns=columns)
 
@@ -68,10 +69,18 @@ class FileFormat(ABC):
         return [file]
 
     def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
-        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near."""
+        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near.
+
+        Args:
+            source: the file's bytes, read from anywhere.
+            at: a byte of the file, most likely within a line.
+            file: of the format of this object.
+        """
         source.seek(at)
         end = line_end(source.read(SEEN))
-        return None if end is None else at + end
+        if end is None:
+            return None
+        return at + end
 
     def first_cut(self, text: bytes, file: LogFile) -> int | None:
         """The same of ``text`` that follows what nobody has read: how many of its bytes the part before takes.
@@ -98,8 +107,11 @@ def line_end(text: bytes) -> int | None:
 
     Parts end there, so only the file's own end can have blank lines that are no rows.
     """
+    # A character before the line's end: CR LF alone is a blank line.
     end = _LINE_END.search(text)
-    return end.end() if end else None
+    if end is None:
+        return None
+    return end.end()
 
 
 # Bytes in which a line must end where parts meet.
@@ -159,16 +171,17 @@ class LineReader:
         file, first_line = self._file, 1 + self._headers
         if file.start:
             first_line = file.first_line
-        if file.start and not file.head:
-            self._stream.seek(file.start)
+            # With a head, the stream has the part alone.
+            if not file.head:
+                self._stream.seek(file.start)
         rest = cast(BinaryIO, self._stream)
         if file.stop is not None:
-            rest = cast(BinaryIO, _Limited(rest, file.stop - self._stream.tell()))
+            rest = cast(BinaryIO, LimitedBytes(rest, file.stop - self._stream.tell()))
         yield from text_blocks(rest, file.block_bytes, first_line, layout)
 
 
-class _Limited:
-    """The next ``left`` bytes of ``stream``."""
+class LimitedBytes:
+    """The next ``left`` bytes of ``stream``, as text and gzip members read them."""
 
     def __init__(self, stream: BinaryIO, left: int) -> None:
         self.stream, self.left = stream, left
