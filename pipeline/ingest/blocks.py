@@ -197,7 +197,8 @@ def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
 
 def _split_masks(frame: pl.DataFrame, first_test_day: int) -> tuple[pl.Series, pl.Series]:
     # Which typed rows are test rows, and which are train rows: neither are validation rows and those of a gap.
-    # Where pass 1 did not say so, the day does: which day is the first test day is known only after its last block.
+    # Where pass 1 did not say so, the day does: which day is the first test day is known only after the last block of
+    # pass 1, for it counts from the newest day of the log.
     test = frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
     train = ~test
     for others in (VALIDATION_ROW, GAP):

@@ -138,10 +138,10 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
 
 def _by_name(name: str) -> Found:
     # Points for words of codes in `name`, and against for words of quantities; the last one says what it is.
-    words = [word.lower() for word in _WORDS.findall(name)]
+    words = list(map(str.lower, _WORDS.findall(name)))
     if not words:
         return
-    kinds = [_kind(word) for word in words]
+    kinds = list(map(_kind, words))
     own = list(takewhile(lambda word: word not in _PREPOSITIONS, words)) or words
     head, before = own[-1], "".join(own[-2:-1])
     kind = _kind(head)

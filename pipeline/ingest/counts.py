@@ -145,6 +145,8 @@ class VocabCounts(IdCounts):
     """
 
     IDS = "ids"
+    # Ids are compared by their hashes, whatever rows they have: unlike that of `HashedCounts`, it names no rows.
+    kind = IDS
 
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
         self.kept, self.limit = kept, limit
@@ -230,6 +232,7 @@ class VocabCounts(IdCounts):
                 self.pieces, self.merged_rows = [], 0
 
     def _merged(self) -> pl.DataFrame:
+        # The one piece that there is from now on; none where nothing was counted, or all of it lies on disk.
         if not self.pieces:
             return pl.DataFrame(schema=COUNTS)
         if len(self.pieces) > 1:
@@ -265,6 +268,7 @@ class VocabCounts(IdCounts):
 
     def _all(self) -> _Settled:
         if self._disk is None and self._settled is None:
+            # All ids are in memory: nothing has to be settled, and the table has every one of them.
             merged = self._merged()
             return _Settled(merged, merged.height, int(merged["count"].sum()))
         if self._settled is None:
@@ -285,11 +289,6 @@ class VocabCounts(IdCounts):
     def total(self) -> int:
         """Lookups of all ids."""
         return self._all().total
-
-    @property
-    def kind(self) -> str:
-        """Ids are compared by their hashes, whatever rows they have."""
-        return self.IDS
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
         """See ``HeldCounts``; a continued row may have no lookup."""

@@ -189,7 +189,8 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     snapshot = snapshot_of(data)
     if snapshot is not None:
         for day in data.days:
-            marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
+            for dataset, name in late_files(data, store, day):
+                marks.append(dataset.files[name].checksum)
         if not marks:
             return snapshot.mark
         return snapshot.mark + LATE + "-".join(marks)
@@ -264,6 +265,8 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
+    # A dataset of a whole log is that of no day, and one that is made aside does not become that of its day: the one
+    # before it stays.
     if data.day is None or data.aside:
         return None
     dataset = day_dataset(store, data.name, data.day)

@@ -102,6 +102,7 @@ def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
 @contextmanager
 def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sources]:
     """Within, what the logs of ``data`` hold is summed up while they are read; ``mark``: as of ``told_apart``."""
+    # Leaving the pool waits for its thread, so that no file is open any more when the caller goes on.
     stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         try:

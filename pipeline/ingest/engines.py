@@ -242,12 +242,7 @@ class IngestEngine(ExitStack, ABC):
 
     @abstractmethod
     def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
-        """Add typed train rows to ``leaks`` until it has enough.
-
-        Args:
-            leaks: complete only after ``end_day``, for this may go on beside ``write``.
-            first_test_day: days since 1970, where the split is by row's day.
-        """
+        """Add typed train rows to ``leaks`` until it has enough: all are there after ``end_day`` alone."""
 
     @abstractmethod
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
@@ -430,8 +425,8 @@ class LocalEngine(IngestEngine):
             for folder, writer in writers.items():
                 if folder in folders and folder != EVENTS:
                     writer.add(folders[folder])
-            rows = sum(folders[split].height for split in job.splits)
-            yield rows, folders.get(EVENTS) if EVENTS in writers else None
+            events = folders.get(EVENTS) if EVENTS in writers else None
+            yield sum(folders[split].height for split in job.splits), events
 
 
 def in_order(work: Callable[[A], B], items: Iterable[A], workers: int) -> Generator[B, None, None]:

@@ -185,7 +185,7 @@ def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
     # that is as empty adds nothing.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
     values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
-    # Times stay what they are: their text would have to be read again.
+    # Times stay what they are: their text would have to be read again. All else is hashed, or read, as text.
     if values.dtype.is_temporal():
         return values
     return strings_of(values)

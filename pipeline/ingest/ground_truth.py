@@ -127,12 +127,12 @@ def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: floa
 def _map_effects(truth: Truth, change: Callable[[Effects, int], Effects]) -> Truth:
     # `change` gets the effects of ids, and their feature: first-order ones, then those of pairs, then those of quads.
     # `aged` draws new effects by how many arrays came before, so another order would plant another truth.
-    first = [change(effects, feature) for feature, effects in enumerate(truth.first)]
+    first = list(map(change, truth.first, itertools.count()))
     pairs, quads = [], []
     for a, b, left, right in truth.pairs:
         pairs.append((a, b, change(left, a), change(right, b)))
     for four in truth.quads:
-        quads.append({feature: change(effects, feature) for feature, effects in four.items()})
+        quads.append(dict(zip(four, map(change, four.values(), four), strict=True)))
     return replace(truth, first=first, pairs=pairs, quads=quads)
 
 
@@ -141,6 +141,8 @@ def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
     order = np.random.default_rng([seed, 3]).permutation(SPARSE)
     blocks = []
     for block in range(config.blocks):
+        # Every `blocks`-th of the shuffled features, from another one on: so blocks differ by one feature at most, and
+        # no two have one in common.
         features = sorted(order[block :: config.blocks])
         blocks.append([f"C{feature + 1}" for feature in features])
     return blocks

@@ -161,6 +161,8 @@ class _Bins(IdMapping):
         # Bounds of bins, as `data.sparse.<name>.bins_by` says; decided once.
         from pipeline.ingest.sketch import bin_bounds
 
+        # A row each, beside those of missing and unseen ids. Of few different values there may be fewer bins, but the
+        # table has the rows that the configuration says.
         bounds = bin_bounds(counts.sketch, feature.bins_by, feature.rows - RESERVED_ROWS)
         return before or FittedMapping(rows=feature.rows, bounds=bounds)
 

@@ -478,7 +478,9 @@ class Coded:
 
         All int64. The first lookup of a hash that those rows do not have means nothing.
         """
-        lookups = None if keep is None else self.by_lookup(keep)
+        lookups = None
+        if keep is not None:
+            lookups = self.by_lookup(keep)
         counts, first = count_codes(self.codes, lookups, len(self.hashes))
         return counts[:-1], first[:-1], int(counts[-1])
 

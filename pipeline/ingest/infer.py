@@ -145,7 +145,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     positive, negative = label_classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
     rate = float(clicks.to_numpy().mean())
-    times = [column for column in columns if column.name != chosen.name and is_time(column)]
+    rest = [column for column in columns if column.name != chosen.name]
+    times = list(filter(is_time, rest))
     time = max(times, key=lambda column: column.distinct, default=None)
 
     # 3. All others.
@@ -157,7 +158,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     weights = weights_of({**ids, **numbers}, list(ids), list(numbers))
     periods = None if time is None else _periods(time)
     facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights, periods)
-    rest = [column for column in columns if column.name != chosen.name and column is not time]
+    rest = [column for column in rest if column is not time]
     guesses = facts.guesses(rest, times)
     if not any(guess.kind == "sparse" for guess in guesses):
         # A model needs one, even if its values may name a time.
@@ -321,7 +322,9 @@ class _Facts:
         if not number:
             return [self._guess_ids(column, name, seen)]
         skewness = column.numbers.drop_nulls().skew()
-        transform = "log1p_standardise" if skewness is not None and skewness > SKEWED else "standardise"
+        transform = "standardise"
+        if skewness is not None and skewness > SKEWED:
+            transform = "log1p_standardise"
         dense = Guess(column=column.name, kind="dense", seen=seen, name=name, settings={"transform": transform})
         exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
         few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
@@ -440,7 +443,9 @@ class _Facts:
         # was measured, and says nothing of those to come.
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         # Without times every row is a period.
-        period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
+        period = pl.Series("t", range(len(values)))
+        if self.periods is not None:
+            period = pl.Series("t", self.periods)
         groups = frame.group_by("v", period).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
         every = groups.group_by("v").agg(pl.sum("n").alias("all_n"), pl.sum("p").alias("all_p"))
         groups = groups.join(every, on="v", nulls_equal=True)

@@ -80,7 +80,7 @@ class Avro(Columnar):
                 # What is not wanted is skipped, which takes less than decoding it.
                 reader = _reader(stream, columns)
             records = iter(reader)
-            wanted = pa.schema([kinds.field(name) for name in columns])
+            wanted = pa.schema(list(map(kinds.field, columns)))
         while True:
             # Not around the yield: what the caller raises is no fault of the file.
             with _decoding():

@@ -57,24 +57,21 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
                 events.add(source.column)
     for column, override in spec.columns.items():
         kind = schema.field(column).type
-        if pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
-            if column in maps:
-                continue
-            if column in events and is_list(kind):
-                _check_fields(spec, column, kind.value_type, label)
-                continue
+        inner = kind.value_type if is_list(kind) else kind
+        # A list of structs may be a map that a writer without maps has written: frames have both as lists of pairs.
+        pairs = pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(inner))
+        if pairs and column in maps:
+            continue
+        if pairs and column in events and is_list(kind):
+            _check_fields(spec, column, inner, label)
+            continue
+        if pa.types.is_nested(inner):
             hint = "write its parts as columns of their own"
-            if override.startswith("data.sparse."):
+            if pairs and override.startswith("data.sparse."):
                 hint = f"{override.removesuffix('.column')}.holds=map, if its keys are ids and its values weights"
             raise DataError(
                 f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
                 hint=hint,
-            )
-        inner = kind.value_type if is_list(kind) else kind
-        if pa.types.is_nested(inner):
-            raise DataError(
-                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
-                hint="write its parts as columns of their own",
             )
         if column in maps and is_list(kind) and not several[column].weight_separator:
             raise DataError(
@@ -250,7 +247,10 @@ def cut_groups(
         pieces = []
         for at in range(0, len(columns), step):
             table = file.read_row_group(number, list(columns[at : at + step]), use_threads=False)
-            pieces.append([spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)])
+            written = []
+            for start in range(0, table.num_rows, rows):
+                written.append(spill.write(_packed(table.slice(start, rows))))
+            pieces.append(written)
             # Not kept while the next columns are decoded.
             del table
         for parts in zip(*pieces, strict=True):

@@ -86,7 +86,10 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
             several[source.column] = Several(source.separator)
     for task in spec.tasks:
         single.add(task.column)
-    return {column: kind for column, kind in several.items() if column not in single}
+    # What reads one value a row decides: its values are not taken apart.
+    for column in set(several) & single:
+        del several[column]
+    return several
 
 
 def _require_keys(data: bytes, file: LogFile) -> None:
@@ -155,7 +158,7 @@ class JsonBlock:
     def _concat_column(self, parts: list[pl.Series]) -> pl.Series:
         # One key of all parts, typed as if they had been read as one. Where one part has lists, text is divided into
         # lists in the others too; where one has text, JSON's true and false are 1 and 0 in the others.
-        parts = [part for part in parts if len(part)] or parts[:1]
+        parts = list(filter(len, parts)) or parts[:1]
         if len({part.dtype for part in parts}) == 1:
             return pl.concat(parts, rechunk=True)
         several = self.lists.get(parts[0].name)
@@ -201,6 +204,8 @@ class JsonBlock:
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
+    # Polars would unpack it, and what comes of that is no row of the file. A line may begin so by chance: whoever calls
+    # this takes the error for one of polars, and tries fewer lines.
     if looks_packed(data):
         raise pl.exceptions.ComputeError("the text begins like a compressed file")
     schema = None if columns is None else dict.fromkeys(columns, pl.String)
@@ -257,7 +262,7 @@ def _kinds(line: bytes) -> dict[str, type]:
 
 def object_lines(lines: list[bytes], first: int) -> Iterator[int]:
     """Numbers of those of ``lines``, counted from ``first``, that are objects: halves are tried until they all are."""
-    filled = [line for line in lines if line.strip()]
+    filled = list(filter(bytes.strip, lines))
     if not filled:
         return
     read = 0
