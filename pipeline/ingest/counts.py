@@ -50,7 +50,9 @@ class HashedCounts(IdCounts):
         """Take in what ``other`` counted."""
         self._pieces += other._pieces
         if other._all is not None:
+            # Counts that were asked for are in an array: a piece that has every row.
             self._pieces.append((np.arange(self.rows), other._all))
+        # Those of both together have the smallest of all.
         self.smallest = np.unique(np.concatenate([self.smallest, other.smallest]))[:SKETCH]
         # Added up now: pieces of all blocks would take more memory than the array of rows.
         _ = self.counts
@@ -235,9 +237,11 @@ class VocabCounts(IdCounts):
         # The one piece that there is from now on; none where nothing was counted, or all of it lies on disk.
         if not self.pieces:
             return pl.DataFrame(schema=COUNTS)
+        # A single one was added up before, or came with distinct hashes. The next merge is due when pieces outgrow it.
         if len(self.pieces) > 1:
             merged = _added_up(self.pieces)
-            self.pieces, self.merged_rows = [merged], merged.height
+            self.pieces = [merged]
+            self.merged_rows = merged.height
         return self.pieces[0]
 
     @property
@@ -272,6 +276,7 @@ class VocabCounts(IdCounts):
             merged = self._merged()
             return _Settled(merged, merged.height, int(merged["count"].sum()))
         if self._settled is None:
+            # Nobody has named hashes that the table must have.
             self.settle()
         assert self._settled is not None
         return self._settled

@@ -66,6 +66,8 @@ def _has_columns(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl
     # All files of a split are written with one schema.
     with store.open(f"{dataset.path}/{schema.files['train'][0]}") as source:
         then = pl.read_parquet_schema(source)
+    # Further columns do no harm, for they are not selected. One of another type does: it would be read as the column
+    # that today's schema describes.
     return all(then.get(column) == kind for column, kind in now.schema.items())
 
 

@@ -184,7 +184,8 @@ def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
     # The elements of the rows that have `lengths` events; of rejected rows none. Those have 0 in `lengths`, and a list
     # that is as empty adds nothing.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
-    values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
+    values = lists.filter(pl.Series(own))
+    values = values.explode(**_NO_NULLS)
     # Times stay what they are: their text would have to be read again. All else is hashed, or read, as text.
     if values.dtype.is_temporal():
         return values
@@ -194,6 +195,7 @@ def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
 def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
     # Which events are among the `most` newest of their row, of those `kept`: bool [events].
     if kept is None:
+        # Of which events are late nothing is known before their times are read.
         kept = np.ones(int(lengths.sum()), bool)
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])

@@ -98,8 +98,10 @@ class FindClicks:
         text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
         text = text.filter(~text.is_in(list(self.spec.missing)))
         key, check = hash_event_keys(text)
+        # A click has no row of its own, so no line.
         constants = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
-        return pl.DataFrame({"key": key, "check": check}).with_columns(**constants).select(list(FOUND))
+        found = pl.DataFrame({"key": key, "check": check})
+        return found.with_columns(**constants).select(list(FOUND))
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class MarkedRows:
         clicked = np.isin(lines, self.clicked).astype(np.int8)
         clicked += 2 * np.isin(lines, self.later).astype(np.int8)
         frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, clicked)).filter(pl.Series(stay))
+        # Rows that are dropped are lines of the file all the same.
         further = raw.further_lines + int((~stay).sum())
         return replace(raw, frame=frame, lines=raw.lines[stay], further_lines=further)
 

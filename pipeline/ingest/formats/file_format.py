@@ -94,9 +94,12 @@ class FileFormat(ABC):
         return 0
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """Rows of a file, whose uncompressed bytes are ``stream``; lines are counted until there are ``enough``.
+        """Count the rows of a file as they were delivered, those included that will not parse.
 
-        Rows as they were delivered, those included that will not parse.
+        Args:
+            stream: its uncompressed bytes.
+            data: the log, for the header of its files.
+            enough: rows from which on nobody asks how many more there are.
         """
         header = self.header_lines(data)
         return max(counted_lines(stream, enough + header) - header, 0)
@@ -150,8 +153,11 @@ class LineReader:
     """
 
     def __init__(self, stream: BinaryIO, file: LogFile) -> None:
-        self._file, self._stream, self._headers = file, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20), 0
+        self._file, self._headers = file, 0
+        self._stream = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
         self._first = io.BufferedReader(io.BytesIO(file.head)) if file.head else self._stream
+        # Peeked at, for these bytes are of the header, or of the first row. A mark of UTF-8 in front is of neither:
+        # it would become part of the first name.
         start = self._first.peek(8)[:8]
         require_text(start, file.label)
         if start.startswith(BOM):
