@@ -129,7 +129,7 @@ class Sources:
         if mark:
             self._known = _read(store, without_folders(mark), self._folders)
         if self._known is None:
-            # Beside the passes, which read the same bytes: a log is not read once more for its checksum alone.
+            # Beside the passes over the same bytes, which take longer: nobody waits for the checksum.
             self._checksum = pool.submit(_checksum, files, stopped)
 
     def record(self) -> dict[str, Any] | None:

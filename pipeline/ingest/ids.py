@@ -107,7 +107,6 @@ def event_key_columns(
         text = nulls(pl.String, raw.height)
     rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
     key, check = hash_event_keys(text.fill_null(""))
-    # 1: by another row of these logs. A click that later datasets bring is no part of this one's events.
     own = clicked > 0
     if CLICKED_LATER in raw.columns:
         own |= raw[CLICKED_LATER] == 1
