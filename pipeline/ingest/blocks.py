@@ -86,17 +86,9 @@ class TransformJob:
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits of the dataset."""
-        return ("train", VALIDATION, "test") if self.spec.split.validates else ("train", "test")
-
-    @property
-    def side_columns(self) -> dict[str, list[str]]:
-        """The folders beside the test rows, and the columns in each."""
-        columns = {}
-        if raw := lossy(self.spec, self.state):
-            columns[RAW] = [raw_column(name) for name in raw]
-        if unseen := with_vocabulary(self.state):
-            columns[UNSEEN] = [unseen_column(name) for name in unseen]
-        return columns
+        if self.spec.split.validates:
+            return ("train", VALIDATION, "test")
+        return ("train", "test")
 
 
 def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
@@ -113,22 +105,27 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
     split_counts, typed = job.empty_counts(), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
-        places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
+        places = None
+        if job.by_place:
+            places = place_hashes(raw.place or raw.file, parsed.lines)
         splits = split_counts.add(parsed.frame, coded, places)
+        # Pass 2 splits as pass 1 did, by these columns: hashes of rows and places are not kept.
         masks = {TEST: splits.test, VALIDATION_ROW: splits.validation, KEPT: splits.kept, GAP: splits.left_out}
         columns = [mask.alias(name) for name, mask in masks.items() if mask is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
-    rejects = list(raw.rejects)
-    if job.rule is not None and job.rule.others == "drop":
-        # A row that was not read in a log of many days is of no day that is known.
-        rejects = [replace(reject, of_day=False) for reject in rejects]
+    # A row that was not read in a log of many days is of no day that is known.
+    of_no_day = job.rule is not None and job.rule.others == "drop"
+    rejects = list[Reject]()
+    for reject in raw.rejects:
+        rejects.append(replace(reject, of_day=False) if of_no_day else reject)
+    rejects += parsed.rejects
     rows = height + len(raw.rejects)
     counted = Counted(
         file=raw.file,
         rows=rows,
         lines=rows + raw.further_lines,
         bytes=raw.bytes,
-        rejects=sorted([*rejects, *parsed.rejects], key=lambda reject: reject.line),
+        rejects=sorted(rejects, key=lambda reject: reject.line),
         kept=parsed.frame.height,
         other_days=parsed.other_days,
         dropped=parsed.dropped,
@@ -143,20 +140,24 @@ def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
     """
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
-    test = _test_mask(frame, job.first_test_day)
+    test, train = _split_masks(frame, job.first_test_day)
     test_rows = rows.filter(test)
-    raw = raw_numbers(frame, test, job.spec, job.state)
-    test_ids = {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()}
-    unseen = unseen_ids(test_rows, job.state, test_ids)
-    train = _train_mask(frame, test)
     if KEPT in frame.columns:
         train = train & frame[KEPT]
     folders = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": test_rows}
-    wide = test_rows.with_columns(*raw, *unseen)
-    for folder, columns in job.side_columns.items():
-        folders[folder] = wide.select(columns)
+
+    # Beside the test rows, row by row, lies what the gate needs to score a model that was fitted to other data.
+    is_test = test.to_numpy()
+    test_ids = {name: ids.of_rows(is_test) for name, ids in coded.items()}
+    raw = raw_numbers(frame, test, job.spec, job.state)
+    wide = test_rows.with_columns(*raw, *unseen_ids(test_rows, job.state, test_ids))
+    numbers, features = lossy(job.spec, job.state), with_vocabulary(job.state)
+    for folder, names, column_of in ((RAW, numbers, raw_column), (UNSEEN, features, unseen_column)):
+        if names:
+            folders[folder] = wide.select(map(column_of, names))
+
     if EVENT in frame.columns:
-        places = np.select([test.to_numpy(), train.to_numpy()], [TEST_EVENT, TRAIN_EVENT], OTHER_EVENT)
+        places = np.select([is_test, train.to_numpy()], [TEST_EVENT, TRAIN_EVENT], OTHER_EVENT)
         folders[EVENTS] = events_of(frame, pl.Series(places))
     if job.spec.split.validates:
         if VALIDATION_ROW in frame.columns:
@@ -181,26 +182,29 @@ def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
 def train_codes(typed: Packed, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:
     """Return the typed rows of a block, their ids, and which of them are train rows (bool [rows])."""
     frame, coded = unpacked(typed)
-    return frame, coded, _train_mask(frame, _test_mask(frame, first_test_day)).to_numpy()
+    _, train = _split_masks(frame, first_test_day)
+    return frame, coded, train.to_numpy()
 
 
 def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
     """Return the typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
+    _, train = _split_masks(frame, first_test_day)
+    # The whole frame first, for hashes are those of all its rows.
     hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
-    return frame.with_columns(hashes).filter(_train_mask(frame, _test_mask(frame, first_test_day)))
+    return frame.with_columns(hashes).filter(train)
 
 
-def _test_mask(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
-    return frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
-
-
-def _train_mask(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
+def _split_masks(frame: pl.DataFrame, first_test_day: int) -> tuple[pl.Series, pl.Series]:
+    # Which typed rows are test rows, and which are train rows: neither are validation rows and those of a gap.
+    # Where pass 1 did not say so, the day does: which day is the first test day is known only after the last block of
+    # pass 1, for it counts from the newest day of the log.
+    test = frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
     train = ~test
     for others in (VALIDATION_ROW, GAP):
         if others in frame.columns:
             train = train & ~frame[others]
-    return train
+    return test, train
 
 
 def to_float32(values: np.ndarray) -> np.ndarray | None:
@@ -209,7 +213,10 @@ def to_float32(values: np.ndarray) -> np.ndarray | None:
     if kernels is not None:
         return kernels.narrow(values)
     narrow = values.astype(np.float32)
-    return narrow if bool(((narrow == values) | (values != values)).all()) else None
+    # NaN differs from itself, and is one in either type.
+    if not ((narrow == values) | (values != values)).all():
+        return None
+    return narrow
 
 
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
@@ -241,15 +248,14 @@ def unpacked(data: Packed) -> tuple[pl.DataFrame, dict[str, Coded]]:
     """Return what ``packed`` made ``data`` of, without a copy; numbers as they were written."""
     end = _HEAD + int.from_bytes(data[:_HEAD], "little")
     whole = pa.py_buffer(data)
-    frame = _read_ipc(whole.slice(_HEAD, end - _HEAD))
-    hashes = _read_ipc(whole.slice(end))
+    frames = list[pl.DataFrame]()
+    for part in (whole.slice(_HEAD, end - _HEAD), whole.slice(end)):
+        # Chunks that were joined would be a copy.
+        read = pl.from_arrow(pa.ipc.open_file(part).read_all(), rechunk=False)
+        assert isinstance(read, pl.DataFrame)
+        frames.append(read)
+    frame, hashes = frames
     coded = {}
     for name in hashes.columns:
         coded[name] = Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name])
     return frame, coded
-
-
-def _read_ipc(data: pa.Buffer) -> pl.DataFrame:
-    frame = pl.from_arrow(pa.ipc.open_file(data).read_all(), rechunk=False)
-    assert isinstance(frame, pl.DataFrame)
-    return frame

@@ -126,19 +126,24 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
         found += _by_many(values, distinct, counts)
     few = named and len(distinct) < LEAST_VALUES and distinct[-1] <= LARGEST_OF_FEW
     least = LEAST_OF_FEW if few else LEAST_POINTS
-    if sum(points for points, _ in found) < least:
+    total, reasons = 0, []
+    for points, words in found:
+        total += points
+        if points > 0:
+            reasons.append(words)
+    if total < least:
         return ""
-    return "codes, not a quantity: " + ", ".join(words for points, words in found if points > 0)
+    return "codes, not a quantity: " + ", ".join(reasons)
 
 
 def _by_name(name: str) -> Found:
     # Points for words of codes in `name`, and against for words of quantities; the last one says what it is.
-    words = [word.lower() for word in _WORDS.findall(name)]
+    words = list(map(str.lower, _WORDS.findall(name)))
     if not words:
         return
-    kinds = [_kind(word) for word in words]
+    kinds = list(map(_kind, words))
     own = list(takewhile(lambda word: word not in _PREPOSITIONS, words)) or words
-    head, before = own[-1], own[-2] if len(own) > 1 else ""
+    head, before = own[-1], "".join(own[-2:-1])
     kind = _kind(head)
     if kind == "number" and before in _NUMBERED:
         yield 2, f'"{before} {head}" in its name'
@@ -148,9 +153,10 @@ def _by_name(name: str) -> Found:
         yield -4, "its name"
     elif kind == "code":
         yield 2, f'"{head}" in its name'
-    elif codes := [word for word, each in zip(words, kinds, strict=True) if each]:
-        # Something of a user, or users: an id of theirs, or a number of them.
-        yield 1, f'"{codes[-1]}" in its name'
+    elif any(kinds):
+        # Something of a user, or users: an id of theirs, or a number of them. All kinds that are left are of codes.
+        last = max(place for place, each in enumerate(kinds) if each)
+        yield 1, f'"{words[last]}" in its name'
 
 
 def _kind(word: str) -> str:
@@ -160,9 +166,12 @@ def _kind(word: str) -> str:
         return _KINDS[word]
     single = f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")
     if single in _KINDS:
-        return "codes" if _KINDS[single] in ("code", "group") else _KINDS[single]
-    ends = (each for each in (*_GROUP_WORDS, *_CODE_WORDS) if len(each) >= _LEAST_ENDING and word.endswith(each))
-    return _KINDS.get(next(ends, ""), "")
+        kind = _KINDS[single]
+        return "codes" if kind in ("code", "group") else kind
+    for ending in (*_GROUP_WORDS, *_CODE_WORDS):
+        if len(ending) >= _LEAST_ENDING and word.endswith(ending):
+            return _KINDS[ending]
+    return ""
 
 
 def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -30,44 +31,56 @@ def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
         fields = values.dtype.fields if isinstance(values.dtype, pl.Struct) else []
         if len(fields) > 1 and all(field.dtype.is_numeric() or field.dtype == pl.Null for field in fields):
             present = values.struct.unnest().select(pl.all().is_not_null().mean()).row(0)
+            # Rows without an object lack all keys: they say nothing of how many an object has.
             if sum(present) / len(present) < PRESENT * (1 - values.null_count() / len(values)):
-                pairs: list[list[dict[str, object]] | None] = []
-                for row in values.to_list():
-                    if row is None:
-                        pairs.append(None)
-                    else:
-                        pairs.append([{"key": key, "value": value} for key, value in row.items() if value is not None])
-                kind = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))
-                values = pl.Series(values.name, pairs, dtype=kind, strict=False)
+                values = _pairs_of_objects(values)
         columns.append(values)
     return pl.DataFrame(columns)
 
 
+def _pairs_of_objects(values: pl.Series) -> pl.Series:
+    # A struct of polars has every key of the log in every row: those of a row itself are the ones with a value.
+    rows: list[list[dict[str, object]] | None] = []
+    for row in values.to_list():
+        if row is None:
+            rows.append(None)
+            continue
+        pairs = [{"key": key, "value": value} for key, value in row.items() if value is not None]
+        rows.append(pairs)
+    kind = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))
+    return pl.Series(values.name, rows, dtype=kind, strict=False)
+
+
 def is_map(kind: pl.DataType) -> bool:
     """Whether a column of ``kind`` holds lists of a key and a number."""
-    inner = kind.inner if isinstance(kind, pl.List | pl.Array) else None
-    fields = inner.fields if isinstance(inner, pl.Struct) else []
+    if not isinstance(kind, pl.List | pl.Array) or not isinstance(kind.inner, pl.Struct):
+        return False
+    fields = kind.inner.fields
     return len(fields) == 2 and fields[1].dtype.is_numeric() and not fields[0].dtype.is_nested()
 
 
 def width_of(values: pl.Series) -> int | None:
     """The numbers of every vector of a column of lists; None where it holds none: other lengths, or whole numbers."""
+    # A row without a vector is missing one, whatever the others' width is.
     lengths = values.list.len().drop_nulls()
     if not values.dtype.inner.is_float() or lengths.n_unique() != 1:  # type: ignore[attr-defined]
         return None
     width = int(lengths[0])
-    return width if width >= LEAST_WIDTH and not _whole(values) else None
-
-
-def _whole(values: pl.Series) -> bool:
-    # Whether all numbers in lists are whole: ids, as programs write them that know no others.
-    flat = values.explode().drop_nulls()
-    return bool((flat == flat.floor()).all()) and bool(len(flat))
+    if width < LEAST_WIDTH or not holds_numbers(values):
+        return None
+    return width
 
 
 def holds_numbers(values: pl.Series) -> bool:
-    """Whether a column of lists holds numbers of which some are not whole: weights, or vectors."""
-    return bool(values.dtype.inner.is_float()) and not _whole(values)  # type: ignore[attr-defined]
+    """Whether a column of lists holds numbers of which some are not whole: weights, or vectors.
+
+    Numbers that are all whole are ids, as programs write them that know no other numbers than floating-point ones.
+    """
+    if not values.dtype.inner.is_float():  # type: ignore[attr-defined]
+        return False
+    flat = values.explode().drop_nulls()
+    # Of a column without any number nothing says that they would be whole.
+    return not len(flat) or not (flat == flat.floor()).all()
 
 
 def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Sequence[str]) -> dict[str, str]:
@@ -79,13 +92,9 @@ def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Se
             continue
         alike = [one for one in ids if one not in chosen and (columns[one].list.len().fill_null(0) == lengths).all()]
         if alike:
-            chosen[max(alike, key=lambda one: _common(one, name))] = name
+            # Of several the one whose name begins as that of the weights does: item_ids and item_weights.
+            chosen[max(alike, key=lambda one: len(os.path.commonprefix([one, name])))] = name
     return chosen
-
-
-def _common(one: str, other: str) -> int:
-    same = [a == b for a, b in zip(one, other, strict=False)]
-    return same.index(False) if False in same else len(same)
 
 
 def text_vector(text: pl.Series) -> tuple[int, str] | None:
@@ -104,17 +113,8 @@ def text_vector(text: pl.Series) -> tuple[int, str] | None:
     return None
 
 
-def unit_length(values: pl.Series, width: int) -> bool:
-    """Whether all vectors of a column of lists have length 1."""
-    some = values.drop_nulls()
-    matrix = some.explode().cast(pl.Float64).fill_null(0.0).to_numpy().reshape(-1, width)
-    return bool(np.abs(np.linalg.norm(matrix, axis=1) - 1).max(initial=0.0) < 1e-3) and len(some) > 0
-
-
 # Share of a column's values that are numbers where it is a column of numbers.
 NUMERIC_SHARE = 0.995
-# Skewness from which on a number's logarithm is taken.
-SKEWED = 2.0
 BINS = 32
 # Share of the times, below which one that is missing may be written as 0.
 EARLIEST = 0.01
@@ -157,8 +157,10 @@ class SampleColumn:
             values.dtype == pl.Struct or (self.lists and values.dtype.inner.is_nested())  # type: ignore[attr-defined]
         )
         self.values = values
-        plain = not (self.lists or self.nested)
-        text = strings_of(values) if plain else pl.Series(self.name, [None] * len(values), dtype=pl.String)
+        if self.lists or self.nested:
+            text = pl.Series(self.name, [None] * len(values), dtype=pl.String)
+        else:
+            text = strings_of(values)
         absent = ["", *missing]
         self.text = (
             text.to_frame().select(pl.when(~pl.col(self.name).is_in(absent)).then(pl.col(self.name))).to_series()
@@ -184,6 +186,7 @@ class SampleColumn:
     def is_numeric(self) -> bool:
         """Whether nearly all values are numbers, written as numbers are."""
         count = len(self.present)
+        # Codes such as 007 are written with zeros in front, numbers are not.
         written = self.kind.is_numeric() or not self.present.str.contains(r"^[+-]?0\d").any()
         return count > 0 and written and len(self.numbers.drop_nulls()) >= NUMERIC_SHARE * count
 
@@ -222,20 +225,18 @@ def without_broken_times(column: SampleColumn) -> SampleColumn:
     """``column``; of one whose values are times but for a few, these are missing, as the rows will be."""
     if not len(column.present) or column.kind.is_temporal():
         return column
-    for good in _masks_of_times(column):
+    # Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970.
+    masks = list[pl.Series]()
+    if column.kind == pl.String:
+        masks.append(column.text.str.contains(_ISO))
+    if column.is_numeric and _TIME_NAMES.search(column.name):
+        for unit in _UNITS:
+            masks.append(column.numbers.is_between(_EARLIEST * unit, _LATEST * unit, closed="left"))
+    for good in masks:
         share = float(good.fill_null(False).mean() or 0)  # type: ignore[arg-type]
         if NUMERIC_SHARE <= share < 1:
             return SampleColumn(column.text.set(~good.fill_null(False), None), ())
     return column
-
-
-def _masks_of_times(column: SampleColumn) -> Iterator[pl.Series]:
-    # Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970.
-    if column.kind == pl.String:
-        yield column.text.str.contains(_ISO)
-    if column.is_numeric and _TIME_NAMES.search(column.name):
-        for unit in _UNITS:
-            yield column.numbers.is_between(_EARLIEST * unit, _LATEST * unit, closed="left")
 
 
 def without_broken_classes(column: SampleColumn) -> SampleColumn:
@@ -252,9 +253,12 @@ def without_broken_classes(column: SampleColumn) -> SampleColumn:
 
 def find_two_classes(column: SampleColumn, share: float) -> list[str] | None:
     """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None without such."""
+    # A name that no column has: a column may be called count.
     counts = column.present.value_counts(sort=True, name="rows of the sample")
     two: list[str] = counts[column.name][:2].to_list()
-    if set(two) not in _TWO_CLASSES or int(counts["rows of the sample"][:2].sum()) < share * len(column.present):
+    if set(two) not in _TWO_CLASSES:
+        return None
+    if int(counts["rows of the sample"][:2].sum()) < share * len(column.present):
         return None
     return two
 
@@ -264,9 +268,11 @@ def describe_others(column: SampleColumn, values: Sequence[str]) -> str:
     others = column.present.filter(~column.present.is_in(list(values)))
     if not len(others):
         return ""
-    shown = [shorten(value) for value in others.unique(maintain_order=True)[:3]]
-    more = ", ..." if others.n_unique() > len(shown) else ""
-    return f"{plural(len(others), 'row')} of {len(column.text):,} ({', '.join(shown)}{more})"
+    different = others.unique(maintain_order=True)
+    shown = list(map(shorten, different[:3]))
+    if len(different) > len(shown):
+        shown.append("...")
+    return f"{plural(len(others), 'row')} of {len(column.text):,} ({', '.join(shown)})"
 
 
 def is_time(column: SampleColumn) -> bool:
@@ -309,7 +315,7 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
             elif count == most:
                 fitting.append(form)
         if most >= NUMERIC_SHARE * int(rows.sum()):
-            return fitting[0], fitting[1] if len(fitting) > 1 else ""
+            return fitting[0], "".join(fitting[1:2])
     return None
 
 
@@ -337,36 +343,24 @@ def comma_columns(frame: pl.DataFrame, missing: Iterable[str]) -> list[str]:
     return found
 
 
-def is_hour(column: SampleColumn) -> bool:
-    """Whether a column is called an hour and holds nothing but 0 to 23."""
-    whole = len(column.present) > 0 and bool(column.present.str.contains(r"^([01]?\d|2[0-3])$").all())
-    return whole and re.fullmatch(r"(?i)h|hr|hour", column.name) is not None
-
-
 def first_and_last_day(time: SampleColumn) -> tuple[str, str]:
     """The days of the earliest and the latest of a column of times, YYYY-MM-DD; a few times of 1970 do not count."""
+    days = list[str]()
     if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
-        first, last = time.numbers.quantile(EARLIEST), float(time.numbers.max() or 0)  # type: ignore[arg-type]
-        return _day_of_number(first or 0), _day_of_number(last)
+        first = time.numbers.quantile(EARLIEST) or 0
+        for number in (first, float(time.numbers.max() or 0)):  # type: ignore[arg-type]
+            # Seconds since 1970 have ten digits until 2286: each three more are a thousandth of a second, and so on.
+            seconds = number / 10 ** max(3 * ((len(f"{number:.0f}") - 10 + 2) // 3), 0)
+            days.append(str(np.datetime64(int(seconds), "s").astype("datetime64[D]")))
+        return days[0], days[1]
     ordered = time.present.sort()
     if ordered.is_empty():
         return "", ""
-    return _day_of_text(str(ordered[int(EARLIEST * len(ordered))])), _day_of_text(str(ordered[-1]))
-
-
-def _day_of_number(number: float) -> str:
-    seconds = number / 10 ** max(3 * ((len(f"{number:.0f}") - 10 + 2) // 3), 0)
-    return str(np.datetime64(int(seconds), "s").astype("datetime64[D]"))
-
-
-def _day_of_text(text: str) -> str:
-    return text[:10] if "-" in text else f"{text[:4]}-{text[4:6]}-{text[6:8]}"
-
-
-def transform_of(numbers: pl.Series) -> str:
-    """``log1p_standardise`` for a distribution with a long tail, else ``standardise``."""
-    skewness = numbers.drop_nulls().skew()
-    return "log1p_standardise" if skewness is not None and skewness > SKEWED else "standardise"
+    for place in (int(EARLIEST * len(ordered)), -1):
+        text = str(ordered[place])
+        # YYYYMMDD, where there are no signs.
+        days.append(text[:10] if "-" in text else f"{text[:4]}-{text[4:6]}-{text[6:8]}")
+    return days[0], days[1]
 
 
 def list_settings(column: SampleColumn) -> dict[str, str]:
@@ -379,8 +373,12 @@ def list_settings(column: SampleColumn) -> dict[str, str]:
             continue
         weighted = float(elements.filter(elements != "").str.contains(_WEIGHTED).mean() or 0) > NUMERIC_SHARE  # type: ignore[arg-type]
         ids = elements.str.split(":").list.first() if weighted else elements
+        # Ids come again in other lists.
         if ids.n_unique() < whole / 2:
-            return {"separator": separator, "weight_separator": ":"} if weighted else {"separator": separator}
+            settings = {"separator": separator}
+            if weighted:
+                settings["weight_separator"] = ":"
+            return settings
     return {}
 
 

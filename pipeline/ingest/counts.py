@@ -7,6 +7,7 @@ enough to be added up by itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,28 +44,30 @@ class HashedCounts(IdCounts):
         """Count lookups of distinct ``hashes``."""
         for rows_of in self.ways:
             self._pieces.append((rows_of(pl.Series(hashes), self.rows).to_numpy(), counts))
-        self._keep(hashes)
+        self.smallest = np.unique(np.concatenate([self.smallest, hashes]))[:SKETCH]
 
     def merge(self, other: HashedCounts) -> None:
         """Take in what ``other`` counted."""
         self._pieces += other._pieces
         if other._all is not None:
+            # Counts that were asked for are in an array: a piece that has every row.
             self._pieces.append((np.arange(self.rows), other._all))
-        self._keep(other.smallest)
+        # Those of both together have the smallest of all.
+        self.smallest = np.unique(np.concatenate([self.smallest, other.smallest]))[:SKETCH]
+        # Added up now: pieces of all blocks would take more memory than the array of rows.
         _ = self.counts
 
     @property
     def counts(self) -> np.ndarray:
         """Lookups of every row, int64 [rows]."""
+        # Made when it is first asked for: of a block, the few ids that it has are smaller than all rows.
         if self._all is None:
             self._all = np.zeros(self.rows, np.int64)
         for rows, counts in self._pieces:
+            # Unlike `+=`, this adds up the ids of a piece that share a row.
             np.add.at(self._all, rows, counts)
         self._pieces = []
         return self._all
-
-    def _keep(self, hashes: np.ndarray) -> None:
-        self.smallest = np.unique(np.concatenate([self.smallest, hashes]))[:SKETCH]
 
     @property
     def distinct(self) -> int:
@@ -90,7 +93,9 @@ class HashedCounts(IdCounts):
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
         """Shares of the rows ``then["keys"]``."""
         counts, keys = self.counts, np.array(then["keys"], np.int64)
-        shares: np.ndarray = np.where(keys < len(counts), counts[keys % len(counts)], 0) / max(int(counts.sum()), 1)
+        # `np.where` computes both sides: the modulo keeps rows of a larger table then from being out of bounds.
+        here = np.where(keys < len(counts), counts[keys % len(counts)], 0)
+        shares: np.ndarray = here / max(int(counts.sum()), 1)
         return shares
 
 
@@ -142,6 +147,8 @@ class VocabCounts(IdCounts):
     """
 
     IDS = "ids"
+    # Ids are compared by their hashes, whatever rows they have: unlike that of `HashedCounts`, it names no rows.
+    kind = IDS
 
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
         self.kept, self.limit = kept, limit
@@ -165,20 +172,27 @@ class VocabCounts(IdCounts):
         if other._disk is not None:
             for part in other._disk.blocks():
                 self._append([part])
-        self._append([_copied(piece) for piece in other.pieces])
+        copies = []
+        for piece in other.pieces:
+            # The same in memory of its own. What a block leaves behind lies between the pieces that are freed with the
+            # block, and keeps them from being used again: after 128 blocks some 7 % of the peak
+            # (docs/measurements/ingestion.md).
+            half = piece.height // 2
+            copies.append(pl.concat([piece.head(half), piece.slice(half)], rechunk=True))
+        self._append(copies)
 
     def shares(self, count: int) -> list[VocabCounts]:
         """By ranges of hashes."""
+        tables = [self._merged()]
         if count == 1 and self._disk is None:
-            self._merged()
             return [self]
         parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
-        for table in [self._merged()] if self._disk is None else [*self._disk.blocks(), self._merged()]:
+        bounds = [(number << 64) // count for number in range(1, count)]
+        for table in itertools.chain(self._disk.blocks() if self._disk else (), tables):
             hashes = table["hash"].to_numpy()
             order = np.argsort(hashes)
-            bounds = [(number << 64) // count for number in range(1, count)]
             cuts = [0, *np.searchsorted(hashes[order], np.array(bounds, np.uint64)).tolist(), len(order)]
-            for part, start, stop in zip(parts, cuts[:-1], cuts[1:], strict=True):
+            for part, (start, stop) in zip(parts, itertools.pairwise(cuts), strict=True):
                 if stop > start:
                     part.pieces.append(table[order[start:stop]])
         return parts
@@ -186,8 +200,7 @@ class VocabCounts(IdCounts):
     def condensed(self, wanted: pl.Series) -> VocabCounts:
         """What a fit and the checks need of these counts: sums, the ``kept`` most frequent ids and the ``wanted``."""
         self.settle(wanted)
-        every = self._all()
-        return self._of(_Settled(_best([every.table], self.kept, wanted), every.distinct, every.total))
+        return self.joined([self], wanted)
 
     @staticmethod
     def joined(pieces: Sequence[VocabCounts], wanted: pl.Series) -> VocabCounts:
@@ -198,12 +211,15 @@ class VocabCounts(IdCounts):
             tables.append(part.table)
             distinct += part.distinct
             total += part.total
-        return pieces[0]._of(_Settled(_best(tables, pieces[0].kept, wanted), distinct, total))
-
-    def _of(self, settled: _Settled) -> VocabCounts:
-        other = VocabCounts(self.kept, self.limit)
-        other._settled = settled
-        return other
+        joined = VocabCounts(pieces[0].kept, pieces[0].limit)
+        table = pl.concat(tables)
+        if table.height > joined.kept:
+            # Ties by hash, as everywhere, so that the order of the pieces decides nothing.
+            ranked = table.sort(["count", "hash"], descending=[True, False])
+            rest = ranked.slice(joined.kept).filter(pl.col("hash").is_in(wanted.implode()))
+            table = pl.concat([ranked.head(joined.kept), rest]).rechunk()
+        joined._settled = _Settled(table, distinct, total)
+        return joined
 
     def _append(self, pieces: list[pl.DataFrame]) -> None:
         self.pieces += pieces
@@ -218,11 +234,14 @@ class VocabCounts(IdCounts):
                 self.pieces, self.merged_rows = [], 0
 
     def _merged(self) -> pl.DataFrame:
+        # The one piece that there is from now on; none where nothing was counted, or all of it lies on disk.
         if not self.pieces:
             return pl.DataFrame(schema=COUNTS)
+        # A single one was added up before, or came with distinct hashes. The next merge is due when pieces outgrow it.
         if len(self.pieces) > 1:
             merged = _added_up(self.pieces)
-            self.pieces, self.merged_rows = [merged], merged.height
+            self.pieces = [merged]
+            self.merged_rows = merged.height
         return self.pieces[0]
 
     @property
@@ -232,19 +251,32 @@ class VocabCounts(IdCounts):
 
     def settle(self, wanted: pl.Series | None = None) -> None:
         """Add up what is on disk, if anything is: ``table`` then has the hashes ``wanted`` among others."""
-        wanted = pl.Series([], dtype=pl.UInt64) if wanted is None else wanted
+        if wanted is None:
+            wanted = pl.Series([], dtype=pl.UInt64)
         known = self._settled
         if self._disk is None or (known is not None and wanted.is_in(known.table["hash"].implode()).all()):
             return
         self._disk.add(self._merged())
         self.pieces, self.merged_rows = [], 0
-        self._settled = _settled(self._disk, self.kept, wanted)
+        best, named = pl.DataFrame(schema=COUNTS), []
+        distinct = total = 0
+        # A partition has all counts of its ids, so its sums are final, and the best of those so far and of it suffice.
+        for counted in self._disk:
+            part = _added_up([counted])
+            distinct += part.height
+            total += int(part["count"].sum())
+            named.append(part.filter(pl.col("hash").is_in(wanted.implode())))
+            best = pl.concat([best, part]).sort(["count", "hash"], descending=[True, False]).head(self.kept)
+        rest = pl.concat(named).join(best.select("hash"), on="hash", how="anti")
+        self._settled = _Settled(pl.concat([best, rest]).rechunk(), distinct, total)
 
     def _all(self) -> _Settled:
         if self._disk is None and self._settled is None:
+            # All ids are in memory: nothing has to be settled, and the table has every one of them.
             merged = self._merged()
             return _Settled(merged, merged.height, int(merged["count"].sum()))
         if self._settled is None:
+            # Nobody has named hashes that the table must have.
             self.settle()
         assert self._settled is not None
         return self._settled
@@ -262,11 +294,6 @@ class VocabCounts(IdCounts):
     def total(self) -> int:
         """Lookups of all ids."""
         return self._all().total
-
-    @property
-    def kind(self) -> str:
-        """Ids are compared by their hashes, whatever rows they have."""
-        return self.IDS
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
         """See ``HeldCounts``; a continued row may have no lookup."""
@@ -301,37 +328,6 @@ class _Settled:
     table: pl.DataFrame
     distinct: int
     total: int
-
-
-def _settled(disk: KeyPartitions, kept: int, wanted: pl.Series) -> _Settled:
-    best, named = pl.DataFrame(schema=COUNTS), []
-    distinct = total = 0
-    for counted in disk:
-        part = _added_up([counted])
-        distinct += part.height
-        total += int(part["count"].sum())
-        named.append(part.filter(pl.col("hash").is_in(wanted.implode())))
-        best = pl.concat([best, part]).sort(["count", "hash"], descending=[True, False]).head(kept)
-    rest = pl.concat(named).join(best.select("hash"), on="hash", how="anti")
-    return _Settled(pl.concat([best, rest]).rechunk(), distinct, total)
-
-
-def _best(tables: Sequence[pl.DataFrame], kept: int, wanted: pl.Series) -> pl.DataFrame:
-    # The `kept` most frequent ids of `tables` (ties by hash), and those with hashes in `wanted`.
-    table = pl.concat(tables)
-    if table.height <= kept:
-        return table
-    ranked = table.sort(["count", "hash"], descending=[True, False])
-    rest = ranked.slice(kept)
-    return pl.concat([ranked.head(kept), rest.filter(pl.col("hash").is_in(wanted.implode()))]).rechunk()
-
-
-def _copied(piece: pl.DataFrame) -> pl.DataFrame:
-    # The same in memory of its own.
-    # What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
-    # again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
-    half = piece.height // 2
-    return pl.concat([piece.head(half), piece.slice(half)], rechunk=True)
 
 
 def _added_up(pieces: list[pl.DataFrame]) -> pl.DataFrame:

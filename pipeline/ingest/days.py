@@ -42,18 +42,14 @@ def day_of(number: int) -> date:
 
 def filled(pattern: str, day: date) -> str:
     """Return ``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
-
-    def format_day(match: re.Match[str]) -> str:
-        form = match[1] or ":%Y-%m-%d"
-        return format(day, form[1:])
-
-    return DAY_FIELD.sub(format_day, pattern)
+    return DAY_FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
 
 
 def path_of(data: DataConfig, day: date | None) -> str:
     """Where the logs of ``day`` lie; ``data.path`` where it names no day."""
-    path = data.path or ""
-    return filled(path, day) if day else path
+    if day is None:
+        return data.path or ""
+    return filled(data.path or "", day)
 
 
 @dataclass(frozen=True)
@@ -77,16 +73,22 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
 
     None for logs in files. ``mark``: of ``day_fingerprint``.
     """
-    connector = data.connector
-    return None if connector is None else connector.open(data, (mark or "").partition(LATE)[0])
+    if data.connector is None:
+        return None
+    # Late rows lie in datasets of this store: of them a table or stream knows nothing.
+    of_snapshot = (mark or "").partition(LATE)[0]
+    return data.connector.open(data, of_snapshot)
 
 
 def _waits(data: DataConfig, day: date, now: float | None) -> bool:
     # Whether it is too early to do without what has not arrived.
     most = data.watermark.max_age_hours
     if most is None:
+        # Without a limit a day waits for as long as it takes.
         return True
-    now = time.time() if now is None else now
+    if now is None:
+        now = time.time()
+    # A day ends by the clocks of its own zone.
     return (now - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR < most
 
 
@@ -116,13 +118,14 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
     missing, limit = [], data.watermark
     if _waits(data, day, now):
         if limit.success:
+            # Writers such as Spark leave a marker in each folder that they have finished.
             for folder in sorted({path.rpartition("/")[0] for path in files.paths}):
                 name = f"{folder}/{filled(limit.success, day)}"
                 if not files.fs.exists(name):
                     missing.append(f"{name} does not exist yet")
-        missing += missing_partitions(
-            limit, path, files, lambda name: filled(name, day), skipped_hours(day, data.time_zone)
-        )
+        # An hour that clocks skip has no folder, and nobody waits for it.
+        skipped = skipped_hours(day, data.time_zone)
+        missing += missing_partitions(limit, path, files, lambda name: filled(name, day), skipped)
     if limit.min_rows > 1 and data.has_file_per_day:
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:
@@ -133,7 +136,10 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
 def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
     limit = data.watermark
     waits = _waits(data, day, now)
-    missing = list(delivery.missing) if waits else []
+    missing = list[str]()
+    if waits:
+        missing += delivery.missing
+    # Without any rows there is nothing to ingest, however old the day is.
     if not delivery.parts:
         return [*missing, f"there are no rows of it in {data.path}"]
     if limit.later_rows and not delivery.later and waits:
@@ -183,14 +189,19 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     snapshot = snapshot_of(data)
     if snapshot is not None:
         for day in data.days:
-            marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
-        return snapshot.mark + LATE + "-".join(marks) if marks else snapshot.mark
+            for dataset, name in late_files(data, store, day):
+                marks.append(dataset.files[name].checksum)
+        if not marks:
+            return snapshot.mark
+        return snapshot.mark + LATE + "-".join(marks)
     columns = data_spec(data).columns
     if not data.has_file_per_day:
         return fingerprint(data.path or "", columns)
     for day in data.days:
         marks.append(fingerprint(path_of(data, day), columns))
-        marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
+        for dataset, name in late_files(data, store, day):
+            marks.append(dataset.files[name].checksum)
+    # A day without logs has no fingerprint: those of the others alone would still hold once it is delivered.
     return "-".join(marks) if all(marks) else ""
 
 
@@ -231,8 +242,10 @@ def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
     datasets = list[Artifact]()
     for key in store.names(dataset_path(name, "", day)):
         artifact = store.find(dataset_path(name, key, day))
+        # A folder without a manifest is a dataset that is being written, or was left behind.
         if artifact is not None:
             datasets.append(artifact)
+    # There are several where the logs of a day were delivered again.
     return max(datasets, key=lambda artifact: artifact.created, default=None)
 
 
@@ -252,10 +265,14 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
+    # A dataset of a whole log is that of no day, and one that is made aside does not become that of its day: the one
+    # before it stays.
     if data.day is None or data.aside:
         return None
     dataset = day_dataset(store, data.name, data.day)
-    return dataset if dataset is not None and dataset.key != key else None
+    if dataset is None or dataset.key == key:
+        return None
+    return dataset
 
 
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:

@@ -36,10 +36,13 @@ def corrected_rows(
     ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
     """
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    before, now = read_state(store, dataset.path, spec), _empty_rows(spec, state)
+    before = read_state(store, dataset.path, spec)
+    # No rows, transformed, have the columns and types that those of today have.
+    raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
+    now = transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
     then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
-    unreadable = unreadable_sequence(then, transforms_json(spec, state))
-    if unreadable or not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
+    readable = not unreadable_sequence(then, transforms_json(spec, state))
+    if not (readable and _has_columns(store, dataset, schema, now) and _alike(spec, before, state)):
         log.warning(
             "%s has other features or transforms: its %s late clicks are not trained on",
             dataset.path,
@@ -47,22 +50,25 @@ def corrected_rows(
         )
         return None
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
-    moved = [_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]) for f in spec.sparse]
-    unknown = [pl.lit(np.nan, pl.Float32).alias(task_column(name)) for name in after_click(spec)]
-    return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *unknown, *moved)
+    columns: list[pl.Expr | pl.Series] = [pl.lit(1.0, pl.Float32).alias(LABEL)]
+    for task in after_click(spec):
+        # The day wrote 0, for a row without a click cannot have what comes after one: now nobody knows.
+        columns.append(pl.lit(np.nan, pl.Float32).alias(task_column(task)))
+    for f in spec.sparse:
+        columns.append(_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]))
+    return rows.select(now.columns).with_columns(columns)
 
 
-def _empty_rows(spec: DataSpec, state: FittedState) -> pl.DataFrame:
-    raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
-    return transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
-
-
-def _holds(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:
-    for name in schema.files["train"][:1]:
-        with store.open(f"{dataset.path}/{name}") as source:
-            then = pl.read_parquet_schema(source)
-        return all(then.get(column) == kind for column, kind in now.schema.items())
-    return False
+def _has_columns(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:
+    # Whether the train rows of `dataset` have all columns of `now`, of the same types; a split without files has none.
+    if not schema.files["train"]:
+        return False
+    # All files of a split are written with one schema.
+    with store.open(f"{dataset.path}/{schema.files['train'][0]}") as source:
+        then = pl.read_parquet_schema(source)
+    # Further columns do no harm, for they are not selected. One of another type does: it would be read as the column
+    # that today's schema describes.
+    return all(then.get(column) == kind for column, kind in now.schema.items())
 
 
 def _alike(spec: DataSpec, before: FittedState, now: FittedState) -> bool:
@@ -83,18 +89,21 @@ def _alike(spec: DataSpec, before: FittedState, now: FittedState) -> bool:
 
 
 def _same_bounds(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    return (one is None) == (other is None) and (one is None or other is None or np.array_equal(one, other))
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)
 
 
 def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> np.ndarray:
     # The rows of split train that have one of the `events` of `day`: other days may have other rows of a key.
-    places, before = [], 0
+    places, before = [np.zeros(0, np.int64)], 0
     for block in events_of(store, dataset):
         train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)
         before += train.height
+        # Events lie in the order of the rows of each split, so counting those of train rows gives each its row.
         own = train.filter(pl.col("day") == day).join(events, on=["key", "check"], how="semi")
-        places.append(own["row"].to_numpy())
-    return np.sort(np.concatenate(places)).astype(np.int64) if places else np.zeros(0, np.int64)
+        places.append(own["row"].to_numpy().astype(np.int64))
+    return np.sort(np.concatenate(places))
 
 
 def _taken(store: Store, dataset: Artifact, schema: DatasetSchema, places: np.ndarray) -> pl.DataFrame:
@@ -102,6 +111,7 @@ def _taken(store: Store, dataset: Artifact, schema: DatasetSchema, places: np.nd
     for name, groups in zip(schema.files["train"], schema.groups["train"], strict=True):
         stop = start + sum(groups)
         own = places[slice(*np.searchsorted(places, [start, stop]))] - start
+        # The first file in any case: of no rows there must be a frame, too.
         if len(own) or not parts:
             store.verify(dataset, name)
             with store.open(f"{dataset.path}/{name}") as source:
@@ -115,6 +125,7 @@ def _moved(rows: pl.Series, before: FittedMapping, now: FittedMapping) -> pl.Ser
         return rows
     to = np.full(before.rows, UNSEEN_ROW, np.int32)
     to[MISSING_ROW] = MISSING_ROW
+    # Unknown ids are spread over some rows by their hash: with the same spread they keep theirs.
     if before.spread is not None and before.spread == now.spread:
         to[before.spread[0] : sum(before.spread)] = np.arange(before.spread[0], sum(before.spread))
     same = before.lookup.select("hash", "row").join(now.lookup.select("hash", now="row"), on="hash")

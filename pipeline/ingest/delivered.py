@@ -46,23 +46,26 @@ def told_apart(data: DataConfig, store: Store, mark: str) -> str:
 
     ``mark``: fingerprint of the logs that ``data`` names. A log that was not compared before is read.
     """
-    files = _files(data)
-    first = _read(store, mark, _FIRST) if _looks_alike(files) else None
+    files = _files_that_look_alike(data)
+    if not files:
+        return mark
+    first = _read(store, mark)
     if first is None:
         return mark
     folders = _folders(files)
     if first["folders"] == folders:
         return mark
-    known = _read(store, mark, _name(folders))
+    known = _read(store, mark, folders)
     if known is None:
         known = {"folders": folders, "checksum": _checksum(files, threading.Event())}
         try:
-            store.write_json(_path(mark, _name(folders)), known)
+            store.write_json(_path(mark, folders), known)
         except ArtifactError as error:
             # Who may only read the store compares again.
             log.debug("what the log in %s holds is not kept: %s", folders, error)
-    same = first["checksum"] == known["checksum"]
-    return mark if same else mark + APART + _digest("\n".join(folders))
+    if first["checksum"] == known["checksum"]:
+        return mark
+    return mark + APART + _digest("\n".join(folders))
 
 
 def without_folders(mark: str) -> str:
@@ -85,7 +88,7 @@ def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
 
     Releases before ``sources/`` kept no checksum. Another key for their datasets would make all of them again.
     """
-    if not _looks_alike(_files(data)) or SOURCES in store.get(dataset, "ingest").files:
+    if not _files_that_look_alike(data) or SOURCES in store.get(dataset, "ingest").files:
         return
     log.warning(
         "%s is of a release that kept no checksum of logs: it is taken for the dataset of data.path=%s by names, sizes "
@@ -99,27 +102,35 @@ def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
 @contextmanager
 def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sources]:
     """Within, what the logs of ``data`` hold is summed up while they are read; ``mark``: as of ``told_apart``."""
-    sources = Sources(data, store, mark)
-    try:
-        yield sources
-    finally:
-        sources.close()
+    # Leaving the pool waits for its thread, so that no file is open any more when the caller goes on.
+    stopped = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield Sources(data, store, mark, pool, stopped)
+        finally:
+            # A checksum that nobody has asked for by now is not read to its end.
+            stopped.set()
 
 
 class Sources:
     """What the logs of a dataset hold, summed up beside the passes over them, which read the same bytes."""
 
-    def __init__(self, data: DataConfig, store: Store, mark: str | None) -> None:
+    def __init__(
+        self, data: DataConfig, store: Store, mark: str | None, pool: ThreadPoolExecutor, stopped: threading.Event
+    ) -> None:
         self._data, self._store, self._mark = data, store, mark
-        self._stopped, self._pool = threading.Event(), ThreadPoolExecutor(1)
-        files = _files(data)
-        self._folders = _folders(files) if _looks_alike(files) else []
-        self._known = None
-        if mark and self._folders:
-            self._known = _read(store, without_folders(mark), _name(self._folders))
+        self._folders: list[str] = []
+        self._known: dict[str, Any] | None = None
         self._checksum: Future[str] | None = None
-        if self._folders and self._known is None:
-            self._checksum = self._pool.submit(_checksum, files, self._stopped)
+        files = _files_that_look_alike(data)
+        if not files:
+            return
+        self._folders = _folders(files)
+        if mark:
+            self._known = _read(store, without_folders(mark), self._folders)
+        if self._known is None:
+            # Beside the passes over the same bytes, which take longer: nobody waits for the checksum.
+            self._checksum = pool.submit(_checksum, files, stopped)
 
     def record(self) -> dict[str, Any] | None:
         """Keep in the store what was read under the mark, and return it for ``sources.json``.
@@ -137,14 +148,10 @@ class Sources:
         if self._mark:
             plain = without_folders(self._mark)
             if self._known is None:
-                self._store.write_json(_path(plain, _name(self._folders)), record)
+                self._store.write_json(_path(plain, self._folders), record)
             if self._mark == plain and _first(self._store, plain, record)["checksum"] != record["checksum"]:
                 raise _mixed_up(self._data)
         return record
-
-    def close(self) -> None:
-        self._stopped.set()
-        self._pool.shutdown()
 
 
 def _mixed_up(data: DataConfig) -> LaunchError:
@@ -155,41 +162,40 @@ def _mixed_up(data: DataConfig) -> LaunchError:
 
 
 def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
+    # The record of the log that was read first with `mark`: `record`, unless another run was faster.
     data = (json.dumps(record, indent=1) + "\n").encode()
-    seen = read_marked(store, _path(mark, _FIRST))
+    seen = read_marked(store, _path(mark))
     if seen.data is None:
         try:
-            seen = swap(store, _path(mark, _FIRST), Seen(None), data)
+            seen = swap(store, _path(mark), Seen(None), data)
         except SwappedError as other:
             seen = other.now
     found: dict[str, Any] = json.loads(seen.data or data)
     return found
 
 
-def _path(mark: str, name: str) -> str:
+def _path(mark: str, folders: Sequence[str] | None = None) -> str:
+    # The record of the log in `folders` that has `mark`; without them, of the log that was read first with it.
+    name = _FIRST
+    if folders is not None:
+        name = _digest("\n".join(folders)) + ".json"
     return f"{_ROOM}/{_digest(mark)}/{name}"
-
-
-def _name(folders: list[str]) -> str:
-    return _digest("\n".join(folders)) + ".json"
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read(store: Store, mark: str, name: str) -> dict[str, Any] | None:
-    data = read_marked(store, _path(mark, name)).data
-    record: dict[str, Any] | None = None if data is None else json.loads(data)
+def _read(store: Store, mark: str, folders: Sequence[str] | None = None) -> dict[str, Any] | None:
+    data = read_marked(store, _path(mark, folders)).data
+    if data is None:
+        return None
+    record: dict[str, Any] = json.loads(data)
     return record
 
 
-def _looks_alike(files: Sequence[tuple[AbstractFileSystem, str]]) -> bool:
-    # Whether logs of other content may have the marks of `files`.
-    return any(not tells_content(fs, fs.info(path)) for fs, path in files)
-
-
-def _files(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
+def _files_that_look_alike(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
+    # All files of the logs, if logs of other content may have their marks; none where marks follow the content.
     if data.format in ("synthetic", "tables") or data.connector is not None:
         return []
     urls = [data.path or ""]
@@ -200,7 +206,10 @@ def _files(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
     files = []
     for url in urls:
         fs, path = opened(url)
-        files += [(fs, name) for name in files_at(fs, path)]
+        for name in files_at(fs, path):
+            files.append((fs, name))
+    if all(tells_content(fs, fs.info(path)) for fs, path in files):
+        return []
     return files
 
 
@@ -212,9 +221,10 @@ def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
         if isinstance(fs, LocalFileSystem):
             target = name if Path(name).is_symlink() else folder
             found.add(f"file://{os.path.realpath(target)}")
-        else:
-            protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
-            found.add(f"{protocol}://{folder}")
+            continue
+        # Of several names for one store (s3, s3a) the first.
+        protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
+        found.add(f"{protocol}://{folder}")
     return sorted(found)
 
 
@@ -222,6 +232,7 @@ def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threadin
     # Hash of the names and bytes of all files; of some of them once it is `stopped`.
     digest = xxhash.xxh3_128()
     for fs, name in files:
+        # Each file by itself: bytes that move from the end of one to the start of the next make another log.
         content = xxhash.xxh3_128()
         with fs.open(name, "rb") as source:
             while not stopped.is_set() and (chunk := source.read(_CHUNK)):

@@ -27,7 +27,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     lines = [
         f"# Written by nightjar init from {rows} in {plural(sample.files, 'file')}.",
         "# Every line is a guess from this sample: read it, and change what you know better (docs/data.md).",
-        f"defaults: [{'parquet' if of_package else sample.kind}]",
+        "defaults: [parquet]" if of_package else f"defaults: [{sample.kind}]",
         f"name: {quoted(name)}",
         f"path: {quoted(sample.path)}",
     ]
@@ -49,10 +49,12 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     if schema.decimal != ".":
         lines.append(f"decimal: {quoted(schema.decimal)}  # 3,56 is a number")
     if schema.missing:
-        lines.append(f'missing: ["", {", ".join(json.dumps(word) for word in schema.missing)}]')
-    doubt = f"; other columns with two values: {', '.join(schema.others[:5])}" if schema.others else ""
+        lines.append(f"missing: {json.dumps(['', *schema.missing])}")
+    doubt = ""
     if schema.other_labels:
-        doubt = f"; another value in {schema.other_labels}{doubt}"
+        doubt += f"; another value in {schema.other_labels}"
+    if schema.others:
+        doubt += f"; other columns with two values: {', '.join(schema.others[:5])}"
     lines += [
         f"label: {{column: {quoted(label.column)}, positive: {json.dumps(schema.positive)}, "
         f"negative: {json.dumps(schema.negative)}}}",
@@ -65,9 +67,8 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     if schema.time_format:
         line = f"time_format: {quoted(schema.time_format)}"
         if schema.other_format:
-            line += (
-                f"  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: {quoted(schema.other_format)}"
-            )
+            line += "  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: "
+            line += quoted(schema.other_format)
         lines.append(line)
     if schema.hour:
         lines.append(f"hour_column: {quoted(schema.hour)}  # 0 to 23, from the path; for data.split.by=hours")
@@ -87,7 +88,8 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     left_out = schema.of("out")
     if left_out:
         lines.append("# Left out:")
-        lines += [f"#   {guess.column}: {guess.seen}" for guess in left_out]
+        for guess in left_out:
+            lines.append(f"#   {guess.column}: {guess.seen}")
     return "".join(_escape(line) + "\n" for line in lines)
 
 
@@ -114,7 +116,9 @@ def _features(group: str, guesses: list[Guess]) -> list[str]:
         settings |= guess.settings
         words = []
         for key, value in settings.items():
-            words.append(f"{key}: {quoted(value) if isinstance(value, str) else value}")
+            if isinstance(value, str):
+                value = quoted(value)
+            words.append(f"{key}: {value}")
         entries.append(f"  {quoted(guess.name)}: {{{', '.join(words)}}}")
     # The comments below each other, but for those of very long entries.
     margin = max((len(entry) for entry in entries if len(entry) < _WIDTH // 2), default=0)
@@ -126,5 +130,8 @@ def _features(group: str, guesses: list[Guess]) -> list[str]:
 
 def quoted(text: str) -> str:
     """``text`` as YAML reads it back: with quotes where it would be something else without; ``${`` is no reference."""
-    plain = _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text)
-    return text if plain else json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")
+    if _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text):
+        return text
+    # A string of JSON is one of YAML. OmegaConf takes `${` for a reference, but for one behind a backslash, which YAML
+    # reads from two.
+    return json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")

@@ -32,7 +32,6 @@ class Contents:
 
     def add(self, hashes: np.ndarray) -> None:
         """Take in the content hashes (uint64) of rows."""
-        self.rows += len(hashes)
         least = hashes
         if len(hashes) > 4 * SAMPLE:
             # Most rows are no part of the sample: a cut that leaves enough distinct ones saves sorting them.
@@ -40,16 +39,17 @@ class Contents:
             least = hashes[hashes < cut]
         distinct, counts = np.unique(least, return_counts=True)
         if len(distinct) < SAMPLE and len(least) < len(hashes):
+            # Contents that repeat leave fewer distinct ones below the cut than a full sample needs.
             distinct, counts = np.unique(hashes, return_counts=True)
-        self._take_in(distinct[:SAMPLE], counts[:SAMPLE])
+        new = Contents()
+        new.hashes, new.counts, new.rows = distinct[:SAMPLE], counts[:SAMPLE], len(hashes)
+        self.merge(new)
 
     def merge(self, other: Contents) -> None:
         """Take in what ``other`` counted."""
         self.rows += other.rows
-        self._take_in(other.hashes, other.counts)
-
-    def _take_in(self, hashes: np.ndarray, counts: np.ndarray) -> None:
-        distinct, total = added_up((self.hashes, hashes), (self.counts, counts))
+        # A hash among the smallest of all is among the smallest wherever it occurs: its counts are complete.
+        distinct, total = added_up((self.hashes, other.hashes), (self.counts, other.counts))
         self.hashes, self.counts = distinct[:SAMPLE], total[:SAMPLE]
 
     @property
@@ -79,27 +79,36 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
     and the side of a row tells its label.
     """
-    words = [frame[f"dense:{dense.name}"] for dense in spec.dense if not dense.vector]
-    words += [pl.Series(hashes_of(frame[f"dense:{dense.name}"])) for dense in spec.dense if dense.vector]
+    words, vectors = list[pl.Series](), list[pl.Series]()
+    for dense in spec.dense:
+        numbers = frame[f"dense:{dense.name}"]
+        if dense.vector:
+            vectors.append(pl.Series(hashes_of(numbers)))
+        else:
+            words.append(numbers)
+    # The order of the words is part of the hash, and so of the split: vectors are behind all numbers.
+    words += vectors
     for sparse in spec.sparse:
         hashes = frame[f"hash:{sparse.name}"]
         words.append(_fold(hashes) if sparse.multi else hashes)
     kernels = load_kernels("rows")
-    if kernels is None:
-        return hash_rows([_bits(each) for each in words])
-    return kernels.mix([each.to_arrow() for each in words])
-
-
-def _bits(words: pl.Series) -> np.ndarray:
-    # uint64 [rows]; of a missing hash 0, of a missing number NaN.
-    return words.fill_null(np.nan if words.dtype.is_float() else 0).to_numpy().view(np.uint64)
+    if kernels is not None:
+        return kernels.mix([each.to_arrow() for each in words])
+    bits = []
+    for each in words:
+        # As the kernel takes them: of a missing hash 0, of a missing number NaN.
+        missing = np.nan if each.dtype.is_float() else 0
+        bits.append(each.fill_null(missing).to_numpy().view(np.uint64))
+    return hash_rows(bits)
 
 
 def _fold(lists: pl.Series) -> pl.Series:
-    # One UInt64 per list: its elements' hashes, shifted by their place, added up.
+    # One UInt64 per list: its elements' hashes, each divided by an odd number of its place, added up. So lists with the
+    # same ids in another order differ.
     frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
     place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
     folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())
+    # Lists without ids are in no row of `folded`.
     result = np.zeros(len(lists), np.uint64)
     result[folded["row"].to_numpy()] = folded["h"].to_numpy()
     return pl.Series(result)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import polars as pl
@@ -69,6 +70,7 @@ def map_in_order(
             while at[0] < len(parts):
                 place, outcome = deal.next()
                 waiting[place] = _BlockOutcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
+                # Nothing of a block may be kept by this frame while it waits for the next one.
                 del outcome
                 while at in waiting:
                     ready = waiting.pop(at)
@@ -90,11 +92,15 @@ class _BlockOutcome(Generic[A]):
     made: list[A]
 
 
+@dataclass
 class _OpenPart:
-    """A part that is being read."""
+    """A part that is being read: ``read`` blocks of it so far, by a thread at this moment where ``is_read``."""
 
-    def __init__(self, number: int, source: Source) -> None:
-        self.number, self.blocks, self.read, self.is_read = number, _blocks(source), 0, False
+    number: int
+    source: Source
+    blocks: Iterator[Block] | None = None
+    read: int = 0
+    is_read: bool = False
 
 
 class _PartQueue(Generic[A]):
@@ -102,20 +108,23 @@ class _PartQueue(Generic[A]):
 
     def __init__(self, parts: Sequence[Source], work: Callable[[Block], A], workers: int) -> None:
         self._parts, self._work, self._workers = parts, work, workers
+        # Rounded up: one at least.
         self._most_open = -(-workers // _BY_EACH_READER)
         self._open: list[_OpenPart] = []
         self._opened = 0
         self._changed, self._stopped = threading.Condition(), False
+        # One more than there are threads, so that none waits while the calling one takes what another has made.
         self._room = threading.Semaphore(workers + 1)
         self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
 
     def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
+        # What was made of some block, with its place: (part, block of the part).
         done = self._done.get()
         self._room.release()
         return done
 
     def stop(self) -> None:
-        # Have the threads end after the blocks that they work on.
+        # Have the threads end after the blocks that they work on: those that wait for a part, and those for room.
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -123,21 +132,28 @@ class _PartQueue(Generic[A]):
 
     def run(self) -> None:
         while True:
+            # Before a part is claimed: whoever waits for room must not keep others from reading one.
             self._room.acquire()
             part = self._claimed()
             if part is None:
                 return
-            self._done.put(((part.number, part.read), self._outcome(part)))
+            # Which block it is: once it is read, another thread may count on.
+            place = (part.number, part.read)
+            self._done.put((place, self._outcome(part)))
 
     def _outcome(self, part: _OpenPart) -> _BlockOutcome[A]:
+        # Not within `run`, whose variables would keep the block, and what was made of it, while it waits for room.
         try:
             block = self._next_block(part)
-            return _BlockOutcome(None, block is None, [] if block is None else [self._work(block)])
+            if block is None:
+                return _BlockOutcome(None, True, [])
+            return _BlockOutcome(None, False, [self._work(block)])
         except BaseException as error:
             # Raised in the calling thread, whatever it is.
             return _BlockOutcome(error, False, [])
 
     def _claimed(self) -> _OpenPart | None:
+        # A part that this thread alone reads from until `_next_block` hands it back; None where nothing is left.
         with self._changed:
             while not self._stopped:
                 part = next((each for each in self._open if not each.is_read), None)
@@ -157,6 +173,9 @@ class _PartQueue(Generic[A]):
         # The next block of `part`, which others may read from then on; None at its end.
         block = None
         try:
+            if part.blocks is None:
+                # Opened here and not where it is claimed: what opening raises is then an outcome, like all errors.
+                part.blocks = part.source.blocks()
             block = next(part.blocks, None)
             return block
         finally:
@@ -165,10 +184,6 @@ class _PartQueue(Generic[A]):
                 if block is None:
                     self._open.remove(part)
                 self._changed.notify_all()
-
-
-def _blocks(source: Source) -> Iterator[Block]:
-    yield from source.blocks()
 
 
 class RowsWriter(Protocol):
@@ -199,11 +214,27 @@ class IngestEngine(ExitStack, ABC):
     def map_blocks(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        """What ``work`` makes of every block of ``parts``, in order, with the number of the part; before ``count``."""
+        """Run ``work`` on every block of ``parts``, before ``count``: for the passes in front of the first one.
+
+        Args:
+            parts: as of ``parts``.
+            work: of a block, on any thread, process or host: it is pickled for some engines.
+
+        Yields:
+            What it makes of each block, in the order of the blocks, with the number of the part.
+        """
 
     @abstractmethod
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1 over every block of ``sources``."""
+        """Run pass 1 over every block of ``sources``.
+
+        Args:
+            sources: of a day, or of the whole log.
+            job: what is counted.
+
+        Yields:
+            What is reported of each block, in the order of the blocks. The sums are ``split_counts``.
+        """
 
     @abstractmethod
     def split_counts(self) -> SplitCounts:
@@ -211,17 +242,24 @@ class IngestEngine(ExitStack, ABC):
 
     @abstractmethod
     def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
-        """Add typed train rows to ``leaks`` until it has enough."""
+        """Add typed train rows to ``leaks`` until it has enough: all are there after ``end_day`` alone."""
 
     @abstractmethod
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
-        """The typed train rows of every block, for a mapping that looks at them again."""
+        """The typed train rows of every block, read anew at each call, for a mapping that looks at them again."""
 
     @abstractmethod
     def fit_state(
         self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
     ) -> FittedState:
-        """The transforms that the train rows ask for, after those of the day ``before``."""
+        """Fit the transforms that the train rows ask for.
+
+        Args:
+            spec: the schema.
+            split_counts: of this engine's last count.
+            before: the state of the day before, as of ``continued`` or of this method; None fits anew.
+            day: which day is fitted.
+        """
 
     def continued(self, state: FittedState) -> FittedState:
         """The state of another dataset, as ``fit_state`` takes it for ``before``."""
@@ -233,7 +271,15 @@ class IngestEngine(ExitStack, ABC):
 
     @abstractmethod
     def write(self, job: TransformJob, writers: Mapping[str, Any]) -> Iterator[tuple[int, pl.DataFrame | None]]:
-        """Pass 2: write the rows of every block by folder; yields how many they were, and their events, if kept."""
+        """Run pass 2: write the rows of every block by folder.
+
+        Args:
+            job: with the state that ``fit_state`` returned.
+            writers: by folder, as of ``writer``; the caller fills that of ``EVENTS``.
+
+        Yields:
+            For each block, in order, its rows of all splits and, where they are kept, the events of its rows.
+        """
 
     def end_day(self) -> None:
         """Forget the day but for its counts; wait for what was done beside ``write``."""
@@ -255,7 +301,8 @@ class IngestEngine(ExitStack, ABC):
             files = feature.mapping.files(feature.name, state.sparse[feature.name], continued=continued)
             return {name: encoded_frame(frame, compression) for name, frame in files.items()}
 
-        for encoded in in_order(encode, iter(spec.owners), available_cpus()):
+        # Threads encode, this one writes: one file after the other, in the order of the features.
+        for encoded in in_order(encode, spec.owners, available_cpus()):
             for name, data in encoded.items():
                 with draft.open(name) as sink:
                     sink.write(data)
@@ -303,9 +350,12 @@ class LocalEngine(IngestEngine):
 
         def work(block: Block) -> tuple[Counted, SplitCounts, int | None]:
             counted, split_counts, typed = count(block, job)
-            return counted, split_counts, self.spill.write(typed) if typed else None
+            # Written by the thread that made them: typed rows must not wait in memory for the turn of their block.
+            number = self.spill.write(typed) if typed else None
+            return counted, split_counts, number
 
         def merge(result: tuple[Counted, SplitCounts, int | None]) -> tuple[Counted, int | None]:
+            # As soon as they are there, in any order: counts merge to the same, and take much memory while they wait.
             counted, split_counts, number = result
             total.merge(split_counts)
             return counted, number
@@ -318,7 +368,8 @@ class LocalEngine(IngestEngine):
     def _blocks_at_once(self, spec: DataSpec) -> int:
         # As many as workers, fewer where rows have very many columns: so memory does not grow with columns times
         # workers. Polars divides a wide block among threads of its own.
-        return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
+        at_once = max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2)
+        return min(self.workers, at_once)
 
     def split_counts(self) -> SplitCounts:
         """Everything, merged as it came."""
@@ -334,6 +385,7 @@ class LocalEngine(IngestEngine):
                     return
                 leaks.add(*train_codes(self.spill.block(number), first_test_day))
 
+        # By one thread, in the order of the blocks: which rows are enough must not depend on who is faster.
         self._label_leaks = self._encoders.submit(read)
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
@@ -351,15 +403,12 @@ class LocalEngine(IngestEngine):
         if not any(counts.on_disk for counts in split_counts.train.counts.values()):
             ids = IDS_IN_MEMORY // max(sum(feature.mapping.vocabulary for feature in spec.sparse), 1)
             features_at_once = max(min(self.workers, IDS_OF_A_FEATURE // max(ids, 1)), 1)
-
-        def fit_in_order(work: Callable[[A], B], features: Iterable[A]) -> Iterable[B]:
-            return in_order(work, iter(features), features_at_once)
-
-        return fitted_state(spec, split_counts.train, before, day, fit_in_order)
+        return fitted_state(spec, split_counts.train, before, day, partial(in_order, workers=features_at_once))
 
     def end_day(self) -> None:
         """Have the look at ids that give the label away end with the day."""
         if self._label_leaks is not None:
+            # An error of that thread is raised here: nobody else asks for it.
             self._label_leaks.result()
             self._label_leaks = None
 
@@ -369,25 +418,25 @@ class LocalEngine(IngestEngine):
 
     def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[tuple[int, pl.DataFrame | None]]:
         """Pass 2, several blocks at a time."""
-
-        def work(number: int) -> dict[str, pl.DataFrame]:
-            return transformed(self.spill.block(number), job)
-
-        for folders in in_order(work, iter(self.numbers), self._blocks_at_once(job.spec)):
+        made = in_order(
+            lambda number: transformed(self.spill.block(number), job), self.numbers, self._blocks_at_once(job.spec)
+        )
+        for folders in made:
             for folder, writer in writers.items():
                 if folder in folders and folder != EVENTS:
                     writer.add(folders[folder])
-            rows = sum(folders[split].height for split in job.splits)
-            yield rows, folders.get(EVENTS) if EVENTS in writers else None
+            events = folders.get(EVENTS) if EVENTS in writers else None
+            yield sum(folders[split].height for split in job.splits), events
 
 
-def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Generator[B, None, None]:
+def in_order(work: Callable[[A], B], items: Iterable[A], workers: int) -> Generator[B, None, None]:
     """``work`` of each item in the order of the items, by ``workers`` threads, no more than that many items ahead."""
     with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
         ahead: deque[Future[B]] = deque()
         try:
             for item in items:
                 ahead.append(pool.submit(work, item))
+                # An item may be a block: this frame must not keep it while it waits for a result.
                 del item
                 if len(ahead) > workers:
                     yield ahead.popleft().result()
@@ -414,7 +463,10 @@ class Numbering:
     def start(self, parts: Sequence[Source]) -> list[Source]:
         """``parts``, which are counted now, numbered as far as that is known."""
         self._lines, self._part = {}, -1
-        return [part.numbered(self._before.get(number, 0)) for number, part in enumerate(parts)]
+        numbered = []
+        for number, part in enumerate(parts):
+            numbered.append(part.numbered(self._before.get(number, 0)))
+        return numbered
 
     def numbered(self, number: int, part: Source, counted: Counted) -> Counted:
         """What was counted of the next block, of ``part``, with the rejects' lines as the file has them."""
@@ -425,5 +477,6 @@ class Numbering:
         self._lines[counted.file] = self._lines.get(counted.file, part.lines_before) + counted.lines
         if not self._shift or not counted.rejects:
             return counted
+        # The block was counted when the lines before its part were not known: it was numbered from what was.
         rejects = [replace(reject, line=reject.line + self._shift) for reject in counted.rejects]
         return replace(counted, rejects=rejects)

@@ -34,17 +34,17 @@ class Lengths:
 
     def add(self, lists: pl.Series, left_out: int) -> None:
         """Take in rows with these lists of ids."""
-        counts = np.bincount(lists.list.len().fill_null(0).to_numpy())
-        self._take_in(counts.astype(np.int64), left_out)
+        new = Lengths()
+        new.rows = np.bincount(lists.list.len().fill_null(0).to_numpy()).astype(np.int64)
+        new.left_out = left_out
+        self.merge(new)
 
     def merge(self, other: Lengths) -> None:
         """Take in what ``other`` counted."""
-        self._take_in(other.rows, other.left_out)
-
-    def _take_in(self, rows: np.ndarray, left_out: int) -> None:
-        size = max(len(rows), len(self.rows))
-        self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(rows, (0, size - len(rows)))
-        self.left_out += left_out
+        # Both as long as the longer one: nobody knows the longest list in advance.
+        size = max(len(other.rows), len(self.rows))
+        self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(other.rows, (0, size - len(other.rows)))
+        self.left_out += other.left_out
 
     def profile(self) -> SequenceProfile:
         """The figures of ``profile.json``."""
@@ -116,12 +116,16 @@ def _sequence(
             keep = _newest(lengths, sequence.max_length, ~late)
             left = np.bincount(row[late], minlength=raw.height).astype(np.int32)
             made.append(pl.Series(left_out_column(sequence.name), left))
-        flat[sequence.age] = _age_ids(ages.fill_null(0.0).to_numpy(), sequence.age_bins)
+        # The number of each age's bin is its id: bins of log(1 + seconds) up to `OLDEST`, older events in the last.
+        seconds = np.maximum(ages.fill_null(0.0).to_numpy(), 0.0)
+        bins = np.log1p(seconds) * (sequence.age_bins / math.log1p(OLDEST))
+        flat[sequence.age] = pl.Series(np.minimum(bins, sequence.age_bins - 1).astype(np.int64)).cast(pl.String)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(row[keep], minlength=raw.height))])
     for name, values in flat.items():
         ids = values.filter(pl.Series(keep))
         if spec.strip:
             ids = ids.str.strip_chars()
+        # An event without an id stays, as a null: the lists of a sequence are aligned.
         ids = ids.set(absent_in(ids, spec) | (ids == "").fill_null(False), None)
         feature = features[name]
         made += [
@@ -144,7 +148,7 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
     if not isinstance(elements.dtype, pl.Struct):
         # Objects of JSON, as text.
         elements = strings_of(elements).str.json_path_match(f"$.{source.field}")
-    elif source.field in [field.name for field in elements.dtype.fields]:
+    elif source.field in elements.struct.fields:
         elements = elements.struct.field(source.field)
     else:
         elements = nulls(pl.String, len(elements))
@@ -155,8 +159,11 @@ def _lengths(
     lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: RejectedRows
 ) -> np.ndarray:
     # Events of each row, int64: 0 where its lists differ in length, which rejects the row.
-    by_column = {name: each.list.len().fill_null(0).to_numpy().astype(np.int64) for name, each in lists.items()}
+    by_column = {}
+    for name, each in lists.items():
+        by_column[name] = each.list.len().fill_null(0).to_numpy().astype(np.int64)
     first, lengths = next(iter(by_column.items()))
+    # A copy, for messages are worded with the lengths as they came.
     lengths, wrong = lengths.copy(), np.zeros(len(lengths), bool)
     for name, other in by_column.items():
         differ = other != by_column[first]
@@ -174,18 +181,25 @@ def _lengths(
 
 
 def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
-    # The elements of the rows that have `lengths` events; of rejected rows none.
+    # The elements of the rows that have `lengths` events; of rejected rows none. Those have 0 in `lengths`, and a list
+    # that is as empty adds nothing.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
-    values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
-    return values if values.dtype.is_temporal() else strings_of(values)
+    values = lists.filter(pl.Series(own))
+    values = values.explode(**_NO_NULLS)
+    # Times stay what they are: their text would have to be read again. All else is hashed, or read, as text.
+    if values.dtype.is_temporal():
+        return values
+    return strings_of(values)
 
 
 def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
     # Which events are among the `most` newest of their row, of those `kept`: bool [events].
-    kept = np.ones(int(lengths.sum()), bool) if kept is None else kept
+    if kept is None:
+        # Of which events are late nothing is known before their times are read.
+        kept = np.ones(int(lengths.sum()), bool)
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])
-    # Kept ones of the row that are newer.
+    # Kept ones of the row that are newer: by them and not by place, for others must take no room of the `most`.
     behind = np.repeat(so_far[ends], lengths) - so_far[1:]
     return kept & (behind < most)
 
@@ -208,11 +222,8 @@ def _check_times(
     falls = np.zeros(len(row), bool)
     falls[1:] = (row[1:] == row[:-1]) & (seconds[1:] < seconds[:-1])
     late = (ages <= 0).fill_null(False).to_numpy()
-
-    def of_rows(events: np.ndarray) -> np.ndarray:
-        return np.bincount(row[events], minlength=rows)
-
-    missing, falling, leaking = of_rows(unknown), of_rows(falls), of_rows(late)
+    # Such events of each row, int64 [rows].
+    missing, falling, leaking = (np.bincount(row[events], minlength=rows) for events in (unknown, falls, late))
     column = sequence.time.column
     rejected.add(
         missing > 0,
@@ -237,9 +248,3 @@ def _check_times(
             column,
         )
     return late
-
-
-def _age_ids(seconds: np.ndarray, bins: int) -> pl.Series:
-    # The number of each age's bin as an id: bins of log(1 + seconds) up to `OLDEST`.
-    place = np.log1p(np.maximum(seconds, 0.0)) * (bins / math.log1p(OLDEST))
-    return pl.Series(np.minimum(place, bins - 1).astype(np.int64)).cast(pl.String)

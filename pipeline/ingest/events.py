@@ -35,7 +35,10 @@ FOUND = {
 
 
 def narrow_to_key(spec: DataSpec) -> DataSpec:
-    """What is read of a row to find its event: label, key and day."""
+    """What is read of a row to find its event: label, key and day.
+
+    Everything else is off, so that a row which no feature can read has an event all the same.
+    """
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
     return replace(
@@ -91,11 +94,14 @@ class FindClicks:
 
     def __call__(self, block: Block) -> pl.DataFrame:
         raw, column = block.read(), self.spec.event_key or ""
+        # A click without a key belongs to no row. That is no fault of a row, so nothing is rejected.
         text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
         text = text.filter(~text.is_in(list(self.spec.missing)))
         key, check = hash_event_keys(text)
+        # A click has no row of its own, so no line.
         constants = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
-        return pl.DataFrame({"key": key, "check": check}).with_columns(**constants).select(list(FOUND))
+        found = pl.DataFrame({"key": key, "check": check})
+        return found.with_columns(**constants).select(list(FOUND))
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ class MarkedRows:
         clicked = np.isin(lines, self.clicked).astype(np.int8)
         clicked += 2 * np.isin(lines, self.later).astype(np.int8)
         frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, clicked)).filter(pl.Series(stay))
+        # Rows that are dropped are lines of the file all the same.
         further = raw.further_lines + int((~stay).sum())
         return replace(raw, frame=frame, lines=raw.lines[stay], further_lines=further)
 
@@ -139,6 +146,7 @@ def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
 def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
     """What is read of a row to find its event: label, day, user, time, and what it is of."""
     narrowed = replace(narrow_to_key(spec), event_key=None)
+    # Without the key, unless a history reads it: a row that has none has events, too.
     columns = {}
     for name, override in narrowed.columns.items():
         if name != spec.event_key or name in plan.read:
@@ -178,10 +186,13 @@ class ReadEvents:
             is_missing = text[name].is_in(list(spec.missing)).fill_null(False)
             present[name] = text[name].set(is_missing, None)
         user = present[plan.by]
+        # Missing users are hashed, too, and their events taken out at the end: until then, columns are aligned.
         key, check = hash_event_keys(user.fill_null(""))
         written = standard(frame[plan.time], text[plan.time], spec.time_format)
         time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
-        day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
+        day = pl.Series([self.day]).new_from_index(0, len(user))
+        if DAY in parsed.frame.columns:
+            day = parsed.frame[DAY]
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.
         counts = values[0].is_not_null()

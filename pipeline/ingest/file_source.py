@@ -11,8 +11,8 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
 from urllib.parse import unquote
@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.config.data import DataConfig
 from pipeline.core.units import MIB
 from pipeline.ingest.formats import format_named
-from pipeline.ingest.formats.file_format import SEEN, FileFormat, LogFile
+from pipeline.ingest.formats.file_format import SEEN, FileFormat, LimitedBytes, LogFile
 from pipeline.ingest.rawfiles import COMPRESSED, LogFiles
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, decompressed, readable
@@ -65,31 +65,31 @@ def members_of(source: BinaryIO, part_bytes: int, first_cut: Callable[[bytes], i
     """
     cuts, size, at = [(0, 0)], source.seek(0, io.SEEK_END), part_bytes
     while (at := _next_mark(source, at, size)) < size:
-        text = _text_at(source, at)
-        skip = first_cut(text) if text else None
+        source.seek(at)
+        try:
+            with gzip.GzipFile(fileobj=source) as stream:
+                text = stream.read(SEEN + LONGEST)
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            text = b""
+        if not text:
+            # Bytes that look like a header by chance: the next ones may be one.
+            at += 1
+            continue
+        skip = first_cut(text)
         if skip is not None:
             cuts.append((at, skip))
             at += part_bytes
         else:
-            at += max(part_bytes // _TRIES, 1) if text else 1
+            at += max(part_bytes // _TRIES, 1)
     ends: list[tuple[int | None, int]] = [*cuts[1:], (None, 0)]
     return [Members(start, stop, skip, over) for (start, skip), (stop, over) in zip(cuts, ends, strict=True)]
-
-
-def has_one(source: BinaryIO) -> bool:
-    """Whether the last member says that it has more text than the file has bytes: then it is most likely the only one.
-
-    Its last four bytes are the length of its text, up to 4 GiB.
-    """
-    size = source.seek(0, io.SEEK_END)
-    source.seek(max(size - 4, 0))
-    return int.from_bytes(source.read(4), "little") > size
 
 
 def _next_mark(source: BinaryIO, at: int, size: int) -> int:
     # The first place from `at` on where the bytes are those of a member's header; `size` where there is none.
     while at < size:
         source.seek(at)
+        # With the bytes after it, for a mark may lie across the end of a chunk.
         data = source.read(_CHUNK + len(_MARK))
         place = data.find(_MARK)
         while 0 <= place < len(data) - len(_MARK):
@@ -100,53 +100,21 @@ def _next_mark(source: BinaryIO, at: int, size: int) -> int:
     return size
 
 
-def _text_at(source: BinaryIO, at: int) -> bytes:
-    source.seek(at)
-    try:
-        with gzip.GzipFile(fileobj=source) as stream:
-            return stream.read(SEEN + LONGEST)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        return b""
-
-
-def first_line(source: BinaryIO) -> bytes:
-    """The first line of a gzip file; nothing where it does not end soon."""
-    source.seek(0)
-    with gzip.GzipFile(fileobj=source) as stream:
-        line = stream.readline(SEEN)
-    return line if line.endswith(b"\n") else b""
-
-
 @contextmanager
 def text_of(source: BinaryIO, members: Members) -> Iterator[BinaryIO]:
     """The text of ``members``."""
-    over = b""
+    over, within = b"", source
     if members.stop is not None:
+        # The rest of the last line: the next part's own reader skips these bytes.
         source.seek(members.stop)
         with gzip.GzipFile(fileobj=source) as following:
             over = following.read(members.over)
+        within = cast(BinaryIO, LimitedBytes(source, members.stop - members.start))
     source.seek(members.start)
-    within = source if members.stop is None else cast(BinaryIO, _LimitedBytes(source, members.stop - members.start))
     with gzip.GzipFile(fileobj=within) as stream:
         text = io.BufferedReader(_JoinedStreams([stream, io.BytesIO(over)]))
         text.read(members.skip)
         yield text
-
-
-class _LimitedBytes(io.RawIOBase):
-    """The next ``left`` bytes of ``source``."""
-
-    def __init__(self, source: BinaryIO, left: int) -> None:
-        self._source, self._left = source, left
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        data = self._source.read(min(len(target), self._left))
-        target[: len(data)] = data
-        self._left -= len(data)
-        return len(data)
 
 
 class _JoinedStreams(io.RawIOBase):
@@ -197,7 +165,9 @@ class FileSource(Source):
 
     def numbered(self, before: int) -> FileSource:
         """The same part, with ``before`` lines of its file before it."""
-        return replace(self, file=replace(self.file, first_line=before + 1)) if self.is_later else self
+        if not self.is_later:
+            return self
+        return replace(self, file=replace(self.file, first_line=before + 1))
 
     def parts(self) -> list[FileSource]:
         """Ranges of a few blocks of lines, found by a look at where they meet; row groups; members of a gzip file.
@@ -205,14 +175,19 @@ class FileSource(Source):
         The file as it is where it is small, or of another kind.
         """
         block, size = self.file.block_bytes, PART_BLOCKS * self.file.block_bytes
-        if self.fs.size(self.path) <= (block if self.decodes else size):
+        # What must be decoded takes long to read, so it is shared from one block on.
+        least = block if self.decodes else size
+        if self.fs.size(self.path) <= least:
             return [self]
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
             if not self.format.by_line:
                 return [replace(self, file=part) for part in self.format.parts(source, self.file, size)]
-            if self.path.endswith(COMPRESSED):
-                return self._by_members(source, block) if self.path.endswith(".gz") else [self]
-            return self._by_lines(source, size)
+            if not self.path.endswith(COMPRESSED):
+                return self._by_lines(source, size)
+            if self.path.endswith(".gz"):
+                return self._by_members(source, block)
+            # Files of other compressions are not searched for what can be unpacked by itself.
+            return [self]
 
     def _by_lines(self, source: BinaryIO, size: int) -> list[FileSource]:
         cuts = [0]
@@ -226,12 +201,22 @@ class FileSource(Source):
         return parts
 
     def _by_members(self, source: BinaryIO, size: int) -> list[FileSource]:
-        # A file that is not on this machine's disks is searched for members only where it likely has several.
-        if not isinstance(self.fs, LocalFileSystem) and has_one(source):
-            return [self]
+        # A file that is not on this machine's disks is searched for members only where it likely has several. Its last
+        # four bytes are the length of the last member's text, up to 4 GiB: if that is more than the file has bytes, the
+        # member is most likely the only one.
+        if not isinstance(self.fs, LocalFileSystem):
+            file_bytes = source.seek(0, io.SEEK_END)
+            source.seek(max(file_bytes - 4, 0))
+            if int.from_bytes(source.read(4), "little") > file_bytes:
+                return [self]
         parts = members_of(source, size, lambda text: self.format.first_cut(text, self.file))
-        head = first_line(source) if len(parts) > 1 else b""
-        if not head:
+        if len(parts) == 1:
+            return [self]
+        source.seek(0)
+        with gzip.GzipFile(fileobj=source) as stream:
+            head = stream.readline(SEEN)
+        if not head.endswith(b"\n"):
+            # Later parts take the names of columns from it.
             return [self]
         sources = list[FileSource]()
         for part in parts:
@@ -246,22 +231,17 @@ class FileSource(Source):
 
     def placed_blocks(self) -> Iterator[tuple[Block, int]]:
         """As ``blocks``, each block with where in the file (bytes on disk) its reader has come to."""
-        with (
-            readable(self.file.label),
-            self.fs.open(self.path, "rb") as source,
-            self._text(source) as stream,
-        ):
-            values, columns = self.file.values, list(self.file.spec.columns)
-            for block in self.format.blocks(stream, self.file):
-                if values:
-                    block = PartitionBlock(block=block, values=values, columns=columns)
-                yield block, source.tell()
-
-    def _text(self, source: BinaryIO) -> AbstractContextManager[BinaryIO]:
-        # Uncompressed bytes; files of columns compress their own pages.
-        if self.members is not None:
-            return text_of(source, self.members)
-        return decompressed(source, self.path if self.format.by_line else "")
+        values, columns = self.file.values, list(self.file.spec.columns)
+        with readable(self.file.label), self.fs.open(self.path, "rb") as source:
+            # Files of columns compress their own pages: whatever their name is, their bytes are taken as they are.
+            uncompressed = decompressed(source, self.path if self.format.by_line else "")
+            if self.members is not None:
+                uncompressed = text_of(source, self.members)
+            with uncompressed as stream:
+                for block in self.format.blocks(stream, self.file):
+                    if values:
+                        block = PartitionBlock(block=block, values=values, columns=columns)
+                    yield block, source.tell()
 
 
 def block_bytes(block_mib: int, spec: DataSpec) -> int:
@@ -280,7 +260,8 @@ def file_sources(
     size = block_bytes(block_mib, whole or spec)
     sources = []
     for path, label, place in zip(files.paths, files.labels, files.places, strict=True):
-        values = values_of(path, spec.columns)
+        # Folders may tell more than the schema reads.
+        values = {name: value for name, value in partition_values(path).items() if name in spec.columns}
         file = LogFile(label=label, data=data, spec=spec, block_bytes=size, place=place, values=values)
         sources.append(FileSource(files.fs, path, file))
     return sources
@@ -289,16 +270,13 @@ def file_sources(
 def partition_values(path: str) -> dict[str, str | None]:
     """The values of Hive's partitions (folders ``name=value``) that ``path`` lies in, by column; None where missing."""
     values: dict[str, str | None] = {}
+    # Of folders alone: the name of the file may have a `=` by chance.
     for folder in path.split("/")[:-1]:
         name, mark, value = folder.partition("=")
         if mark:
+            # Hive writes characters that paths may not hold as %XX.
             values[unquote(name)] = None if value == _MISSING else unquote(value)
     return values
-
-
-def values_of(path: str, columns: Collection[str]) -> dict[str, str | None]:
-    """Those of ``columns`` that the path of a file tells, with their values."""
-    return {name: value for name, value in partition_values(path).items() if name in columns}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,5 +294,6 @@ class PartitionBlock:
     def read(self) -> RawBlock:
         """The rows, with the partition's columns."""
         raw = self.block.read()
+        # As text, for that is all a folder's name is: parsing types it like a field.
         columns = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
         return raw.with_frame(raw.frame.with_columns(columns).select(self.columns))

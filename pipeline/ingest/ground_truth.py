@@ -54,7 +54,8 @@ def feature_sizes(config: SyntheticConfig) -> list[int]:
     """Distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
     low = min(SMALLEST_FEATURE, config.ids_per_feature)
     sizes = np.geomspace(low, config.ids_per_feature, SPARSE).round().astype(int)
-    return [int(sizes[(i * 11 + 7) % SPARSE]) for i in range(SPARSE)]
+    # 11 has no divisor in common with SPARSE, so every size is taken once.
+    return sizes[(np.arange(SPARSE) * 11 + 7) % SPARSE].tolist()
 
 
 def _draw(rng: np.random.Generator, scale: float, *shape: int) -> Effects:
@@ -63,8 +64,11 @@ def _draw(rng: np.random.Generator, scale: float, *shape: int) -> Effects:
 
 def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     """The truth that ``seed`` draws, as of the first day."""
+    # The order of draws is part of the truth: one more, or one earlier, and every seed would plant another one.
     rng = np.random.default_rng([seed, 0])
     sizes = feature_sizes(config)
+    # The smaller half of the features: each combination of their ids is seen often enough to be learnt.
+    small = np.argsort(sizes)[: SPARSE // 2]
     ids, odds = [], []
     for size in sizes:
         numbers = rng.choice(1 << 32, size=size, replace=False)
@@ -79,31 +83,28 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     else:
         pairs = []
         latent = config.latent_dim
+        # The root, for two effects are multiplied.
         pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * latent)) ** 0.5
-        small = _small_features(sizes)
         for _ in range(config.pairs):
             a, b = rng.choice(small, 2, replace=False).tolist()
             pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
     scale, spread = rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE)
-    truth = Truth(ids, odds, first, dense, pairs, scale, spread, quads=_quads(config, sizes, seed))
-    if config.id_groups and not config.blocks:
-        truth = _share_effects_in_groups(truth, config.id_groups, seed)
-    return truth
 
-
-def _small_features(sizes: list[int]) -> np.ndarray:
-    # The smaller half of the features: each combination of their ids is seen often enough to be learnt.
-    return np.argsort(sizes)[: SPARSE // 2]
-
-
-def _quads(config: SyntheticConfig, sizes: list[int], seed: int) -> list[dict[int, Effects]]:
-    # Groups of four features, each in one at most, with an effect of standard deviation 1 for every id.
+    # Groups of four features, each in one at most, with an effect of standard deviation 1 for every id. They have a
+    # generator of their own, so the rest of the truth is the same with and without them.
     rng = np.random.default_rng([seed, 9])
-    chosen = rng.permutation(_small_features(sizes))[: 4 * config.quads].reshape(config.quads, 4)
     quads = []
-    for four in chosen.tolist():
+    for four in rng.permutation(small)[: 4 * config.quads].reshape(config.quads, 4).tolist():
         quads.append({feature: _draw(rng, 1.0, sizes[feature]) for feature in four})
-    return quads
+    truth = Truth(ids, odds, first, dense, pairs, scale, spread, quads=quads)
+    if config.id_groups and not config.blocks:
+        # Every id has the effects of one of the feature's first `id_groups` ids, drawn at random.
+        rng = np.random.default_rng([seed, 8])
+        group = [rng.integers(0, min(config.id_groups, size), size) for size in sizes]
+        truth = _map_effects(
+            truth, lambda effects, feature: Effects(effects.start[group[feature]], effects.turn[group[feature]])
+        )
+    return truth
 
 
 def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: float, effect: float) -> np.ndarray:
@@ -116,47 +117,44 @@ def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: floa
     for four in quads:
         factors = []
         for feature, effects in four.items():
+            # The last one is of missing ids.
             factors.append(np.append(1 + effects.at(angle), 1.0)[places[feature]])
         total += np.prod(factors, axis=0) - 1
     # 15 = 2 ** 4 - 1: the variance of such a product.
     return effect / np.sqrt(15 * max(len(quads), 1)) * total
 
 
-def _share_effects_in_groups(truth: Truth, groups: int, seed: int) -> Truth:
-    # Every id with the effects of its group: those of one of the feature's first `groups` ids, drawn at random.
-    rng = np.random.default_rng([seed, 8])
-    group = [rng.integers(0, min(groups, len(ids)), len(ids)) for ids in truth.ids]
-
-    def share(effects: Effects, feature: int) -> Effects:
-        return Effects(effects.start[group[feature]], effects.turn[group[feature]])
-
-    return _map_effects(truth, share)
-
-
 def _map_effects(truth: Truth, change: Callable[[Effects, int], Effects]) -> Truth:
     # `change` gets the effects of ids, and their feature: first-order ones, then those of pairs, then those of quads.
-    first = [change(effects, feature) for feature, effects in enumerate(truth.first)]
+    # `aged` draws new effects by how many arrays came before, so another order would plant another truth.
+    first = list(map(change, truth.first, itertools.count()))
     pairs, quads = [], []
     for a, b, left, right in truth.pairs:
         pairs.append((a, b, change(left, a), change(right, b)))
     for four in truth.quads:
-        quads.append({feature: change(effects, feature) for feature, effects in four.items()})
+        quads.append(dict(zip(four, map(change, four.values(), four), strict=True)))
     return replace(truth, first=first, pairs=pairs, quads=quads)
 
 
 def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
     """The features of each of the ``blocks`` planted blocks: C1..C26 shuffled by ``seed``, as even as they divide."""
     order = np.random.default_rng([seed, 3]).permutation(SPARSE)
-    return [[f"C{i + 1}" for i in sorted(order[block :: config.blocks])] for block in range(config.blocks)]
+    blocks = []
+    for block in range(config.blocks):
+        # Every `blocks`-th of the shuffled features, from another one on: so blocks differ by one feature at most, and
+        # no two have one in common.
+        features = sorted(order[block :: config.blocks])
+        blocks.append([f"C{feature + 1}" for feature in features])
+    return blocks
 
 
 def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, Effects, Effects]]:
     # All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block.
     within = list[tuple[int, int]]()
     for block in planted_blocks(config, seed):
-        features = [int(name[1:]) - 1 for name in block]
-        within += itertools.combinations(features, 2)
+        within += itertools.combinations([int(name[1:]) - 1 for name in block], 2)
     rng = np.random.default_rng([seed, 4])
+    # The root, for two latent vectors are multiplied.
     scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
     latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
     return [(a, b, latent[a], latent[b]) for a, b in within]
@@ -174,7 +172,7 @@ def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
             order[moved] = order[rng.permutation(moved)]
             born = size + fresh * (day - 1)
             order[rng.choice(size, fresh, replace=False)] = np.arange(born, born + fresh)
-        # Longer than those of the first day.
+        # Longer than those of the first day, so that no new id is equal to one of them.
         names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]
         ids.append(pl.concat([first, pl.Series(names, dtype=pl.String)]))
         ranked.append(order)
@@ -205,7 +203,10 @@ def with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None
         middle = (low + high) / 2
         rates = sigmoid(logits + middle)
         mean = rates.mean() if weights is None else np.average(rates, weights=weights)
-        low, high = (middle, high) if mean < rate else (low, middle)
+        if mean < rate:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 

@@ -93,7 +93,8 @@ def history_marks(store: Store | None, data: DataConfig) -> list[str]:
     checksums = []
     for plan in data_spec(data).histories:
         for dataset in datasets_before(store, data, plan).values():
-            checksums += [dataset.files[name].checksum for name in _files(dataset, plan)]
+            for name in _files(dataset, plan):
+                checksums.append(dataset.files[name].checksum)
     return checksums
 
 
@@ -129,10 +130,10 @@ def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator
         with store.open(f"{dataset.path}/{name}") as source:
             events = pl.read_parquet(source.read())
         if not set(columns.values()) <= set(events.columns):
+            # One file tells of all: those of a dataset are written for one plan.
             log.warning("%s keeps events of other columns: its rows are in no history", dataset.path)
             return
-        names = {in_file: column for column, in_file in columns.items()}
-        yield events.rename(names).select(*event_schema(plan))
+        yield events.rename(dict(zip(columns.values(), columns, strict=True))).select(*event_schema(plan))
 
 
 # Elements of lists that are made at a time.
@@ -170,16 +171,14 @@ def event_ranges(
     ranks = np.unique(times)
     width = len(ranks) + 1
     ordered = users * width + np.searchsorted(ranks, times)
-
-    def count_before(limit: np.ndarray) -> np.ndarray:
-        return np.searchsorted(ordered, row_users * width + np.searchsorted(ranks, limit))
-
-    last = count_before(row_times - lag)
+    last = np.searchsorted(ordered, row_users * width + np.searchsorted(ranks, row_times - lag))
     if plan.days is not None:
         oldest = row_times - plan.days * DAY_US
     else:
         oldest = np.full_like(row_times, ranks[0] if len(ranks) else 0)
-    first = np.maximum(count_before(oldest), last - plan.most)
+    first = np.searchsorted(ordered, row_users * width + np.searchsorted(ranks, oldest))
+    first = np.maximum(first, last - plan.most)
+    # A lag of more than the days leaves no event: the range must not be negative.
     return EventRanges(np.minimum(first, last), last)
 
 
@@ -197,7 +196,9 @@ def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFr
     ranges = event_ranges(users[counts], times[counts], users[is_row], times[is_row], plan)
 
     # An event is a struct of what it is of, as text, and its time.
-    fields = [pl.col(column).alias(name) for column, name in zip(value_columns(plan), plan.of, strict=True)]
+    fields = []
+    for column, name in zip(value_columns(plan), plan.of, strict=True):
+        fields.append(pl.col(column).alias(name))
     fields.append(pl.from_epoch("time", time_unit="us").dt.replace_time_zone("UTC").alias(EVENT_TIME))
     structs = whole.filter("counts").select(fields).to_struct(plan.name)
 
@@ -226,15 +227,20 @@ class HistoryBuilder:
 
     def add(self, events: pl.DataFrame, part: int | None = None) -> None:
         """Take in ``events``: of a ``part`` of this log with their lines, or (None) of days before."""
-        place = pl.lit(NO_PLACE, pl.Int64) if part is None else pl.col("line") + (part << LINE_BITS)
+        place = pl.lit(NO_PLACE, pl.Int64)
+        if part is not None:
+            # One number for a part and a line: so rows are sorted by place, and those of a block lie together.
+            place = pl.col("line") + (part << LINE_BITS)
         self._users.add(events.select(*event_schema(self.plan), place.alias("place")))
 
     def build(self) -> RowHistories:
         """The histories of all rows of this log, once all events are there."""
         built = RowHistories(self.plan)
         for events in self._users:
+            # A partition has all events of its users, so it is cut by itself.
             for rows in cut_histories(events, self.plan):
                 built.add(rows)
+        # Rows are looked up in the file alone.
         built.flush()
         return built
 
@@ -272,6 +278,7 @@ class RowHistories:
         """Return the histories of the rows at ``lines`` of ``part``: lists of structs, null where there is none."""
         places = pl.Series("place", lines.astype(np.int64) + (part << LINE_BITS))
         event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), EVENT_TIME: pl.Datetime("us", "UTC")})
+        # An empty piece in front types the column where none of these rows has a history.
         near = [pl.DataFrame(schema={"place": pl.Int64, self.plan.name: pl.List(event)})]
         for piece in np.unique(places.to_numpy() >> _PIECE_BITS).tolist():
             for number in self._pieces.get(piece, []):

@@ -39,18 +39,16 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Series:
     """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null, and so does an id that is ``missing``."""
-    words = [hash_of(word, seed) for word in missing]
+    words = [xxhash.xxh64_intdigest(word.encode(), seed) for word in missing]
     kernels = load_kernels("fields")
     if kernels is not None and ids.dtype == pl.String:
         return pl.Series(kernels.hash(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words))
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
+    # By their hashes: comparing numbers takes less than comparing texts.
     absent = ids.is_null() | hashes.is_in(pl.Series(words, dtype=pl.UInt64).implode()).fill_null(False)
-    return hashes.zip_with(~absent, nulls(pl.UInt64, len(ids))) if absent.any() else hashes
-
-
-def hash_of(text: str, seed: int) -> int:
-    """xxhash64 of the UTF-8 bytes of ``text``."""
-    return xxhash.xxh64_intdigest(text.encode(), seed)
+    if not absent.any():
+        return hashes
+    return hashes.zip_with(~absent, nulls(pl.UInt64, len(ids)))
 
 
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
@@ -71,6 +69,7 @@ def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
     Depends on the row's values alone: not on its place, its file or the format it came in.
     """
     total = np.zeros(len(columns[0]), np.uint64)
+    # Some rows at a time: all columns pass over them while they are in the processor's cache.
     for start in range(0, len(total), _IN_CACHE):
         part = slice(start, start + _IN_CACHE)
         _mix(total[part], [words[part] for words in columns])
@@ -93,6 +92,7 @@ def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
     """Distinct hashes by the at most ``kept`` smallest, rising: exact below that, else within a few percent (KMV)."""
     if len(smallest) < kept:
         return len(smallest)
+    # Hashes are even over 64 bits: the k-th smallest of n distinct ones lies at about k / n of them.
     return round((kept - 1) / (float(smallest[-1]) / 2.0**64))
 
 
@@ -102,7 +102,8 @@ def event_key_columns(
     """The typed columns of the rows' events; a row without a key is rejected. ``clicked``: labels as they came."""
     column = spec.event_key or ""
     text = texts.get(column)
-    if text is None:  # of a list
+    if text is None:
+        # Of a column of lists: no row has a key.
         text = nulls(pl.String, raw.height)
     rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
     key, check = hash_event_keys(text.fill_null(""))
@@ -137,6 +138,7 @@ def ids_of(
     if feature.multi:
         return _multi(values, text, feature, spec, rejected, weights, beside)
     if feature.bins:
+        # A number is its own id, by its bits: bins are looked up in it once they are fitted.
         number = number_of(values, text, feature.column, spec, rejected)
         shown = number.cast(pl.String) if text is None else text
         return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
@@ -154,10 +156,13 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedR
     by_name = {series.name: series for series in columns}
     hashes, ids = by_name[f"hash:{feature.name}"], by_name[f"id:{feature.name}"]
     if feature.required:
-        missing = hashes.list.len().fill_null(0) == 0 if feature.multi else hashes.is_null()
+        missing = hashes.is_null()
+        if feature.multi:
+            missing = hashes.list.len().fill_null(0) == 0
         rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
     if feature.integer:
         flat = ids.to_frame("id").with_row_index("row")
+        # A word for a missing value has no hash, but still its text; lists have such elements no more.
         flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
         wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
         rejected.add_values(
@@ -170,6 +175,7 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedR
 
 def as_bits(numbers: pl.Series) -> pl.Series:
     """The bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
+    # -0 + 0 is 0: equal numbers must have equal bits.
     values = numbers.fill_null(0.0).to_numpy() + 0.0
     return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), nulls(pl.UInt64, len(values)))
 
@@ -207,6 +213,7 @@ def _multi(
             flat = flat.filter(present)
         flat = _read_weights(flat, feature, rejected)
     if feature.max_ids is not None:
+        # After missing ones were left out, so that they take no place of others.
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     flat = crossed(flat, beside)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
@@ -228,13 +235,15 @@ def _elements(
     if text is not None:
         lists = elements_of(text, feature.separator)
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
+        # Of a map only ids with weights behind them can be told as text.
         bare = feature.maps and feature.weight_separator is None
         _reject_fields(~absent_in(text, spec) & bare, "text", feature, rejected)
         return lists.to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
     struct = values.dtype.inner == pl.Struct  # type: ignore[attr-defined]
     filled = (values.list.len() > 0).fill_null(False)
     if struct != feature.maps:
-        _reject_fields(filled, "a map" if struct else "a list", feature, rejected)
+        what = "a map" if struct else "a list"
+        _reject_fields(filled, what, feature, rejected)
         values = values.clear().extend_constant(None, len(values))
         return as_text(values.cast(pl.List(pl.String))).to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
     if not struct:
@@ -252,7 +261,8 @@ def _weight_text(weights: pl.Series) -> pl.Series:
 
 def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: RejectedRows) -> None:
     holds = "map" if what == "a map" else "list"
-    kind = f"{feature.column} is {what}, not {'a map' if feature.maps else 'a list'}"
+    expected = "a map" if feature.maps else "a list"
+    kind = f"{feature.column} is {what}, not {expected}"
     rejected.add(mask.to_numpy(), kind, lambda _: f"{kind}; data.sparse.{feature.name}.holds={holds}", feature.column)
 
 
@@ -278,7 +288,9 @@ def _with_weights(
     has_weight = pl.Series(good)[flat["row"]].to_numpy()
     values = _weight_text(weights.filter(pl.Series(good)).explode(**_NO_NULLS))
     if values.dtype == pl.String:
-        values = values.str.strip_chars() if spec.strip else values
+        if spec.strip:
+            values = values.str.strip_chars()
+        # A weight that is missing is null here, and weighs 1 as any other.
         values = values.set(values.is_in(["", *spec.missing]).fill_null(False), None)
     column = pl.Series("text", [None], dtype=values.dtype).new_from_index(0, flat.height)
     return flat.with_columns(column.scatter(np.flatnonzero(has_weight), values).alias("text"))
@@ -290,14 +302,15 @@ def as_text(values: pl.Series) -> pl.Series:
         return strings_of(values)
     if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
         return values
-    elements = strings_of(values.explode(empty_as_null=False, keep_nulls=False))
+    # Lists without elements, and null ones, are told by the offsets alone.
+    elements = strings_of(values.explode(**_NO_NULLS))
     offsets = np.concatenate([[0], np.cumsum(values.list.len().fill_null(0).to_numpy())])
     return as_lists(elements, offsets)
 
 
 def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
-    numeric = flat["text"].dtype.is_numeric()
-    weight = pl.col("text").fill_null(1.0 if numeric else "1").cast(pl.Float64, strict=False)
+    one: float | str = 1.0 if flat["text"].dtype.is_numeric() else "1"
+    weight = pl.col("text").fill_null(one).cast(pl.Float64, strict=False)
     flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
     flat = flat.with_columns(
         pl.when(pl.col("weight") != 0).then("weight").otherwise(pl.col("weight").abs()).alias("weight")
@@ -351,7 +364,11 @@ def cross_text(
     for place, column in enumerate(columns):
         bounds = feature.cross_bins.get(column)
         if bounds is not None:
-            parts[f"{place}"] = _bins(raw, texts, column, np.array(bounds, np.float64), spec, rejected)
+            # The number of the value's bin, as text: how many bounds are not above it.
+            numbers = number_of(raw[column], texts.get(column), column, spec, rejected)
+            bins = bin_of(numbers.fill_null(0.0).to_numpy(), np.array(bounds, np.float64))
+            text = pl.Series(bins).cast(pl.String)
+            parts[f"{place}"] = text.zip_with(numbers.is_not_null(), nulls(pl.String, len(text)))
         elif column in texts:
             text = texts[column]
             parts[f"{place}"] = text.zip_with(~absent_in(text, spec), nulls(pl.String, len(text)))
@@ -362,20 +379,6 @@ def cross_text(
     frame = pl.DataFrame(parts)
     # Null if any part is.
     return frame.select(pl.concat_str(list(parts), separator=CROSS).alias("id"))["id"]
-
-
-def _bins(
-    raw: pl.DataFrame,
-    texts: dict[str, pl.Series],
-    column: str,
-    bounds: np.ndarray,
-    spec: DataSpec,
-    rejected: RejectedRows,
-) -> pl.Series:
-    # The number of each value's bin, as text: how many of `bounds` are not above it; null: missing.
-    numbers = number_of(raw[column], texts.get(column), column, spec, rejected)
-    bins = pl.Series(bin_of(numbers.fill_null(0.0).to_numpy(), bounds)).cast(pl.String)
-    return bins.zip_with(numbers.is_not_null(), nulls(pl.String, len(bins)))
 
 
 def crossed(flat: pl.DataFrame, beside: pl.Series | None) -> pl.DataFrame:
@@ -397,8 +400,9 @@ def code_ids(hashes: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if kernels is not None:
         return kernels.code(hashes)
     encoded = hashes.dictionary_encode()
-    distinct = encoded.dictionary.to_numpy()
-    codes = encoded.indices.fill_null(len(distinct)) if encoded.null_count else encoded.indices
+    distinct, codes = encoded.dictionary.to_numpy(), encoded.indices
+    if encoded.null_count:
+        codes = codes.fill_null(len(distinct))
     return distinct, codes.to_numpy()
 
 
@@ -413,6 +417,7 @@ def count_codes(codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tu
         return kernels.count(codes, keep, distinct)
     first = np.zeros(distinct + 1, np.int64)
     places = np.arange(len(codes)) if keep is None else np.flatnonzero(keep)
+    # Backwards: of several values for one place NumPy keeps the last.
     first[codes[places[::-1]]] = places[::-1]
     return np.bincount(codes[places], minlength=distinct + 1), first
 
@@ -432,7 +437,8 @@ class Coded:
     def of(frame: pl.DataFrame, feature: SparseSpec) -> Coded:
         """The lookups of ``feature`` in typed rows."""
         distinct, codes = code_ids(flat_hashes(frame, feature).to_arrow())
-        return Coded(distinct, codes, ids_per_row(frame, feature) if feature.multi else None)
+        lengths = ids_per_row(frame, feature) if feature.multi else None
+        return Coded(distinct, codes, lengths)
 
     @staticmethod
     def of_codes(hashes: np.ndarray, codes: pl.Series) -> Coded:
@@ -444,6 +450,7 @@ class Coded:
     def codes_by_row(self) -> pl.Series:
         """The codes, or lists of them, in as few bytes as they need."""
         codes = self.codes
+        # Few lookups have few distinct hashes: then the largest code need not be looked for.
         if len(codes) <= 1 << 16 or codes.max() < 1 << 16:
             codes = codes.astype(np.uint16)
         return self.by_row(pl.Series(codes))
@@ -456,7 +463,9 @@ class Coded:
 
     def by_lookup(self, values: np.ndarray) -> np.ndarray:
         """A value of each row for each of its lookups."""
-        return values if self.lengths is None else np.repeat(values, self.lengths)
+        if self.lengths is None:
+            return values
+        return np.repeat(values, self.lengths)
 
     def of_rows(self, keep: np.ndarray) -> Coded:
         """The lookups of the rows ``keep`` (bool [rows]); all hashes."""
@@ -468,12 +477,15 @@ class Coded:
 
         All int64. The first lookup of a hash that those rows do not have means nothing.
         """
-        lookups = None if keep is None else self.by_lookup(keep)
+        lookups = None
+        if keep is not None:
+            lookups = self.by_lookup(keep)
         counts, first = count_codes(self.codes, lookups, len(self.hashes))
         return counts[:-1], first[:-1], int(counts[-1])
 
     def hashes_by_row(self) -> pl.Series:
         """The hash, or the list of hashes, of every row; null where missing."""
+        # The code of a missing id is one past the last hash.
         known = pl.concat([pl.Series(self.hashes), pl.Series([None], dtype=pl.UInt64)])
         return self.by_row(known.gather(self.codes))
 

@@ -23,14 +23,11 @@ from pipeline.ingest.columns import (
     first_and_last_day,
     form_of,
     holds_numbers,
-    is_hour,
     is_other_date,
     is_time,
     list_settings,
     shorten,
     text_vector,
-    transform_of,
-    unit_length,
     weights_of,
     width_of,
     without_broken_times,
@@ -49,6 +46,8 @@ MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 ROW_ID_SHARE = 0.98
 # Share of different rows of a log that delivers some again; below it, rows are merely alike.
 MOST_REPEATED = 0.8
+# Skewness from which on a number's logarithm is taken.
+SKEWED = 2.0
 # Rows by which anything is concluded from how many values differ.
 LEAST_ROWS = 100
 # NE that exact values gain over bins, from which on a number is looked up too.
@@ -146,16 +145,20 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     positive, negative = label_classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
     rate = float(clicks.to_numpy().mean())
-    times = [column for column in columns if column.name != chosen.name and is_time(column)]
+    rest = [column for column in columns if column.name != chosen.name]
+    times = list(filter(is_time, rest))
     time = max(times, key=lambda column: column.distinct, default=None)
 
     # 3. All others.
-    lists = {column.name: column.values for column in columns if column.lists and not (column.map or column.nested)}
-    numbers = [name for name, values in lists.items() if holds_numbers(values)]
-    weights = weights_of(lists, [name for name in lists if name not in numbers], numbers)
+    ids, numbers = dict[str, pl.Series](), dict[str, pl.Series]()
+    for column in columns:
+        if column.lists and not (column.map or column.nested):
+            group = numbers if holds_numbers(column.values) else ids
+            group[column.name] = column.values
+    weights = weights_of({**ids, **numbers}, list(ids), list(numbers))
     periods = None if time is None else _periods(time)
     facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights, periods)
-    rest = [column for column in columns if column.name != chosen.name and column is not time]
+    rest = [column for column in rest if column is not time]
     guesses = facts.guesses(rest, times)
     if not any(guess.kind == "sparse" for guess in guesses):
         # A model needs one, even if its values may name a time.
@@ -170,7 +173,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         days = first_and_last_day(time)
         by_day = bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0]
         time_format, other_format = forms.get(time.name, (None, ""))
-    hours = [column.name for column in columns if column.name in sample.partitions and is_hour(column)]
+    # Lookups after which an id's own click rate says more than the average one: 1 / variance of the label.
+    min_count = min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
     return Schema(
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()),
         positive=positive,
@@ -183,8 +187,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         missing=tuple(missing),
         by_day=by_day,
         transform=transform,
-        hour=hours[0] if hours else None,
-        min_count=facts.min_count,
+        hour=_hour_of_partitions(sample, columns),
+        min_count=min_count,
         decimal="," if commas else ".",
         time_format=time_format,
         other_format=other_format,
@@ -194,24 +198,39 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
 
 def _extract_common_transform(guesses: list[Guess]) -> str:
     """Return the transform of most numbers, which becomes the default, and remove it from their settings."""
-    transforms = [
-        guess.settings["transform"] for guess in guesses if guess.kind == "dense" and "width" not in guess.settings
-    ]
-    transform = str(max(sorted(set(transforms)), key=transforms.count, default="log1p_standardise"))
-    for guess in guesses:
-        if "width" not in guess.settings and guess.settings.get("transform") == transform:
+    # Vectors have a transform of their own, and no say in that of numbers.
+    numbers = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
+    transforms = sorted(str(guess.settings["transform"]) for guess in numbers)
+    # Of several that are as frequent the first by name, whatever the order of the columns.
+    transform = max(transforms, key=transforms.count, default="log1p_standardise")
+    for guess in numbers:
+        if guess.settings["transform"] == transform:
             del guess.settings["transform"]
     return transform
+
+
+def _hour_of_partitions(sample: LogSample, columns: list[SampleColumn]) -> str | None:
+    # The first column of folders that is called an hour and holds nothing but 0 to 23; None without such.
+    for column in columns:
+        # Among the columns of a file it may be any hour; folders are called by that of their rows.
+        if column.name not in sample.partitions or not re.fullmatch(r"(?i)h|hr|hour", column.name):
+            continue
+        # A folder called hour may also hold a time, or a count of hours.
+        if len(column.present) and column.present.str.contains(r"^([01]?\d|2[0-3])$").all():
+            return column.name
+    return None
 
 
 def _periods(time: SampleColumn) -> np.ndarray:
     # The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period.
     values = time.numbers if time.is_numeric else time.text
+    # Rows without a time are of the first period.
     rank = values.rank("min").fill_null(1).to_numpy()
     return ((rank - 1) * PERIODS // len(rank)).astype(np.int64)
 
 
 def _with_own_names(guesses: list[Guess]) -> list[Guess]:
+    # Columns such as a.b and a_b ask for the same name.
     taken: set[str] = set()
     renamed = []
     for guess in guesses:
@@ -227,10 +246,11 @@ def _missing_words(frame: pl.DataFrame) -> list[str]:
     words: set[str] = set()
     for values in frame.select(pl.col(pl.String)).get_columns():
         found = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
-        if found and SampleColumn(values, found).is_numeric:
-            words |= found
-        else:
-            words |= found & MISSING_WORDS
+        # NA may be a country, and none an answer: not where all the other values are numbers.
+        if not found or not SampleColumn(values, found).is_numeric:
+            found &= MISSING_WORDS
+        words |= found
+    # The order of a set of strings is another one in every process.
     return sorted(words)
 
 
@@ -252,12 +272,6 @@ class _Facts:
     def different_rows(self) -> int:
         frame = self.sample.frame
         return frame.select(name for name in frame.columns if not frame[name].dtype.is_nested()).n_unique()
-
-    @cached_property
-    def min_count(self) -> int:
-        # Lookups after which an id's own click rate says more than the average one: 1 / variance of the label.
-        rate = float(self.clicks.mean())
-        return min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
 
     def guesses(self, columns: list[SampleColumn], times: list[SampleColumn]) -> list[Guess]:
         guesses = []
@@ -286,13 +300,17 @@ class _Facts:
             return [self._guess_lists(column, name)]
 
         # 2. What is known only after the click.
-        area = self.area_by_id(column)
+        groups = self._grouped(column.text)
+        area = left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
         number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
         codes = why_codes(column.name, column.numbers, self.clicks) if number else ""
         if codes:
             number, seen = False, f"{seen}; {codes}"
         if number:
-            area = max(area, self.area_by_number(column))
+            # Of the number itself: higher or lower ones are likelier.
+            groups = self._grouped(column.numbers).sort("v")
+            by_order = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
+            area = max(area, by_order, 1 - by_order)
         area = max(area, 0.5)
         if area > ChecksConfig().leak_auc:
             why = f"it alone predicts the label with AUC {area:.4f}: known only after the click?"
@@ -303,7 +321,10 @@ class _Facts:
         # 3. Ids; numbers; numbers whose exact values say more than bins of them.
         if not number:
             return [self._guess_ids(column, name, seen)]
-        transform = transform_of(column.numbers)
+        skewness = column.numbers.drop_nulls().skew()
+        transform = "standardise"
+        if skewness is not None and skewness > SKEWED:
+            transform = "log1p_standardise"
         dense = Guess(column=column.name, kind="dense", seen=seen, name=name, settings={"transform": transform})
         exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
         few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
@@ -325,7 +346,13 @@ class _Facts:
             other = next(name for name, weights in self.weights.items() if weights == column.name)
             return f"not a feature of its own: the weights of {other}"
         if column.lists:
-            return self._why_no_list(column)
+            if not column.map and not (column.values.list.len() > 0).any():
+                return "it is always empty"
+            if not column.map and holds_numbers(column.values) and width_of(column.values) is None:
+                return (
+                    f"it holds {column.kind}: numbers, not as many in every row, that are weights of no column of ids"
+                )
+            return ""
         if another_time:
             return f"another time ({column.seen()})"
         if is_other_date(column):
@@ -349,22 +376,17 @@ class _Facts:
             return f"a value of its own in nearly every row ({column.seen()}): it names the row"
         return ""
 
-    def _why_no_list(self, column: SampleColumn) -> str:
-        if column.map:
-            return ""
-        if not (column.values.list.len() > 0).any():
-            return "it is always empty"
-        if holds_numbers(column.values) and width_of(column.values) is None:
-            return f"it holds {column.kind}: numbers, not as many in every row, that are weights of no column of ids"
-        return ""
-
     def _guess_lists(self, column: SampleColumn, name: str) -> Guess:
         # A vector, a map, or a list of ids.
         settings: dict[str, int | str]
         width = None if column.map else width_of(column.values)
         if width:
             seen, settings = f"vectors of {width} numbers", {"width": width}
-            if unit_length(column.values, width):
+            some = column.values.drop_nulls()
+            matrix = some.explode().cast(pl.Float64).fill_null(0.0).to_numpy().reshape(-1, width)
+            off = np.abs(np.linalg.norm(matrix, axis=1) - 1).max(initial=0.0)
+            if len(some) and off < 1e-3:
+                # Standardised ones would differ in length.
                 seen += ", each of length 1"
                 settings["transform"] = "none"
             return Guess(column=column.name, kind="dense", seen=seen, name=name, settings=settings)
@@ -388,9 +410,12 @@ class _Facts:
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
         positive, negative = label_classes(column)
-        words = "" if (positive, negative) == ("1", "0") else f', positive: "{positive}", negative: "{negative}"'
         task = feature_name(column.name)
-        named = "" if task == column.name else f"column: {column.name}, "
+        named, words = "", ""
+        if task != column.name:
+            named = f"column: {column.name}, "
+        if (positive, negative) != ("1", "0"):
+            words = f', positive: "{positive}", negative: "{negative}"'
         return (
             f"{positive} only where {self.label} is positive, so known after the click; "
             f"to learn it too: tasks: {{{task}: {{{named}given: click{words}}}}}"
@@ -398,6 +423,7 @@ class _Facts:
 
     def _guess_ids(self, column: SampleColumn, name: str, seen: str) -> Guess:
         ids, settings = column.present, dict[str, int | str]()
+        # A number that is looked up besides has a name of its own, and holds one value a row.
         if name == feature_name(column.name):
             settings |= list_settings(column)
             separator = settings.get("separator")
@@ -411,23 +437,15 @@ class _Facts:
             settings["rows"] = rows
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
-    def area_by_id(self, column: SampleColumn) -> float:
-        # AUC of predicting a row's label by the other rows with its value.
-        groups = self._grouped(column.text)
-        return left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
-
-    def area_by_number(self, column: SampleColumn) -> float:
-        # AUC of the number alone: higher or lower ones are likelier.
-        groups = self._grouped(column.numbers).sort("v")
-        area = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
-        return max(area, 1 - area)
-
     def ne_by(self, values: pl.Series) -> float:
         # Normalised entropy of predicting a row's label by the rate of the other rows with its value.
         # Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
         # was measured, and says nothing of those to come.
         frame = pl.DataFrame({"v": values, "p": self.clicks})
-        period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
+        # Without times every row is a period.
+        period = pl.Series("t", range(len(values)))
+        if self.periods is not None:
+            period = pl.Series("t", self.periods)
         groups = frame.group_by("v", period).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
         every = groups.group_by("v").agg(pl.sum("n").alias("all_n"), pl.sum("p").alias("all_p"))
         groups = groups.join(every, on="v", nulls_equal=True)
@@ -452,8 +470,10 @@ def xlogy(factor: np.ndarray | float, value: np.ndarray | float) -> np.ndarray:
 def feature_name(column: str) -> str:
     """A feature's name for ``column``: without what paths and modules do not allow, and none that is taken."""
     name = re.sub(r"[/.:{}\[\],'\"\s]+", "_", column)
-    taken = name in TAKEN_NAMES or name in (LABEL, TRUE_PROBABILITY, "day")
-    return f"{name}_id" if taken else name
+    # A column of a dataset, or an attribute of a PyTorch module, has that name already.
+    if name in TAKEN_NAMES or name in (LABEL, TRUE_PROBABILITY, "day"):
+        return f"{name}_id"
+    return name
 
 
 def table_rows(ids: pl.Series, growth: float) -> int:
@@ -462,7 +482,10 @@ def table_rows(ids: pl.Series, growth: float) -> int:
     Distinct ids grow with a power of the rows (Heaps' law), which the sample's halves tell.
     """
     distinct, half = ids.n_unique(), ids.head(len(ids) // 2).n_unique()
-    power = min(max(math.log2(distinct / half), 0.0), 1.0) if half else 1.0
+    power = 1.0
+    if half:
+        power = min(max(math.log2(distinct / half), 0.0), 1.0)
     expected = 2 * distinct * max(growth, 1.0) ** power + RESERVED_ROWS
+    # Two digits, for nobody knows more of it.
     unit = 10 ** max(math.floor(math.log10(expected)) - 1, 0)
     return min(math.ceil(expected / unit) * unit, MOST_ROWS)

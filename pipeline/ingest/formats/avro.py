@@ -76,8 +76,11 @@ class Avro(Columnar):
         with _decoding():
             reader = _reader(stream)
             kinds = arrow_schema(reader.writer_schema)
-            records = iter(_reader(stream, columns) if set(columns) < set(kinds.names) else reader)
-            wanted = pa.schema([kinds.field(name) for name in columns])
+            if set(columns) < set(kinds.names):
+                # What is not wanted is skipped, which takes less than decoding it.
+                reader = _reader(stream, columns)
+            records = iter(reader)
+            wanted = pa.schema(list(map(kinds.field, columns)))
         while True:
             # Not around the yield: what the caller raises is no fault of the file.
             with _decoding():
@@ -95,6 +98,7 @@ class Avro(Columnar):
 
 def fastavro() -> ModuleType:
     """The library; ConfigError where it is not installed."""
+    # An extra: logs of other formats are read without it.
     try:
         import fastavro as library
     except ImportError as error:
@@ -111,8 +115,10 @@ def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
     reader = library.reader(stream)
     if columns is None:
         return reader
+    # Without fastavro's own marks, by which it would take the part for a schema that it has parsed already.
     part = {name: value for name, value in reader.writer_schema.items() if not name.startswith("__")}
     part["fields"] = [field for field in part["fields"] if field["name"] in columns]
+    # A type may be defined in a column that is left out, and only named in one that is not.
     with contextlib.suppress(library.schema.SchemaParseException, library.schema.UnknownType):
         library.parse_schema(part)
         stream.seek(0)
@@ -142,11 +148,9 @@ def arrow_schema(schema: Any) -> pa.Schema:
     """The columns of a file whose records are of the Avro ``schema``; a record inside of it is a struct."""
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         raise ValueError("its values are no records")
-    return pa.schema(_fields(schema, {}, ()))
-
-
-def _fields(record: Any, named: dict[str, Any], inside: tuple[str, ...]) -> list[tuple[str, pa.DataType]]:
-    return [(field["name"], _kind(field["type"], named, inside)) for field in record["fields"]]
+    # A record as a field is a struct of the same fields; of the file's own record they are the columns.
+    named: dict[str, Any] = {}
+    return pa.schema([(field["name"], _kind(field["type"], named, ())) for field in schema["fields"]])
 
 
 def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
@@ -154,7 +158,9 @@ def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
     if isinstance(schema, list):
         return _union([part for part in schema if part != "null"], named, inside)
     if isinstance(schema, str):
-        return _PLAIN[schema] if schema in _PLAIN else _kind(named[schema], named, inside)
+        if schema in _PLAIN:
+            return _PLAIN[schema]
+        return _kind(named[schema], named, inside)
     kind = schema["type"]
     if "name" in schema:
         named[schema["name"]] = schema
@@ -173,7 +179,8 @@ def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
         if schema["name"] in inside:
             # A record of records like itself is no column.
             return pa.struct([])
-        return pa.struct(_fields(schema, named, (*inside, schema["name"])))
+        within = (*inside, schema["name"])
+        return pa.struct([(field["name"], _kind(field["type"], named, within)) for field in schema["fields"]])
     return _kind(kind, named, inside)
 
 
@@ -181,12 +188,16 @@ def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> 
     # One type besides null is that type; several are numbers, or the text of their values.
     if not parts:
         return pa.null()
+    # All of them in any case: one may define a type that a later column names.
     kinds = [_kind(part, named, inside) for part in parts]
     if len(kinds) == 1:
         return kinds[0]
     if all(isinstance(part, str) and part in _NUMBERS for part in parts):
         return pa.int64() if set(parts) <= {"int", "long"} else pa.float64()
-    return pa.struct([]) if any(pa.types.is_nested(kind) for kind in kinds) else pa.string()
+    if any(map(pa.types.is_nested, kinds)):
+        # Of values and records together: no column, as for a record of records like itself.
+        return pa.struct([])
+    return pa.string()
 
 
 def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
@@ -195,14 +206,16 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
     for field in schema:
         values = [row[field.name] for row in rows]
         if pa.types.is_string(field.type):
-            values = [value if value is None or isinstance(value, str) else _text(value) for value in values]
+            for place, value in enumerate(values):
+                # True and false are 1 and 0, as in columns of booleans; they are whole numbers to Python, too.
+                if isinstance(value, bool):
+                    values[place] = str(int(value))
+                elif isinstance(value, bytes):
+                    values[place] = value.decode()
+                elif value is not None and not isinstance(value, str):
+                    values[place] = str(value)
         elif pa.types.is_map(field.type):
+            # Arrow takes pairs, fastavro returns dictionaries.
             values = [None if value is None else list(value.items()) for value in values]
         columns.append(pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -18,59 +18,60 @@ from pyarrow import orc
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
-from pipeline.ingest.schema import DataSpec, require_columns
+from pipeline.ingest.schema import DataSpec, SparseSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spill import Spill
-
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def frame_of(batch: pa.RecordBatch | pa.Table, columns: Sequence[str]) -> pl.DataFrame:
     """``columns`` of ``batch`` as parsing takes them."""
-    named = {name: _pairs(batch.column(name)) for name in columns}
+    named = {}
+    for name in columns:
+        column = batch.column(name)
+        if pa.types.is_map(column.type):
+            # Polars has no maps: lists of pairs hold the same.
+            pair = pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])
+            column = column.cast(pa.list_(pair))
+        named[name] = column
     frame = cast(pl.DataFrame, pl.from_arrow(pa.table(named)))
     return frame.select(columns).with_columns(cs.array().arr.to_list())
 
 
-def _pairs(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    if not pa.types.is_map(column.type):
-        return column
-    kind = pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)]))
-    return column.cast(kind)
-
-
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column of ``kind`` holds lists."""
-    return any(test(kind) for test in _LISTS)
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
     """Raise DataError for a column of the file ``label`` that holds neither values, lists of such nor maps."""
-    maps = {feature.column: feature for feature in spec.sparse if feature.maps}
-    several = {feature.column: feature for feature in spec.sparse if feature.multi}
+    maps, several = dict[str, SparseSpec](), dict[str, SparseSpec]()
+    for feature in spec.sparse:
+        if feature.maps:
+            maps[feature.column] = feature
+        if feature.multi:
+            several[feature.column] = feature
     events = set()
     for sequence in spec.sequences:
-        events |= {source.column for source in sequence.sources if source.field}
+        for source in sequence.sources:
+            if source.field:
+                events.add(source.column)
     for column, override in spec.columns.items():
         kind = schema.field(column).type
-        if pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
-            if column in maps:
-                continue
-            if column in events and is_list(kind):
-                _check_fields(spec, column, kind.value_type, label)
-                continue
+        inner = kind.value_type if is_list(kind) else kind
+        # A list of structs may be a map that a writer without maps has written: frames have both as lists of pairs.
+        pairs = pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(inner))
+        if pairs and column in maps:
+            continue
+        if pairs and column in events and is_list(kind):
+            _check_fields(spec, column, inner, label)
+            continue
+        if pa.types.is_nested(inner):
             hint = "write its parts as columns of their own"
-            if override.startswith("data.sparse."):
+            if pairs and override.startswith("data.sparse."):
                 hint = f"{override.removesuffix('.column')}.holds=map, if its keys are ids and its values weights"
             raise DataError(
                 f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
                 hint=hint,
-            )
-        inner = kind.value_type if is_list(kind) else kind
-        if pa.types.is_nested(inner):
-            raise DataError(
-                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
-                hint="write its parts as columns of their own",
             )
         if column in maps and is_list(kind) and not several[column].weight_separator:
             raise DataError(
@@ -93,7 +94,9 @@ def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) ->
                 )
             if source.field not in types:
                 first = next(iter(types))
-                expected = f"a field {source.field!r}" if source.field else f"one of them named: {column}.{first}"
+                expected = f"one of them named: {column}.{first}"
+                if source.field:
+                    expected = f"a field {source.field!r}"
                 raise DataError(
                     f"{label}: column {column!r} (data.sequences.{sequence.name}) holds structs of {', '.join(types)}, "
                     f"expected {expected}",
@@ -122,6 +125,7 @@ class Columnar(FileFormat):
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Rows as they are typed, numbered from 1."""
         schema, spec, line = self.schema(stream), file.stored_spec, file.first_line
+        # Names and types are the file's: what is wrong with them is told before a row is decoded.
         require_columns(spec, schema.names, file.label, header=False)
         check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes, (file.start, file.stop)):
@@ -156,6 +160,7 @@ class Parquet(Columnar):
     def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
         """Neighbouring row groups, by their uncompressed bytes."""
         parts = []
+        # The file says how many rows each group has, so the numbers of rows are known before any is read.
         for start, stop, before in row_groups(source, part_bytes):
             parts.append(replace(file, start=start, stop=stop, first_line=before + 1))
         return parts
@@ -164,12 +169,14 @@ class Parquet(Columnar):
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
         """Row groups, cut; those of many columns a few columns at a time."""
+        # A local file is read by Arrow itself, without Python in between.
         file = pq.ParquetFile(pa.OSFile(stream.name) if isinstance(stream, LocalFileOpener) else stream)
-        numbers = range(file.metadata.num_row_groups)
-        size = sum(file.metadata.row_group(number).total_byte_size for number in numbers)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        size = sum(group.total_byte_size for group in groups)
         rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, size))
-        wanted = list(numbers[slice(*part)])
-        if is_wide(file, wanted, len(columns), rows):
+        wanted = list(range(len(groups)))[slice(*part)]
+        # A row group that is one batch needs no cutting, and few columns little memory.
+        if len(columns) >= MANY and any(groups[number].num_rows > rows for number in wanted):
             yield from cut_groups(file, wanted, columns, rows)
         else:
             yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=wanted)
@@ -223,11 +230,6 @@ MANY = 128
 _TOGETHER = 8 << 20
 
 
-def is_wide(file: pq.ParquetFile, groups: Sequence[int], columns: int, rows: int) -> bool:
-    """Whether ``groups`` of ``file`` have ``columns`` and rows enough for more than a batch of ``rows``."""
-    return columns >= MANY and any(file.metadata.row_group(number).num_rows > rows for number in groups)
-
-
 def cut_groups(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: int
 ) -> Iterator[pa.RecordBatch]:
@@ -245,10 +247,19 @@ def cut_groups(
         pieces = []
         for at in range(0, len(columns), step):
             table = file.read_row_group(number, list(columns[at : at + step]), use_threads=False)
-            pieces.append([spill.write(_packed(table.slice(start, rows))) for start in range(0, table.num_rows, rows)])
+            written = []
+            for start in range(0, table.num_rows, rows):
+                written.append(spill.write(_packed(table.slice(start, rows))))
+            pieces.append(written)
+            # Not kept while the next columns are decoded.
             del table
         for parts in zip(*pieces, strict=True):
-            yield _read_batch(spill, parts)
+            arrays, names = list[pa.Array](), list[str]()
+            for piece in parts:
+                (batch,) = pa.ipc.open_stream(spill.block(piece))
+                arrays += batch.columns
+                names += batch.schema.names
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def _packed(rows: pa.Table) -> bytes:
@@ -257,12 +268,3 @@ def _packed(rows: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())
     return bytes(sink.getvalue())
-
-
-def _read_batch(spill: Spill, parts: Sequence[int]) -> pa.RecordBatch:
-    arrays, names = list[pa.Array](), list[str]()
-    for part in parts:
-        (columns,) = pa.ipc.open_stream(spill.block(part))
-        arrays += columns.columns
-        names += columns.schema.names
-    return pa.RecordBatch.from_arrays(arrays, names=names)

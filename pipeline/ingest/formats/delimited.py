@@ -28,14 +28,17 @@ class Delimited(FileFormat):
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Lines that are yet to be taken apart."""
         lines, spec, has_header = LineReader(stream, file), file.stored_spec, self.header_lines(file.data) > 0
-        layout = replace(
-            self.layout(file.data, lines.header() if has_header else None),
-            numbers=spec.number_columns & set(spec.columns),
-        )
+        header = lines.header() if has_header else None
+        layout = self.layout(file.data, header)
         if has_header and not any(layout.names) and not lines.start().strip():
+            # A file of blank lines has no header either, and no rows.
             return
         require_columns(spec, layout.names, file.label, header=has_header)
-        layout = replace(layout, names=_distinct(layout.names))
+        # Columns that nothing reads may share a name; a frame may not have it twice.
+        names = list[str]()
+        for at, name in enumerate(layout.names):
+            names.append(f"{name} again, column {at}" if name in layout.names[:at] else name)
+        layout = replace(layout, names=tuple(names), numbers=spec.number_columns & set(spec.columns))
         for block, line in lines.blocks(layout):
             yield TextBlock(
                 data=block,
@@ -49,11 +52,15 @@ class Delimited(FileFormat):
     def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
         """Where the log has quotes: behind a record, which the lines before and after it show without a doubt."""
         line = super().cut(source, at, file)
-        header = self.header_lines(file.data) > 0
-        source.seek(0)
-        layout = self.layout(file.data, header_line(source, file.label).removeprefix(BOM) if header else None)
+        header = None
+        if self.header_lines(file.data) > 0:
+            source.seek(0)
+            header = header_line(source, file.label).removeprefix(BOM)
+        layout = self.layout(file.data, header)
         if line is None or layout.quote is None:
             return line
+        # A line that ends within quotes ends no record. Which quotes are open shows in the records around it: none is
+        # longer than LONGEST, so reading that much before and after it is enough.
         first = max(line - LONGEST, 0)
         source.seek(first)
         around = source.read(line - first + LONGEST)
@@ -68,12 +75,13 @@ class Delimited(FileFormat):
         """Where the log has quotes: records, which may go over several lines."""
         if self.quote(data) is None:
             return super().rows(stream, data, enough)
-        lines = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
-        has_header = self.header_lines(data) > 0
-        header = header_line(cast(BinaryIO, lines), data.path or "the log").removeprefix(BOM) if has_header else None
+        lines = cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20))
+        header = None
+        if self.header_lines(data) > 0:
+            header = header_line(lines, data.path or "the log").removeprefix(BOM)
         layout = self.layout(data, header)
         counted = 0
-        for block, _ in text_blocks(cast(BinaryIO, lines), COUNTED_BYTES, 1, layout):
+        for block, _ in text_blocks(lines, COUNTED_BYTES, 1, layout):
             counted += len(records(block, layout).ends)
             if counted >= enough:
                 break
@@ -84,9 +92,11 @@ class Delimited(FileFormat):
         end, quote = super().first_cut(text, file), self.quote(file.data)
         if end is None or quote is None:
             return end
-        behind = text[end : end + LONGEST]
-        odd = quote.encode() in behind and any(line.count(quote.encode()) & 1 for line in behind.split(b"\n"))
-        return None if odd else end
+        # Nothing before the text is known, so nobody can say whether its first quote opens a field or closes one.
+        behind, mark = text[end : end + LONGEST], quote.encode()
+        if mark in behind and any(line.count(mark) & 1 for line in behind.split(b"\n")):
+            return None
+        return end
 
     @abstractmethod
     def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
@@ -151,16 +161,13 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
             hint="tr '\\r' '\\n' < FILE > FILE.lf",
         )
     if not quote:
-        return tuple(name.strip() for name in text.split(separator))
+        return tuple(map(str.strip, text.split(separator)))
     try:
-        return tuple(name.strip() for name in next(csv.reader([text], delimiter=separator, quotechar=quote), [""]))
+        # An empty line is no row to csv: it has one name, which is empty.
+        names = next(csv.reader([text], delimiter=separator, quotechar=quote), [""])
     except csv.Error as error:
         raise DataError(
             f"the first line is not the header of a text file: {error}; it begins with {text[:40]!r}",
             hint="data.path=<a text file>, or data.format and data.header that describe this one",
         ) from None
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    # `names`, of which those that are there already (columns that nothing reads) get names of their own.
-    return tuple(name if name not in names[:at] else f"{name} again, column {at}" for at, name in enumerate(names))
+    return tuple(map(str.strip, names))

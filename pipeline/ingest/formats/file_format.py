@@ -43,6 +43,7 @@ class LogFile:
         """``spec`` with those columns alone that are in the file itself."""
         if not self.values:
             return self.spec
+        # A file of a partition leaves out what its folders say: it would be the same in every row.
         columns = {name: option for name, option in self.spec.columns.items() if name not in self.values}
         return replace(self.spec, columns=columns)
 
@@ -68,10 +69,18 @@ class FileFormat(ABC):
         return [file]
 
     def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
-        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near."""
+        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near.
+
+        Args:
+            source: the file's bytes, read from anywhere.
+            at: a byte of the file, most likely within a line.
+            file: of the format of this object.
+        """
         source.seek(at)
         end = line_end(source.read(SEEN))
-        return None if end is None else at + end
+        if end is None:
+            return None
+        return at + end
 
     def first_cut(self, text: bytes, file: LogFile) -> int | None:
         """The same of ``text`` that follows what nobody has read: how many of its bytes the part before takes.
@@ -85,9 +94,12 @@ class FileFormat(ABC):
         return 0
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """Rows of a file, whose uncompressed bytes are ``stream``; lines are counted until there are ``enough``.
+        """Count the rows of a file as they were delivered, those included that will not parse.
 
-        Rows as they were delivered, those included that will not parse.
+        Args:
+            stream: its uncompressed bytes.
+            data: the log, for the header of its files.
+            enough: rows from which on nobody asks how many more there are.
         """
         header = self.header_lines(data)
         return max(counted_lines(stream, enough + header) - header, 0)
@@ -98,8 +110,11 @@ def line_end(text: bytes) -> int | None:
 
     Parts end there, so only the file's own end can have blank lines that are no rows.
     """
+    # A character before the line's end: CR LF alone is a blank line.
     end = _LINE_END.search(text)
-    return end.end() if end else None
+    if end is None:
+        return None
+    return end.end()
 
 
 # Bytes in which a line must end where parts meet.
@@ -138,8 +153,11 @@ class LineReader:
     """
 
     def __init__(self, stream: BinaryIO, file: LogFile) -> None:
-        self._file, self._stream, self._headers = file, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20), 0
+        self._file, self._headers = file, 0
+        self._stream = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
         self._first = io.BufferedReader(io.BytesIO(file.head)) if file.head else self._stream
+        # Peeked at, for these bytes are of the header, or of the first row. A mark of UTF-8 in front is of neither:
+        # it would become part of the first name.
         start = self._first.peek(8)[:8]
         require_text(start, file.label)
         if start.startswith(BOM):
@@ -159,16 +177,17 @@ class LineReader:
         file, first_line = self._file, 1 + self._headers
         if file.start:
             first_line = file.first_line
-        if file.start and not file.head:
-            self._stream.seek(file.start)
+            # With a head, the stream has the part alone.
+            if not file.head:
+                self._stream.seek(file.start)
         rest = cast(BinaryIO, self._stream)
         if file.stop is not None:
-            rest = cast(BinaryIO, _Limited(rest, file.stop - self._stream.tell()))
+            rest = cast(BinaryIO, LimitedBytes(rest, file.stop - self._stream.tell()))
         yield from text_blocks(rest, file.block_bytes, first_line, layout)
 
 
-class _Limited:
-    """The next ``left`` bytes of ``stream``."""
+class LimitedBytes:
+    """The next ``left`` bytes of ``stream``, as text and gzip members read them."""
 
     def __init__(self, stream: BinaryIO, left: int) -> None:
         self.stream, self.left = stream, left

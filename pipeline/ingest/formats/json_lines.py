@@ -86,16 +86,20 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
             several[source.column] = Several(source.separator)
     for task in spec.tasks:
         single.add(task.column)
-    return {column: kind for column, kind in several.items() if column not in single}
+    # What reads one value a row decides: its values are not taken apart.
+    for column in set(several) & single:
+        del several[column]
+    return several
 
 
 def _require_keys(data: bytes, file: LogFile) -> None:
     columns = list(file.stored_spec.columns)
     keys = []
     for name in columns:
-        # A key as it is written, up to characters that writers may escape.
+        # A key as it is written. Where it has characters that writers may escape, any text may be the key.
         plain = name.isascii() and not set(name) & set('"\\/')
-        if (f'"{name}"'.encode() if plain else b'"') in data:
+        written = f'"{name}"' if plain else '"'
+        if written.encode() in data:
             keys.append(name)
     missing = set(columns) - set(keys)
     if file.stored_spec.label not in missing and (not missing or data.count(b"\n") < TELLING_LINES):
@@ -131,9 +135,6 @@ class JsonBlock:
             if not is_of_rows(error):
                 raise
         # A limit of a parser's own: it costs the lines that meet it.
-        return self._read_by_halves()
-
-    def _read_by_halves(self) -> RawBlock:
         lines = [line + b"\n" for line in self.data.split(b"\n")[:-1]]
         parts, rejects = list[RawBlock](), list[Reject]()
 
@@ -148,20 +149,21 @@ class JsonBlock:
             rejects += found.rejects
         if not parts:
             return replace(replace(self, data=b"")._read(), rejects=rejects)
-        columns = [self._concat_column([part.frame[name] for part in parts]) for name in self.columns]
+        columns = []
+        for name in self.columns:
+            columns.append(self._concat_column([part.frame[name] for part in parts]))
         numbers = np.concatenate([part.lines for part in parts])
         return replace(parts[0], frame=pl.DataFrame(columns), lines=numbers, rejects=rejects)
 
     def _concat_column(self, parts: list[pl.Series]) -> pl.Series:
         # One key of all parts, typed as if they had been read as one. Where one part has lists, text is divided into
         # lists in the others too; where one has text, JSON's true and false are 1 and 0 in the others.
-        parts = [part for part in parts if len(part)] or parts[:1]
-        types = {part.dtype for part in parts}
-        if len(types) == 1:
+        parts = list(filter(len, parts)) or parts[:1]
+        if len({part.dtype for part in parts}) == 1:
             return pl.concat(parts, rechunk=True)
         several = self.lists.get(parts[0].name)
         if several is None or not any(part.dtype == pl.List for part in parts):
-            return pl.concat([strings_of(part) for part in parts], rechunk=True)
+            return pl.concat(map(strings_of, parts), rechunk=True)
         lists = []
         for part in parts:
             if part.dtype != pl.List:
@@ -176,6 +178,7 @@ class JsonBlock:
         good: Sequence[int] = range(len(lines))
         rejects: list[Reject] = []
         data, frame = self.data, None
+        # Polars skips blank lines, after which no row would be known by its line.
         if all(map(bytes.strip, lines)):
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
@@ -201,6 +204,8 @@ class JsonBlock:
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
+    # Polars would unpack it, and what comes of that is no row of the file. A line may begin so by chance: whoever calls
+    # this takes the error for one of polars, and tries fewer lines.
     if looks_packed(data):
         raise pl.exceptions.ComputeError("the text begins like a compressed file")
     schema = None if columns is None else dict.fromkeys(columns, pl.String)
@@ -223,7 +228,7 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
     except pl.exceptions.PolarsError:
         frame = None
     lines = data.split(b"\n")[:-1]
-    kinds = [_kinds(line) for line in lines]
+    kinds = list(map(_kinds, lines))
     counts = Counter[tuple[str, type]]()
     for of_line in kinds:
         counts.update(of_line.items())
@@ -238,7 +243,7 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
     if frame is not None and len(good) < USUAL * len(lines):
         # A column that is meant to have both.
         return frame, data
-    data = b"".join(line + b"\n" for line in good)
+    data = b"\n".join([*good, b""])
     return json_frame(data, None), data
 
 
@@ -255,23 +260,19 @@ def _kinds(line: bytes) -> dict[str, type]:
     return kinds
 
 
-def _is_read(data: bytes, lines: int) -> bool:
-    # Whether polars takes `data` for one object a line.
-    if looks_packed(data):
-        return False
-    try:
-        return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
-    except (pl.exceptions.PolarsError, OSError):
-        # OSError: bytes that begin like a compressed file.
-        return False
-
-
 def object_lines(lines: list[bytes], first: int) -> Iterator[int]:
     """Numbers of those of ``lines``, counted from ``first``, that are objects: halves are tried until they all are."""
-    filled = [line for line in lines if line.strip()]
+    filled = list(filter(bytes.strip, lines))
     if not filled:
         return
-    if len(filled) == len(lines) and _is_read(b"\n".join(lines) + b"\n", len(lines)):
+    read = 0
+    if len(filled) == len(lines):
+        data = b"\n".join([*lines, b""])
+        # An OSError is of bytes that begin like a compressed file.
+        with contextlib.suppress(pl.exceptions.PolarsError, OSError):
+            if not looks_packed(data):
+                read = pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height
+    if read == len(lines):
         yield from range(first, first + len(lines))
     elif len(lines) > 1:
         half = len(lines) // 2
@@ -294,7 +295,7 @@ def _why(line: bytes) -> tuple[str, str]:
 def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
     # `text` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false.
     if several is not None and several.maps:
-        pairs = [None if value is None else _pairs(value, several) for value in text]
+        pairs = [_pairs(value, several) if value is not None else None for value in text]
         return pl.Series(text.name, pairs, dtype=pl.List(pl.Struct({"key": pl.String, "value": pl.String})))
     if several is not None and text.str.starts_with("[").any():
         return _lists(text, several.separator)
@@ -305,7 +306,9 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
         except pl.exceptions.PolarsError:
             # Strings that spell the words.
             return text
-    return with_ones(text, data) if spelt.any() else text
+    if not spelt.any():
+        return text
+    return with_ones(text, data)
 
 
 def with_ones(text: pl.Series, data: bytes) -> pl.Series:
@@ -336,6 +339,7 @@ def _with_escapes(data: bytes, read: pl.Series) -> pl.Series:
 def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
     if value.startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
+            # As pairs, which keep a key that comes twice, and with numbers as they are written.
             pairs = json.loads(value, object_pairs_hook=list, parse_float=str, parse_int=str)
             return [{"key": _text(key), "value": _text(weight)} for key, weight in pairs]
     divided = list[dict[str, str | None]]()
@@ -349,9 +353,12 @@ def _text(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
+        # Whatever is nested in an element is one id, as it would be written.
         return json.dumps(value)
+    if value.isascii():
+        return value
     # Half of a character, which no text may hold, is \0, as Polars has it.
-    return value if value.isascii() else _HALF_CHARACTER.sub("\0", value)
+    return _HALF_CHARACTER.sub("\0", value)
 
 
 def _lists(text: pl.Series, separator: str | None) -> pl.Series:
@@ -360,16 +367,15 @@ def _lists(text: pl.Series, separator: str | None) -> pl.Series:
     try:
         decoded = arrays.str.json_decode(pl.List(pl.String))
     except pl.exceptions.PolarsError:
-        # A string that begins like an array.
-        decoded = pl.Series(text.name, [_array(value, separator) for value in arrays], dtype=pl.List(pl.String))
+        # A string that begins like an array: it is one element, or divided like any other.
+        lists: list[list[str | None] | None] = []
+        for value in arrays:
+            elements: list[str | None] | None = None
+            if value is not None:
+                elements = list(value.split(separator)) if separator else [value]
+                # ValueError: of a number of more than 4,300 digits, too.
+                with contextlib.suppress(ValueError, RecursionError):
+                    elements = list(map(_text, json.loads(value)))
+            lists.append(elements)
+        decoded = pl.Series(text.name, lists, dtype=pl.List(pl.String))
     return decoded.zip_with(is_array, elements_of(text, separator))
-
-
-def _array(value: str | None, separator: str | None) -> list[str | None] | None:
-    if value is None:
-        return None
-    try:
-        return [_text(element) for element in json.loads(value)]
-    except (ValueError, RecursionError):
-        # ValueError: of a number of more than 4,300 digits, too.
-        return list(value.split(separator)) if separator else [value]
