@@ -315,7 +315,7 @@ class DataSpec:
     @property
     def number_is_missing(self) -> bool:
         """Whether one of the strings that stand for a missing value reads as a number, such as -1."""
-        return any(_is_number(word.replace(self.decimal, ".")) for word in self.missing)
+        return any(is_number(word.replace(self.decimal, ".")) for word in self.missing)
 
     @property
     def number_columns(self) -> frozenset[str]:
@@ -340,7 +340,8 @@ class DataSpec:
         return frozenset(numbers - read_otherwise)
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether Python reads ``word`` as a number; so are nan and inf."""
     try:
         float(word)
     except ValueError:
