@@ -305,7 +305,9 @@ class _IngestRun:
         reject_counts = RejectCounts()
         for counted in self.engine.count(sources, job):
             of_day = [reject for reject in counted.rejects if reject.of_day]
-            reject_counts.add(len(of_day), len(counted.rejects) - len(of_day), counted.dropped)
+            reject_counts.of_day += len(of_day)
+            reject_counts.of_none += len(counted.rejects) - len(of_day)
+            reject_counts.of_others += counted.dropped
             # Rows of no day are quarantined once, with the first day, however many days of one log are read.
             quarantined = counted.rejects
             if self.total is not None:
@@ -379,12 +381,11 @@ class _IngestRun:
         if self.repeats is None:
             return
         assert self.state is not None
-        store = self.draft.store
-        for day, events in self.repeats.judged.late.items():
+        late, store = self.repeats.judged.late, self.draft.store
+        former = repeats.datasets_before(store, self.data) if late else {}
+        for day, events in late.items():
             write_frame(self.draft, repeats.corrected_name(days.day_of(day)), events, self.settings.compression)
-            dataset = repeats.former_dataset(store, self.data, day)
-            assert dataset is not None
-            rows = corrected_rows(store, dataset, events, day, self.spec, self.state)
+            rows = corrected_rows(store, former[days.day_of(day)], events, day, self.spec, self.state)
             if rows is not None and rows.height:
                 self.writers["train"].add(rows)
                 self.corrected[day] = rows.height

@@ -149,7 +149,7 @@ class Partial:
         for _ in range(count - 1):
             parts.append(Partial(self.spec))
         for name, counts in self.counts.items():
-            # Counts of bins cannot be divided: they have one share, which is the first part's.
+            # Only counts of single ids are divided. All others have one share, the first part's.
             for part, share in zip(parts, counts.shares(count), strict=False):
                 part.counts[name] = share
         return parts
