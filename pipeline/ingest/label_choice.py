@@ -82,6 +82,7 @@ def happened(column: SampleColumn) -> np.ndarray:
     if column.distinct == 2:
         positive, _ = label_classes(column)
         return (column.text == positive).fill_null(False).to_numpy()
+    # Of more values, such as amounts of money, any but 0 is one of something that happened.
     present = column.text.is_not_null()
     if column.is_numeric:
         present = present & (column.numbers != 0).fill_null(False)

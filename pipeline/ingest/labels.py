@@ -26,6 +26,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(
 
 def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     """The typed column of the share that the log names for each row; what is no share is rejected."""
+    # Above 1 it is another figure, such as a weight; 0 would make a row stand for infinitely many.
     column = spec.sampling.column or ""
     rates = number_of(raw[column], texts.get(column), column, spec, rejected)
     wrong = (rates.is_null() | (rates <= 0) | (rates > 1)).to_numpy()
