@@ -121,9 +121,7 @@ class RecordTransform:
             made = pl.Series(name, values, dtype=dtype, strict=text)
         except (ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
             raise _UnreadableError(f"{name} cannot be read: {error}") from None
-        inner = made.dtype
-        if isinstance(inner, pl.List):
-            inner = inner.inner
+        inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
         if isinstance(inner, pl.Struct) and name in self._structs:
             for field in inner.fields:
                 if field.name in self._structs[name] and (field.dtype.is_nested() or field.dtype == pl.Object):

@@ -73,12 +73,12 @@ class Sketch:
         bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)
         # Buckets rise with the value: of negative ones the larger bits come first. A key is a bucket and the label.
         buckets = np.where(bits < _HALF, bits + np.uint32(_HALF), np.uint32(BUCKETS - 1) - bits)
-        keys = buckets << np.uint32(1) | (labels > 0)
-        if len(keys) < _FEW:
-            keys, seen = np.unique(keys, return_counts=True)
-            keys = keys.astype(np.int64)
+        coded = buckets << np.uint32(1) | (labels > 0)
+        if len(coded) < _FEW:
+            distinct, seen = np.unique(coded, return_counts=True)
+            keys = distinct.astype(np.int64)
         else:
-            counts = np.bincount(keys)
+            counts = np.bincount(coded)
             keys = np.flatnonzero(counts)
             seen = counts[keys]
         starts = np.flatnonzero(np.diff(keys >> 1, prepend=-1))
