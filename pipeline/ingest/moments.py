@@ -220,7 +220,7 @@ def vector_of(
     """The typed column of ``feature``: of lists of numbers (or of their text), or of ``text``."""
     lists = values
     if text is not None:
-        # Brackets around the numbers are left out: so Python and NumPy write a list.
+        # As Python and NumPy write a list, there are brackets around the numbers.
         plain = text.str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
         present = ~absent_in(text, spec) & (plain != "").fill_null(False)
         lists = plain.str.split(feature.separator).zip_with(present, nulls(pl.List(pl.String), len(text)))

@@ -77,7 +77,7 @@ class RowsFile:
             group = group or dict(part.group)
             for field in sizes:
                 sizes[field] += part.group[field][1]
-        # Fields that Arrow does not write, and the order of those it does, stay as they are: so the footer is its own.
+        # Only fields that Arrow writes, in its order: so the footer is the one that it would write.
         groups = self._footer[_GROUPS][1][1]
         now = {**sizes, _GROUP_ROWS: rows, _START: start, _ORDINAL: len(groups), _COLUMNS: (_STRUCT, columns)}
         for field in group.keys() & now.keys():

@@ -175,7 +175,7 @@ def _sample_columns(
         frame = frame_of(table, table.column_names)
         frame = frame[_spread(frame.height, ROWS // len(chosen))]
         frames.append(_with_partitions(frame, path))
-    # Files of other months may lack columns, or hold another type of number.
+    # Files of one log may lack columns of others, or hold another type of number.
     frame = pl.concat(frames, how="diagonal_relaxed")
     return LogSample(path="", frame=frame, total=round(rows * files.bytes / max(sizes, 1)), files=0, kind=kind)
 

@@ -365,7 +365,7 @@ class Streams(io.RawIOBase):
             text = stream.decompress(given, len(target))
             if stream.eof:
                 self._stream, self._left = None, stream.unused_data
-            # Nothing is not the end: bytes may have been of a header alone.
+            # No text yet is not the end: the bytes may have been of a header alone.
             if text:
                 target[: len(text)] = text
                 return len(text)

@@ -264,7 +264,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     weights = []
     for name, f in record["sparse"].items():
         settings = _settings_of(f, {*_SPARSE, *(f.keys() & _OPTIONAL)})
-        # Nothing is fitted anew with this schema, so what only fitting asks for has any value.
+        # Nothing is fitted anew with this schema: settings that only fitting reads may have any value.
         feature = SparseSpec(
             name=name,
             column=f["column"],

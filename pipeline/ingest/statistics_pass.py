@@ -300,7 +300,7 @@ class SplitCounts:
         assert hashes is not None
         below = split.validation_share
         if split.by == "hash" and self.test is None:
-            # The share is of the rows that are no test rows. Those have the hashes below.
+            # The share is of the rows that are no test rows, whose hashes lie above those of test rows.
             below = split.test_share + split.validation_share * (1.0 - split.test_share)
         return hash_split(hashes, below)
 

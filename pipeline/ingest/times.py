@@ -150,7 +150,7 @@ def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
     minutes = offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 60
     minutes += offset.str.slice(3).str.strip_chars(":").cast(pl.Int64, strict=False).fill_null(0)
     east = pl.when(offset == "Z").then(0).when(offset.str.starts_with("-")).then(-minutes).otherwise(minutes)
-    # Null where no offset is written, as the offset then is.
+    # Null where no offset is written, for `east` is null there.
     exact = written - pl.duration(minutes=east)
     if numbers:
         exact = pl.coalesce(_counted(pl.col("text")), exact)

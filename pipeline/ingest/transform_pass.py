@@ -120,7 +120,7 @@ def lossy(spec: DataSpec, state: FittedState) -> list[str]:
     for feature in spec.dense:
         if not feature.vector and (feature.clip or feature.zero_is_missing or feature.linear):
             unclear.add(feature.name)
-    # In the order in which they were fitted, which is that of the files' columns.
+    # In the order in which they were fitted, which is that of the schema.
     dense = [name for name, fitted in state.dense.items() if fitted.bounds is not None or name in unclear]
     sparse = [name for name, fitted in state.sparse.items() if fitted.bounds is not None]
     return dense + sparse
@@ -205,7 +205,7 @@ def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: Dens
     known = kernels.look_up(column.to_arrow(), table, fitted.missing)
     if known is None:
         return None
-    # The rest is small numbers no more, or no whole ones: each is calculated.
+    # The rest are large numbers, or no whole ones: each is calculated.
     values, rest = known
     if len(rest):
         others = column.gather(rest).to_frame()
@@ -224,7 +224,7 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
     """Return column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (null: missing) of typed rows."""
     if fitted.bounds is None:
         return frame.select(_dense_expression(feature, fitted)).to_series()
-    # Shares lie evenly around 0 however many bins came of the values; of a single bin, all are 0.
+    # Shares lie evenly around 0, however many bins came of the values; those of a single bin are 0.
     values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
     bins = len(fitted.bounds)
     shares = bin_of(values, fitted.bounds) / max(bins, 1) - 0.5 * (bins > 0)
