@@ -76,7 +76,7 @@ class Sketch:
         coded = buckets << np.uint32(1) | (labels > 0)
         if len(coded) < _FEW:
             distinct, seen = np.unique(coded, return_counts=True)
-            keys = distinct.astype(np.int64)
+            keys: np.ndarray = distinct.astype(np.int64)
         else:
             counts = np.bincount(coded)
             keys = np.flatnonzero(counts)
