@@ -36,18 +36,20 @@ def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleC
             has = ", ".join(column.name for column in columns)
             raise DataError(f"the log has no column {name!r}; it has: {has}", hint="--label <one of them>")
         return without_broken_classes(named[0]), []
-    columns = [without_broken_classes(column) for column in columns]
+    columns = list(map(without_broken_classes, columns))
     two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
     if not two:
         raise _no_label(columns)
+    # The name counts most, then being at an end, where labels are written. Of equals the last one.
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
     first = ranked[0]
     for other in ranked[1:]:
         # What follows a click is a further task: the click is the label.
-        if _likeness(other) == _likeness(first) and only_among(happened(first), _positives(other)):
+        if _likeness(other) == _likeness(first) and only_among(happened(first), happened(other)):
             first = other
-    return first, [column for column in ranked if column is not first]
+    ranked.remove(first)
+    return first, ranked
 
 
 def _no_label(columns: list[SampleColumn]) -> DataError:
@@ -75,14 +77,12 @@ def _likeness(column: SampleColumn) -> int:
     return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
 
 
-def _positives(label: SampleColumn) -> np.ndarray:
-    return (label.text == label_classes(label)[0]).fill_null(False).to_numpy()
-
-
 def happened(column: SampleColumn) -> np.ndarray:
     """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
     if column.distinct == 2:
-        return _positives(column)
+        positive, _ = label_classes(column)
+        return (column.text == positive).fill_null(False).to_numpy()
+    # Of more values, such as amounts of money, any but 0 is one of something that happened.
     present = column.text.is_not_null()
     if column.is_numeric:
         present = present & (column.numbers != 0).fill_null(False)
@@ -99,11 +99,12 @@ def label_classes(label: SampleColumn) -> tuple[str, str]:
     """Return the label's positive and negative value: the one that says yes, else the rarer one."""
     counts = label.present.value_counts(sort=True)[label.name].to_list()
     if len(counts) < 2:
+        value = shorten(counts[0]) if counts else "none"
         raise DataError(
-            f"column {label.name!r} has one value in the sample, {shorten(counts[0]) if counts else 'none'}, expected "
-            "clicks and rows without one",
+            f"column {label.name!r} has one value in the sample, {value}, expected clicks and rows without one",
             hint="--label <another column>, or a log that holds both",
         )
+    # A few broken values cost their rows, not the label.
     others = len(label.present) - int(label.present.is_in(counts[:2]).sum())
     if others > (1 - LABEL_SHARE) * len(label.present):
         raise DataError(
@@ -111,8 +112,14 @@ def label_classes(label: SampleColumn) -> tuple[str, str]:
             hint="--label <another column>, or write one of 0 and 1 into the log, such as "
             f"{label.name} == {shorten(max(counts, key=_as_number))}",
         )
-    yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
-    return yes, next(word for word in counts if word != yes)
+    often, seldom = counts[:2]
+    for word in _POSITIVE:
+        if word == often:
+            return often, seldom
+        if word == seldom:
+            break
+    # Clicks are rare.
+    return seldom, often
 
 
 def _as_number(text: str) -> float:

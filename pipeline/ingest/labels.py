@@ -26,6 +26,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(
 
 def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     """The typed column of the share that the log names for each row; what is no share is rejected."""
+    # Above 1 it is another figure, such as a weight; 0 would make a row stand for infinitely many.
     column = spec.sampling.column or ""
     rates = number_of(raw[column], texts.get(column), column, spec, rejected)
     wrong = (rates.is_null() | (rates <= 0) | (rates > 1)).to_numpy()
@@ -33,14 +34,6 @@ def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, r
         wrong, f"{column} is no share", lambda i: f"{column} is {rates[i]}, expected a number above 0 to 1", column
     )
     return rates.cast(pl.Float32).alias(NEGATIVE_RATE)
-
-
-def came_with(frame: pl.DataFrame, spec: DataSpec) -> pl.Series:
-    """The share (Float32) of rows without a click that the log of each typed row holds."""
-    if spec.sampling.column is not None:
-        return frame[NEGATIVE_RATE]
-    rate = 1.0 if spec.sampling.rate is None else spec.sampling.rate
-    return pl.Series(NEGATIVE_RATE, [rate], pl.Float32).new_from_index(0, frame.height)
 
 
 def kept(hashes: np.ndarray, labels: pl.Series, share: float) -> pl.Series:
@@ -58,7 +51,9 @@ def kept(hashes: np.ndarray, labels: pl.Series, share: float) -> pl.Series:
 
 def thinned(train: pl.DataFrame, share: float | None) -> pl.DataFrame:
     """Transformed train rows, of which ``share`` of those without a click stayed: it multiplies what they came with."""
-    return train if share is None else train.with_columns((pl.col(NEGATIVE_RATE) * share).cast(pl.Float32))
+    if share is None:
+        return train
+    return train.with_columns((pl.col(NEGATIVE_RATE) * share).cast(pl.Float32))
 
 
 def sums(spec: DataSpec) -> dict[str, pl.Expr]:
@@ -66,8 +61,12 @@ def sums(spec: DataSpec) -> dict[str, pl.Expr]:
     before = spec.sampling.known_before
     if not (before or spec.row_weight):
         return {}
-    rate = pl.col(NEGATIVE_RATE) if spec.sampling.column is not None else pl.lit(spec.sampling.rate or 1.0)
-    weight = pl.col(ROW_WEIGHT).cast(pl.Float64) if spec.row_weight else pl.lit(1.0)
+    rate, weight = pl.lit(spec.sampling.rate or 1.0), pl.lit(1.0)
+    if spec.sampling.column is not None:
+        rate = pl.col(NEGATIVE_RATE)
+    if spec.row_weight:
+        weight = pl.col(ROW_WEIGHT).cast(pl.Float64)
+    # All clicks were kept, so a row with one stands for itself, and a row without one for those left out beside it.
     clicked = pl.col(LABEL) > 0
     expressions = {
         COUNTS_FOR: pl.when(clicked).then(weight).otherwise(weight / rate.cast(pl.Float64)),
@@ -82,7 +81,9 @@ def rows_counted_for(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray | None:
     """How many rows each of the transformed rows ``frame`` counts for in figures; None where each counts for itself."""
     if not (spec.sampling.known_before or spec.row_weight):
         return None
-    weights = frame[ROW_WEIGHT].to_numpy() if spec.row_weight else np.ones(frame.height, np.float32)
+    weights = np.ones(frame.height, np.float32)
+    if spec.row_weight:
+        weights = frame[ROW_WEIGHT].to_numpy()
     if not spec.sampling.known_before:
         return weights
     return counted_for(weights, frame[LABEL].to_numpy(), frame[NEGATIVE_RATE].to_numpy())
@@ -112,7 +113,13 @@ def task_columns(
         labels[task.name] = values
         columns.append(values.alias(typed(task.name)))
     if spec.row_weight is not None:
-        columns.append(_weights(raw, texts, spec.row_weight, spec, rejected))
+        column = spec.row_weight
+        weights = number_of(raw[column], texts.get(column), column, spec, rejected)
+        wrong = (weights.is_null() | (weights < 0)).to_numpy()
+        rejected.add(
+            wrong, f"{column} is no weight", lambda i: f"{column} is {weights[i]}, expected a number from 0 on", column
+        )
+        columns.append(weights.cast(pl.Float32).alias(ROW_WEIGHT))
     return columns
 
 
@@ -139,24 +146,17 @@ def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: Reject
     return values.zip_with(~never, pl.Series([0.0], dtype=pl.Float32).new_from_index(0, len(values)))
 
 
-def _weights(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], column: str, spec: DataSpec, rejected: RejectedRows
-) -> pl.Series:
-    weights = number_of(raw[column], texts.get(column), column, spec, rejected)
-    wrong = (weights.is_null() | (weights < 0)).to_numpy()
-    rejected.add(
-        wrong, f"{column} is no weight", lambda i: f"{column} is {weights[i]}, expected a number from 0 on", column
-    )
-    return weights.cast(pl.Float32).alias(ROW_WEIGHT)
-
-
 def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
     """The columns of a dataset's files for typed rows ``frame``: a missing label is NaN."""
     columns = [frame[typed(task.name)].fill_null(np.nan).alias(task_column(task.name)) for task in spec.tasks]
     if spec.row_weight is not None:
         columns.append(frame[ROW_WEIGHT])
-    if spec.sampling.active:
-        columns.append(came_with(frame, spec))
+    if spec.sampling.column is not None:
+        columns.append(frame[NEGATIVE_RATE])
+    elif spec.sampling.active:
+        # The share of rows without a click that the log holds, by what the configuration knows of it.
+        rate = 1.0 if spec.sampling.rate is None else spec.sampling.rate
+        columns.append(pl.Series(NEGATIVE_RATE, [rate], pl.Float32).new_from_index(0, frame.height))
     return columns
 
 

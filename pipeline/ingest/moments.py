@@ -76,7 +76,9 @@ class Moments:
         mean = Fraction(self.total, self.count << _SHIFT)
         # Squares below the smallest float64 are 0, so the difference can be negative for values that small.
         std = math.sqrt(max(float(Fraction(self.squares, self.count << _SHIFT) - mean * mean), 0.0))
-        return std if std > _NOISE * max(abs(self.minimum), abs(self.maximum)) else 0.0
+        if std <= _NOISE * max(abs(self.minimum), abs(self.maximum)):
+            return 0.0
+        return std
 
 
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None = None) -> list[Moments]:
@@ -97,19 +99,20 @@ def _moments(values: np.ndarray) -> Moments:
     if not len(values):
         return Moments()
     kernels = load_kernels("rows")
-    sums = None
     if kernels is None:
         moments = Moments(len(values), float(values.min()), float(values.max()))
     else:
         low, high, sums = kernels.whole_sums(values)
         moments = Moments(len(values), low, high)
-    if sums is not None:
-        moments.total, moments.squares = sums[0] << _SHIFT, sums[1] << _SHIFT
-        return moments
+        if sums is not None:
+            moments.total, moments.squares = sums[0] << _SHIFT, sums[1] << _SHIFT
+            return moments
     # Whole numbers (counts) are the rule. Their sums are exact below 2^53, in whatever order they are added.
     bound = max(abs(moments.minimum), abs(moments.maximum), 1.0) ** 2 * len(values)
     if bound < 2.0**62 and bool((np.rint(values) == values).all()):
-        whole = values if bound < 2.0**53 else values.astype(np.int64)
+        whole = values
+        if bound >= 2.0**53:
+            whole = values.astype(np.int64)
         # Not np.dot: the threads of a BLAS wait for its next call by spinning, on cores that parse the next block.
         moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.einsum("i,i", whole, whole)) << _SHIFT
     elif moments.minimum == moments.maximum:
@@ -133,8 +136,11 @@ def exact_squares(values: np.ndarray) -> int:
     high = scaled - (scaled - values)
     low = values - high
     error = ((high * high - product) + 2.0 * high * low) + low * low
+    total = exact_sum(product)
     # Values with at most 26 significant bits, such as all of float32, have exact squares.
-    return exact_sum(product) + (exact_sum(error) if error.any() else 0)
+    if error.any():
+        total += exact_sum(error)
+    return total
 
 
 def exact_sum(values: np.ndarray) -> int:
@@ -212,7 +218,12 @@ def vector_of(
     values: pl.Series, text: pl.Series | None, feature: DenseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
     """The typed column of ``feature``: of lists of numbers (or of their text), or of ``text``."""
-    lists = values if text is None else _divided(text, feature, spec)
+    lists = values
+    if text is not None:
+        # As Python and NumPy write a list, there are brackets around the numbers.
+        plain = text.str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
+        present = ~absent_in(text, spec) & (plain != "").fill_null(False)
+        lists = plain.str.split(feature.separator).zip_with(present, nulls(pl.List(pl.String), len(text)))
     lengths = lists.list.len().fill_null(0).to_numpy()
     wrong = (lengths != feature.width) & (lengths > 0)
     rejected.add(
@@ -225,14 +236,13 @@ def vector_of(
     matrix = np.zeros((len(values), feature.width), np.float32)
     matrix[whole] = _numbers(lists.filter(pl.Series(whole)), np.flatnonzero(whole), feature, rejected)
     _check(matrix, whole, feature, rejected)
-    return _as_column(matrix, whole).alias(f"dense:{feature.name}")
 
-
-def _divided(text: pl.Series, feature: DenseSpec, spec: DataSpec) -> pl.Series:
-    # Lists of text, null where missing; brackets around the numbers are left out.
-    plain = text.str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
-    some = ~absent_in(text, spec) & (plain != "").fill_null(False)
-    return plain.str.split(feature.separator).zip_with(some, nulls(pl.List(pl.String), len(text)))
+    name = f"dense:{feature.name}"
+    column = pl.Series(name, matrix)
+    if whole.all():
+        return column
+    frame = pl.DataFrame({name: column, "whole": whole})
+    return frame.select(pl.when("whole").then(name).alias(name)).to_series()
 
 
 def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> np.ndarray:
@@ -274,32 +284,12 @@ def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: 
         )
 
 
-def _as_column(matrix: np.ndarray, whole: np.ndarray) -> pl.Series:
-    if not len(matrix):
-        return pl.Series("v", [], dtype=pl.Array(pl.Float32, matrix.shape[1]))
-    column = pl.Series("v", matrix)
-    if whole.all():
-        return column
-    return pl.DataFrame({"v": column, "whole": whole}).select(pl.when("whole").then("v").alias("v")).to_series()
-
-
 def matrix_of(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     """A typed column as (float32 [rows, width], 0 where missing; bool [rows], which rows have a vector)."""
-    width = column.dtype.size  # type: ignore[attr-defined]
-    present = column.is_not_null().to_numpy()
-    values = column.to_numpy() if len(column) else np.zeros((0, width), np.float32)
+    present, values = column.is_not_null().to_numpy(), column.to_numpy()
     if not present.all():
         values = np.where(present[:, None], values, np.float32(0.0))
     return values, present
-
-
-def numbers_of(column: pl.Series) -> pl.DataFrame:
-    """All numbers of the vectors of a typed column that are there, one a row, as a column of Float64 of its name."""
-    matrix, present = matrix_of(column)
-    if not present.all():
-        matrix = matrix[present]
-    flat = matrix.astype(np.float64).ravel()
-    return pl.DataFrame({column.name: flat})
 
 
 def lengths_of(column: pl.Series) -> np.ndarray:
@@ -310,8 +300,13 @@ def lengths_of(column: pl.Series) -> np.ndarray:
 
 
 def moments_of(column: pl.Series, feature: DenseSpec) -> tuple[Moments, Moments]:
-    """Moments of all numbers together: as they are, and as they are standardised."""
-    raw, ready = measure(numbers_of(column), [pl.col(column.name), quantised(feature)])
+    """Moments of all numbers of the vectors that are there together: as they are, and as they are standardised."""
+    matrix, present = matrix_of(column)
+    if not present.all():
+        matrix = matrix[present]
+    # A number a row, under the name of the column of vectors, which `quantised` reads.
+    flat = pl.DataFrame({column.name: matrix.astype(np.float64).ravel()})
+    raw, ready = measure(flat, [pl.col(column.name), quantised(feature)])
     return raw, ready
 
 
@@ -331,6 +326,7 @@ def scaled(column: pl.Series, feature: DenseSpec, mean: float, std: float) -> li
 
 def hashes_of(column: pl.Series) -> np.ndarray:
     """One uint64 a row: a sum of its numbers' bits, each times an odd number of its place (Carter and Wegman 1979)."""
+    # The same factors in every run: hashes decide the split.
     matrix, present = matrix_of(column)
     bits = np.ascontiguousarray(matrix).view(np.uint32)
     factors = np.random.default_rng(0).integers(0, 1 << 63, bits.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)

@@ -7,7 +7,7 @@ is the one that Arrow writes from the same rows alone, byte for byte (Apache Par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from pipeline.records.dataset import TRUE_PROBABILITY
 from pipeline.store.artifacts import Draft
 
 _MAGIC = b"PAR1"
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
+_TRUE, _FALSE, _BYTE, _I16, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 7, 8, 9, 10, 12
 # Elements from which on a list's length does not fit its first byte; also the largest step of a field id.
 _LONG = 15
 # Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
@@ -47,6 +47,7 @@ class Encoded:
 
 def encoded(table: pa.Table, compression: str) -> Encoded:
     """The columns of ``table`` as one row group has them."""
+    # A file ends with its footer, the length of that in 4 bytes, and the magic.
     sink = pa.BufferOutputStream()
     with rows_writer(sink, table.schema, compression) as writer:
         writer.write_table(table, row_group_size=table.num_rows)
@@ -74,10 +75,13 @@ class RowsFile:
             columns += part.group[_COLUMNS][1][1]
             self._at += self._sink.write(part.data)
             group = group or dict(part.group)
-            sizes = {field: size + part.group[field][1] for field, size in sizes.items()}
+            for field in sizes:
+                sizes[field] += part.group[field][1]
+        # Only fields that Arrow writes, in its order: so the footer is the one that it would write.
         groups = self._footer[_GROUPS][1][1]
         now = {**sizes, _GROUP_ROWS: rows, _START: start, _ORDINAL: len(groups), _COLUMNS: (_STRUCT, columns)}
-        group |= {field: (group[field][0], value) for field, value in now.items() if field in group}
+        for field in group.keys() & now.keys():
+            group[field] = group[field][0], now[field]
         kind, before = self._footer[_ROWS]
         self._footer[_ROWS] = kind, before + rows
         self._footer[_GROUPS] = _LIST, (_STRUCT, [*groups, group])
@@ -96,17 +100,19 @@ def rows_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWri
 
 def _shift(group: Struct, by: int) -> None:
     # Move every place that a row group names; 0 stands for none.
-    def moved(struct: Struct, fields: Sequence[int]) -> None:
-        for field in fields:
-            if field in struct and struct[field][1]:
-                struct[field] = struct[field][0], struct[field][1] + by
-
     for column in group[_COLUMNS][1][1]:
-        moved(column, (_CHUNK_START,))
-        moved(column[_CHUNK][1], _PAGE_STARTS)
+        chunk = column[_CHUNK][1]
+        places = [(column, _CHUNK_START)]
+        for field in _PAGE_STARTS:
+            places.append((chunk, field))
+        for struct, field in places:
+            kind, place = struct.get(field, (0, 0))
+            if place:
+                struct[field] = kind, place + by
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    # 7 bits a byte, the lowest first; the 8th says that more follow (ULEB128). And where the next value begins.
     number = shift = 0
     while True:
         byte = data[at]
@@ -115,11 +121,6 @@ def _read_number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
         shift += 7
-
-
-def _read_signed(data: bytes, at: int) -> tuple[int, int]:
-    number, at = _read_number(data, at)
-    return (number >> 1) ^ -(number & 1), at
 
 
 def _read_struct(data: bytes, at: int) -> tuple[Struct, int]:
@@ -131,8 +132,11 @@ def _read_struct(data: bytes, at: int) -> tuple[Struct, int]:
         if step:
             field += step
         else:
-            field, at = _read_signed(data, at)
-        value, at = (None, at) if kind in (_TRUE, _FALSE) else _read(kind, data, at)
+            field, at = _read(_I16, data, at)
+        # A bool has no bytes of its own: its type tells it.
+        value = None
+        if kind not in (_TRUE, _FALSE):
+            value, at = _read(kind, data, at)
         struct[field] = kind, value
     return struct, at + 1
 
@@ -156,7 +160,9 @@ def _read(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     if kind in (_TRUE, _FALSE, _BYTE, _DOUBLE):
         size = 8 if kind == _DOUBLE else 1
         return data[at : at + size], at + size
-    return _read_signed(data, at)
+    # Whole numbers of any width, zigzag: small ones have few bytes, whatever their sign.
+    number, at = _read_number(data, at)
+    return (number >> 1) ^ -(number & 1), at
 
 
 def _write_number(number: int, out: bytearray) -> None:
@@ -166,10 +172,6 @@ def _write_number(number: int, out: bytearray) -> None:
     out.append(number)
 
 
-def _write_signed(number: int, out: bytearray) -> None:
-    _write_number(number << 1 if number >= 0 else (-number << 1) - 1, out)
-
-
 def _write_struct(struct: Struct, out: bytearray) -> None:
     last = 0
     for field, (kind, value) in struct.items():
@@ -177,7 +179,7 @@ def _write_struct(struct: Struct, out: bytearray) -> None:
             out.append(field - last << 4 | kind)
         else:
             out.append(kind)
-            _write_signed(field, out)
+            _write(_I16, field, out)
         last = field
         if kind not in (_TRUE, _FALSE):
             _write(kind, value, out)
@@ -199,8 +201,10 @@ def _write(kind: int, value: Any, out: bytearray) -> None:
         out += value
     elif kind in (_TRUE, _FALSE, _BYTE, _DOUBLE):
         out += value
+    elif value >= 0:
+        _write_number(value << 1, out)
     else:
-        _write_signed(value, out)
+        _write_number((-value << 1) - 1, out)
 
 
 # Columns that are encoded together.
@@ -240,13 +244,14 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # After an error no footer is written: the file is not to look whole.
         try:
             if kind is None and self.pending_rows:
                 self._write_group(pl.concat(self.pending))
-            if kind is None:
-                self._finish()
+            if kind is None and self.writer is not None:
+                self.writer.close()
         finally:
-            self._close()
+            self._close_sink()
 
     def add(self, frame: pl.DataFrame) -> None:
         """Append rows; full row groups are written at once."""
@@ -270,21 +275,20 @@ class PartWriter:
             self.files.append(name)
             self.groups.append([])
         slices = [frame[:, at : at + _TOGETHER] for at in range(0, frame.width, _TOGETHER)]
-        columns = map(self._encode, slices) if self.pool is None else self.pool.map(self._encode, slices)
+        columns: Iterable[Encoded] = map(self._encode, slices)
+        if self.pool is not None:
+            columns = self.pool.map(self._encode, slices)
         self.writer.add(columns, frame.height)
         self.groups[-1].append(frame.height)
         if len(self.groups[-1]) == self.config.groups_per_file:
-            self._finish()
+            self.writer.close()
+            self._close_sink()
 
     def _encode(self, columns: pl.DataFrame) -> Encoded:
         return encoded(plain(columns), self.config.compression)
 
-    def _finish(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-        self._close()
-
-    def _close(self) -> None:
+    def _close_sink(self) -> None:
+        # Nothing is left to be closed a second time, should closing the sink fail.
         self.writer = None
         stack, self.stack = self.stack, ExitStack()
         stack.close()
@@ -327,4 +331,7 @@ def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
     for name in parts[0].columns:
         if len({part[name].dtype for part in parts}) > 1:
             mixed.append(name)
-    return pl.concat([part.with_columns(as_text(part[name]) for name in mixed) for part in parts])
+    alike = []
+    for part in parts:
+        alike.append(part.with_columns(as_text(part[name]) for name in mixed))
+    return pl.concat(alike)

@@ -83,16 +83,14 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
 
     # One row may spoil a whole column for Polars: halves are parsed until each failure is one row.
     parts, rejects, other_days = list[Parsed](), list[Reject](), dict[int, list[pl.DataFrame]]()
-
-    def parse_part(start: int, stop: int) -> Parsed:
-        return _parse(raw[start:stop], lines[start:stop], spec, rule)
-
-    for start, found in by_halves(parse_part, raw.height):
+    halves = by_halves(lambda start, stop: _parse(raw[start:stop], lines[start:stop], spec, rule), raw.height)
+    for start, found in halves:
         if isinstance(found, BaseException):
             rejects.append(not_read(int(lines[start]), found, of_day=not _has_many_days(rule)))
         else:
             parts.append(found)
     if not parts:
+        # No rows, but the columns that a block has.
         parts.append(_parse(raw.clear(), lines[:0], spec, rule))
     for part in parts:
         rejects += part.rejects
@@ -210,8 +208,8 @@ def _split_times(
     rejected: RejectedRows,
 ) -> pl.Series:
     # In seconds since 1970: the row's own time, else the beginning of its hour or its day.
-    day = pl.Series([0 if rule is None else rule.day], dtype=pl.Int64).new_from_index(0, raw.height)
-    hour = None
+    file_day = 0 if rule is None else rule.day
+    day, hour = pl.Series([file_day], dtype=pl.Int64).new_from_index(0, raw.height), None
     for known in columns:
         if known.name == DAY:
             day = known.cast(pl.Int64)
@@ -241,7 +239,9 @@ def _take_other_days(
     raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
     # The rows to keep for other days, by day, and how many are dropped. Marks them all as bad.
-    dropped = _drop_rejects_of_other_days(days, rule, rejected) if _has_many_days(rule) and rejected.bad.any() else 0
+    dropped = 0
+    if _has_many_days(rule) and rejected.bad.any():
+        dropped = _drop_rejects_of_other_days(days, rule, rejected)
     other = (days != rule.day) & ~rejected.bad
     if not other.any():
         return {}, dropped
@@ -259,10 +259,11 @@ def _take_other_days(
     if rule.others == "drop":
         dropped += int(other.sum())
     else:
+        expected = np.datetime64(rule.day, "D")
         rejected.add(
             far,
             "row of another day",
-            lambda i: f"the row is of {_date(days[i])}, expected {_date(rule.day)}",
+            lambda i: f"the row is of {np.datetime64(int(days[i]), 'D')}, expected {expected}",
         )
     rejected.bad |= other
     return kept, dropped
@@ -279,10 +280,6 @@ def _drop_rejects_of_other_days(days: np.ndarray, rule: DayRule, rejected: Rejec
     dropped = len(rejected.rejects) - len(rejects)
     rejected.rejects = rejects
     return dropped
-
-
-def _date(day: int) -> str:
-    return str(np.datetime64(int(day), "D"))
 
 
 def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows) -> None:
@@ -302,11 +299,13 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
 
 
 def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
-    text = texts.get(spec.label)
+    values, text = raw[spec.label], texts.get(spec.label)
     if text is None:
-        text = raw[spec.label].cast(pl.List(pl.String)).list.join(",")
-    if raw[spec.label].dtype.is_numeric():
-        positive, negative = equals(raw[spec.label], spec.positive), equals(raw[spec.label], spec.negative)
+        # A list is no label; as text it is shown in the quarantine.
+        text = values.cast(pl.List(pl.String)).list.join(",")
+    if values.dtype.is_numeric():
+        # By value: a column of numbers may hold 1 as 1.0.
+        positive, negative = equals(values, spec.positive), equals(values, spec.negative)
     else:
         positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
     bad = ~(positive | negative)

@@ -74,7 +74,9 @@ class Drift:
             return f"label rate was {self.before:.4g}, is now {self.now:.4g}"
         if self.what == "psi":
             return f"feature {self.feature!r}: its values moved, PSI {self.change:.3g}"
-        word = {"missing_share": "missing share", "distinct": "number of distinct values"}[self.what]
+        word = "missing share"
+        if self.what == "distinct":
+            word = "number of distinct values"
         return f"feature {self.feature!r}: {word} was {self.before:.4g}, is now {self.now:.4g}"
 
 
@@ -83,6 +85,7 @@ def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCount
     rate, rate_now = before["label_rate"], now["label_rate"]
     moved = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
     for name, current in now["features"].items():
+        # Under another mapping the same ids have other keys.
         then = before["features"].get(name)
         if then is None or then.get("mapping") != current.get("mapping"):
             continue
@@ -96,7 +99,8 @@ def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCount
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:
-    # Shares of all rows: of the bins, of what is in none of them, and of missing values.
+    # Shares of all rows: of the bins, of what is in none of them, and of missing values. A day's own bins hold all that
+    # is not missing; another day's hold only the ids that were frequent then.
     shares: np.ndarray = np.asarray(given, np.float64) * (1 - record["missing"])
     return np.concatenate([shares, [max(1 - record["missing"] - shares.sum(), 0.0), record["missing"]]])
 
@@ -140,10 +144,12 @@ class LabelLeakCounts:
         self.positives += int(positive.sum())
         for feature in self.spec.sparse:
             ids = coded.get(feature.name) or Coded.of(frame, feature)
-            (n, _, n_missing), (p, _, p_missing) = ids.counts(train), ids.counts(positive)
-            columns = {"n": np.append(n, n_missing), "p": np.append(p, p_missing)}
+            n, _, n_missing = ids.counts(train)
+            p, _, p_missing = ids.counts(positive)
+            # Missing values, the null, are looked at as one more id: that a value is missing may tell the label.
             hashes = pl.concat([pl.Series("hash", ids.hashes), pl.Series([None], dtype=pl.UInt64)])
-            self.pieces[feature.name].append(pl.DataFrame({"hash": hashes, **columns}).filter(pl.col("n") > 0))
+            counts = pl.DataFrame({"hash": hashes, "n": np.append(n, n_missing), "p": np.append(p, p_missing)})
+            self.pieces[feature.name].append(counts.filter(pl.col("n") > 0))
 
     @property
     def enough(self) -> bool:
@@ -160,6 +166,8 @@ class LabelLeakCounts:
 
 def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
     """AUC of each row's score: the rate of positives of its group's other rows, smoothed by one average row."""
+    # Of a group's other rows a positive row sees one positive less. With its own label counted in, an id that is seen
+    # once would tell that label for sure.
     prior = positives.sum() / max(counts.sum(), 1)
     of_positive, of_negative = (positives - 1 + prior) / counts, (positives + prior) / counts
     scores, place = np.unique(np.concatenate([of_positive, of_negative]), return_inverse=True)
@@ -173,12 +181,16 @@ def leaks(spec: DataSpec, split_counts: SplitCounts, alone: LabelLeakCounts, lim
     least = min(alone.positives, alone.rows - alone.positives)
     if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
         return {}
-    areas = {}
+    leaking = {}
     for dense in spec.dense:
-        areas[dense.name] = _dense_auc(split_counts.train.sketches[dense.name], split_counts.train)
+        area = _dense_auc(split_counts.train.sketches[dense.name], split_counts.train)
+        if area > limit:
+            leaking[dense.name] = area
     for sparse in spec.sparse:
-        areas[sparse.name] = alone.auc(sparse.name)
-    return {name: area for name, area in areas.items() if area > limit}
+        area = alone.auc(sparse.name)
+        if area > limit:
+            leaking[sparse.name] = area
+    return leaking
 
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
@@ -227,8 +239,10 @@ def verdict(
     if before is not None:
         judged.drift = drifts(before, now, split_counts)
         held = beyond(judged.drift, checks.hold)
-        judged.held += [drift.line() for drift in held]
-        judged.warnings += [drift.line() for drift in beyond(judged.drift, checks.warn) if drift not in held]
+        judged.held += map(Drift.line, held)
+        for drift in beyond(judged.drift, checks.warn):
+            if drift not in held:
+                judged.warnings.append(drift.line())
     if checks.leak != "off":
         judged.leaks = leaks(spec, split_counts, alone, checks.leak_auc)
         lines = judged.held if checks.leak == "hold" else judged.warnings
@@ -248,12 +262,6 @@ class RejectCounts:
     of_none: int = 0
     of_others: int = 0
 
-    def add(self, of_day: int, of_none: int, of_others: int) -> None:
-        """Take in those of a block."""
-        self.of_day += of_day
-        self.of_none += of_none
-        self.of_others += of_others
-
 
 def check_day(
     split_counts: SplitCounts,
@@ -270,13 +278,12 @@ def check_day(
     where = data.path or "the synthetic log"
     rows, clicks = split_counts.rows, split_counts.positives["train"]
     kept = sum(rows.values()) + split_counts.gap.rows
-    # Then nothing tells that these rows are of another day.
-    no_other = not kept and not counts.of_others
     quarantined = counts.of_day
-    if no_other:
+    if not kept and not counts.of_others:
+        # Nothing tells that the rows of which no day is known are of another day.
         quarantined += counts.of_none
     seen = kept + quarantined
-    # Files were counted before they were read.
+    # Of a day with files of its own, the rows were counted before they were read.
     told = data.has_file_per_day and data.connector is None
     if day is not None and not told and seen + repeated < data.watermark.min_rows:
         lacks = f"{where} holds {seen + repeated:,} rows of it, expected at least {data.watermark.min_rows:,}"
@@ -309,9 +316,9 @@ def check_day(
             hint="data.split.test_hours=<more>, or data.split.by=hash",
         )
     if clicks in (0, rows["train"]):
+        only = data.label.positive if clicks else data.label.negative
         raise DataError(
-            f"the {rows['train']:,} train rows have one class only: every {data.label.column} is "
-            f"{data.label.positive if clicks else data.label.negative!r}",
+            f"the {rows['train']:,} train rows have one class only: every {data.label.column} is {only!r}",
             hint="data.label.positive=<value that counts as a click>, or logs that hold both",
         )
     _check_tasks(split_counts)
@@ -320,7 +327,6 @@ def check_day(
             f"the weight of all {rows['train']:,} train rows is 0 ({data.weight})",
             hint="data.weight=null, or logs with rows that count",
         )
-
     _check_shares(split_counts, data)
 
 
@@ -356,8 +362,9 @@ def _check_tasks(split_counts: SplitCounts) -> None:
         if not seen.count:
             raise DataError(message, hint=f"~data.tasks.{task.name}, or logs with such labels")
         if task.kind.classes and seen.minimum == seen.maximum:
+            only = task.positive if seen.maximum else task.negative
             raise DataError(
-                f"{message}, and all of these are {task.positive if seen.maximum else task.negative!r}",
+                f"{message}, and all of these are {only!r}",
                 hint=f"data.tasks.{task.name}.positive=<its value for a positive label>, or ~data.tasks.{task.name}",
             )
 
@@ -371,12 +378,12 @@ def _no_train_rows(split_counts: SplitCounts, data: DataConfig) -> DataError:
             f"time end at {time_text(split_counts.cut.train_until)}",
             hint="data.split.gap_hours=<fewer>, data.split.test_share=<smaller>, or data.split.by=hash",
         )
-    days = f" (there are {len(split_counts.days)} days, the last {split.test_days} test)"
-    why, hint = {
-        "hash": ("", "data.split.test_share=0.2, or more rows"),
-        "day": (days, "data.split.test_days=<fewer>, or data.split.by=hash"),
-        "hours": (f" ({_hours(data)})", "data.split.test_hours=<fewer>, or data.split.by=hash"),
-    }[split.by]
+    why, hint = "", "data.split.test_share=0.2, or more rows"
+    if split.by == "day":
+        why = f" (there are {len(split_counts.days)} days, the last {split.test_days} test)"
+        hint = "data.split.test_days=<fewer>, or data.split.by=hash"
+    elif split.by == "hours":
+        why, hint = f" ({_hours(data)})", "data.split.test_hours=<fewer>, or data.split.by=hash"
     return DataError(
         f"all {split_counts.rows['test']:,} rows fall into the test split, expected some train rows{why}", hint=hint
     )
@@ -404,19 +411,23 @@ def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, row
 
 def held(verdict: QualityVerdict, data: DataConfig) -> DataError:
     """The error for logs that ``data.checks`` hold."""
-    more = f"; and {len(verdict.held) - 5} more" if len(verdict.held) > 5 else ""
-    against = f", compared with {verdict.against}" if verdict.against else ""
-    groups = {name: "dense" if name in data.dense else "sparse" for name in verdict.leaks}
-    leaking = data.checks.leak == "hold" and verdict.leaks
-    hints = [f"~data.{group}.{name}" for name, group in groups.items()] if leaking else []
-    figures = sorted({drift.what for drift in beyond(verdict.drift, data.checks.hold)})
-    lifted = " ".join(f"data.checks.hold.{figure}=null" for figure in figures)
-    hints.append("data.checks.leak=warn" if leaking else f"{lifted}, once the reason is known")
-    return DataError(
-        f"the checks hold the logs of {data.day or data.path or 'the synthetic log'}: "
-        f"{'; '.join(verdict.held[:5])}{more}{against}",
-        hint=", or ".join(hints),
-    )
+    message = f"the checks hold the logs of {data.day or data.path or 'the synthetic log'}: "
+    message += "; ".join(verdict.held[:5])
+    if len(verdict.held) > 5:
+        message += f"; and {len(verdict.held) - 5} more"
+    if verdict.against:
+        message += f", compared with {verdict.against}"
+    if data.checks.leak == "hold" and verdict.leaks:
+        # Where the logs drift as well, the next run says so.
+        hints = []
+        for name in verdict.leaks:
+            group = "dense" if name in data.dense else "sparse"
+            hints.append(f"~data.{group}.{name}")
+        hint = ", or ".join([*hints, "data.checks.leak=warn"])
+    else:
+        figures = sorted({drift.what for drift in beyond(verdict.drift, data.checks.hold)})
+        hint = " ".join(f"data.checks.hold.{figure}=null" for figure in figures) + ", once the reason is known"
+    return DataError(message, hint=hint)
 
 
 def mend(kind: str, data: DataConfig) -> str:

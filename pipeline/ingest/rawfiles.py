@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MAGIC = re.compile(r"[*?\[]")
 # What local disks and S3 call their change marks. One of these alone is the mark: fingerprints of before stay.
 _FIRST = ("mtime", "ETag", "LastModified", "md5Hash")
-# The same things as other stores call them, in lower case and without "-" and "_".
-_MARKS = frozenset(
+# The same things as other stores call them, in lower case and without "-" and "_". Times first: files of different
+# content may share one.
+_OF_TIME = frozenset(
     {
-        "etag",
         "lastmodified",
         "mtime",
         "modified",
@@ -35,6 +36,14 @@ _MARKS = frozenset(
         "timemodified",
         "modify",
         "updated",
+        "lastwritetime",
+        "datetime",
+    }
+)
+# What follows the content, or is new with every write, wherever the file lies.
+_OF_CONTENT = frozenset(
+    {
+        "etag",
         "generation",
         "md5hash",
         "md5checksum",
@@ -47,23 +56,9 @@ _MARKS = frozenset(
         "sha",
         "sha256",
         "versionid",
-        "lastwritetime",
-        "datetime",
     }
 )
-# Those that follow the content, or are new with every write, wherever the file lies.
-_OF_CONTENT = _MARKS - {
-    "lastmodified",
-    "mtime",
-    "modified",
-    "modificationtime",
-    "modifiedtime",
-    "timemodified",
-    "modify",
-    "updated",
-    "lastwritetime",
-    "datetime",
-}
+_MARKS = _OF_TIME | _OF_CONTENT
 _OBJECT_STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "ocilake", "obs", "cos", "r2", "hf"}
 )
@@ -80,7 +75,7 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
     Empty names, with which object stores mark folders, are left out. The file system is listed anew.
     """
     fs.invalidate_cache()
-    root = _root(fs, path)
+    root = root_of(fs, path)
     if root == path:
         paths = fs.find(path)
     elif fsspec.core.has_magic(path):
@@ -90,27 +85,21 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
     asked = [part for part in path.removeprefix(root).split("/") if part[:1] in (".", "_")]
     found = sorted(name for name in paths if not is_hidden(below(name, root), asked))
     if isinstance(fs, LocalFileSystem):
-        _check_links(found)
+        # A listing does not enter a folder behind a link: its rows would be missing, and nothing would say so.
+        for link in map(Path, found):
+            if link.is_symlink() and not link.is_file():
+                where = "no file"
+                if link.is_dir():
+                    where = "a folder, whose files are not listed"
+                raise DataError(
+                    f"{link} is a link that leads to {where}, expected files and links to files",
+                    hint="a name that begins with _ or . hides it; or data.path=<the folder itself>",
+                )
     return found
 
 
-def _check_links(paths: list[str]) -> None:
-    # Raise DataError for a link that leads to a folder, which a listing does not enter, or to nothing.
-    for name in map(Path, paths):
-        if name.is_symlink() and not name.is_file():
-            where = "a folder, whose files are not listed" if name.is_dir() else "no file"
-            raise DataError(
-                f"{name} is a link that leads to {where}, expected files and links to files",
-                hint="a name that begins with _ or . hides it; or data.path=<the folder itself>",
-            )
-
-
-def root_of(fs: AbstractFileSystem, url: str) -> str:
-    """The folder that ``url`` names: itself, what stands before the first wildcard, or that of the one file."""
-    return _root(fs, str(fs._strip_protocol(url)))
-
-
-def _root(fs: AbstractFileSystem, path: str) -> str:
+def root_of(fs: AbstractFileSystem, path: str) -> str:
+    """The folder that ``path`` names: itself, what stands before the first wildcard, or that of the one file."""
     if fs.isdir(path):
         return path
     wildcard = _MAGIC.search(path)
@@ -132,8 +121,11 @@ def is_hidden(path: str, asked: list[str] | None = None) -> bool:
     *folders, name = path.split("/")
     if not name:
         return True
+    # Hive writes the partitions of a column `_day` as folders `_day=1/`: Spark reads them. A file of such a name, which
+    # is no partition, stays hidden.
     parts = [folder for folder in folders if not (folder.startswith("_") and "=" in folder)]
-    for part in (*parts, name):
+    parts.append(name)
+    for part in parts:
         if part[:1] in (".", "_") and not any(fnmatchcase(part, pattern) for pattern in asked or ()):
             return True
     return False
@@ -147,16 +139,19 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
     """
     fs, path = opened(url)
     paths = files_at(fs, path)
+    if not paths:
+        return ""
     digest = hashlib.sha256()
     for path in paths:
         *folders, name = path.split("/")
         info = fs.info(path)
+        # Folders count only where `columns` reads them: the same files elsewhere are the same log.
         words = [name, str(info.get("size")), change_mark(fs, path, info)]
         for folder in sorted(folders):
             if "=" in folder and folder.partition("=")[0] in columns:
                 words.append(folder)
         digest.update(("|".join(words) + "\n").encode())
-    return digest.hexdigest()[:32] if paths else ""
+    return digest.hexdigest()[:32]
 
 
 def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> str:
@@ -180,10 +175,14 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
 
 def tells_content(fs: AbstractFileSystem, info: Mapping[str, Any]) -> bool:
     """Whether ``info`` of a file on ``fs`` has a mark that two files of other content do not share."""
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+    protocols = fs.protocol
+    if isinstance(protocols, str):
+        protocols = (protocols,)
     marks = {_plain(key) for key, value in info.items() if value} & _OF_CONTENT
     # An object store's ETag is new with every write. That of a web server often is the time and the size, as nginx's.
-    return bool(marks if protocols & _OBJECT_STORES else marks - {"etag"})
+    if _OBJECT_STORES.isdisjoint(protocols):
+        marks.discard("etag")
+    return bool(marks)
 
 
 def _plain(key: str) -> str:
@@ -242,31 +241,22 @@ def find_files(path: str) -> LogFiles:
     paths = files_at(fs, root)
     if not paths:
         raise missing_data(path)
-    common = _common_folder(paths)
+    # Names in messages are as short as they can be. Places decide the split by place, so they must not change when
+    # another file is delivered: they begin at the folder that the setting names.
+    prefix = os.path.commonprefix(paths)
+    common = prefix[: prefix.rfind("/") + 1]
     folder = root_of(fs, root)
-    places = []
+    labels, places, size = list[str](), list[str](), 0
     for name in paths:
+        labels.append(name.removeprefix(common))
+        size += fs.info(name)["size"]
         place = below(name, folder)
         for end in COMPRESSED:
             if place.endswith(end):
                 place = place.removesuffix(end)
                 break
         places.append(place)
-    return LogFiles(
-        fs,
-        paths,
-        labels=[name[len(common) :] for name in paths],
-        places=places,
-        bytes=sum(fs.info(name)["size"] for name in paths),
-    )
-
-
-def _common_folder(paths: list[str]) -> str:
-    folders = [name.rsplit("/", 1)[0] + "/" if "/" in name else "" for name in paths]
-    common = min(folders, key=len)
-    while not all(folder.startswith(common) for folder in folders):
-        common = common.rstrip("/").rpartition("/")[0] + "/"
-    return common
+    return LogFiles(fs, paths, labels, places, size)
 
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -288,9 +278,11 @@ def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
             continue
         before, after, width = name[: match.start()], name[match.end() :], len(match[1])
         numbers = range(int(match[1]), int(match[2]) + 1)
-        left_out = skipped if numbers == range(HOURS_PER_DAY) else ()
-        filled = [f"{before}{number:0{width}}{after}" for number in numbers if number not in left_out]
-        folders += expanded(filled, skipped)
+        for number in numbers:
+            # Other ranges need not be hours.
+            if numbers == range(HOURS_PER_DAY) and number in skipped:
+                continue
+            folders += expanded([f"{before}{number:0{width}}{after}"], skipped)
     return folders
 
 
@@ -302,47 +294,59 @@ def missing_partitions(
     ``fill`` puts the day into a name. A folder without rows is there once it holds the file ``limit.success``.
     ``skipped``: hours that the day does not have, for which no folder of its 24 is waited for.
     """
+    # On the day when clocks are put forward, a log of hours has 23 folders.
     least = limit.min_partitions
     if least == HOURS_PER_DAY:
         least -= len(skipped)
-    root = root_of(files.fs, path)
+    root = root_of(files.fs, str(files.fs._strip_protocol(path)))
     folders = sorted({below(name, root).rpartition("/")[0] for name in files.paths} - {""})
-    names = expanded([fill(name) for name in limit.partitions], skipped)
+    names = expanded(list(map(fill, limit.partitions)), skipped)
+    absent = _absent(names, folders)
+    if limit.success and (absent or len(folders) < (least or 0)):
+        # Folders that hold the file of success and no rows, neither themselves nor further down: an hour without a
+        # click is delivered as well. The listing takes time, so it waits until something is missing.
+        delivered, end = set(folders), f"/{fill(limit.success)}"
+        for name in files.fs.find(root):
+            folder = below(name, root).rpartition("/")[0]
+            if not folder or not name.endswith(end) or is_hidden(f"{folder}/rows"):
+                continue
+            if not any(f"{other}/".startswith(f"{folder}/") for other in folders):
+                delivered.add(folder)
+        folders = sorted(delivered)
+        absent = _absent(names, folders)
     missing: list[str] = []
-    if limit.success and (_absent(names, folders) or len(folders) < (least or 0)):
-        folders = sorted({*folders, *_empty(files.fs, root, fill(limit.success), folders)})
-    if absent := _absent(names, folders):
+    if absent:
         verb = "do" if len(absent) > 1 else "does"
         missing.append(f"{_listed(absent)} below {path} {verb} not exist yet")
     if least is not None and len(folders) < least:
         seen = ""
-        if folders:
-            seen = f" ({folders[0]} to {folders[-1]})" if len(folders) > 1 else f" ({folders[0]})"
+        if len(folders) > 1:
+            seen = f" ({folders[0]} to {folders[-1]})"
+        elif folders:
+            seen = f" ({folders[0]})"
+        wanted = f"expected at least {least}"
         unnumbered = _missing_numbers(folders, least)
-        guess = f"; missing: {_listed(unnumbered)}" if unnumbered else ""
-        wanted = f"expected at least {least}{guess}"
+        if unnumbered:
+            wanted += f"; missing: {_listed(unnumbered)}"
         missing.append(f"its files are in {len(folders)} folders{seen} below {path}, {wanted}")
     return missing
 
 
 def _absent(names: list[str], folders: list[str]) -> list[str]:
-    return [name for name in names if not any(f"/{name}/" in f"/{folder}/" for folder in folders)]
-
-
-def _empty(fs: AbstractFileSystem, root: str, success: str, folders: list[str]) -> list[str]:
-    # Folders below `root` that hold the file `success` and no rows, neither themselves nor further down.
-    delivered = {below(name, root).rpartition("/")[0] for name in fs.find(root) if name.endswith(f"/{success}")}
-    empty = []
-    for folder in delivered - {""}:
-        has_rows = any(f"{other}/".startswith(f"{folder}/") for other in folders)
-        if not is_hidden(f"{folder}/rows") and not has_rows:
-            empty.append(folder)
-    return empty
+    # The names that no folder has. A name may stand anywhere in a path, but as whole parts of it: `hour=0` is not in
+    # `region=eu/hour=03`.
+    absent = []
+    for name in names:
+        if not any(f"/{name}/" in f"/{folder}/" for folder in folders):
+            absent.append(name)
+    return absent
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    listed = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        listed += f" and {len(names) - SHOWN} more"
+    return listed
 
 
 def _missing_numbers(folders: list[str], count: int) -> list[str]:

@@ -50,15 +50,11 @@ class RecordTransform:
         self._maps = {feature.column for feature in spec.sparse if feature.maps}
         self._vectors = {feature.column for feature in spec.dense if feature.vector}
         # The fields that are read of a column of structs.
-        self._structs: dict[str, list[str]] = {}
+        self._structs: dict[str, set[str]] = {}
         for sequence in spec.sequences:
             for source in sequence.sources:
                 if source.field:
-                    self._structs.setdefault(source.column, [])
-        for sequence in spec.sequences:
-            for source in sequence.sources:
-                if source.column in self._structs:
-                    self._structs[source.column].append(source.field)
+                    self._structs.setdefault(source.column, set()).add(source.field)
 
     @staticmethod
     def read(store: Store, path: str) -> RecordTransform:
@@ -79,11 +75,12 @@ class RecordTransform:
 
     def each(self, records: Sequence[Mapping[str, Any]]) -> RecordInputs:
         """Return the model inputs of every record that can be read, and the reason for every other one."""
-        alike = all(isinstance(record, Mapping) for record in records)
-        if alike and all(_one_type([record.get(name) for record in records]) for name in self.spec.columns):
+        mappings = all(isinstance(record, Mapping) for record in records)
+        if mappings and all(_one_type(records, name) for name in self.spec.columns):
             # One of the values may be unreadable: which one shows record by record.
             with contextlib.suppress(_UnreadableError):
                 return self._inputs(records, 0)
+        # Slower by far, but no record is read as a type that only another one of the call asks for.
         inputs, numbers, rejected = [], [], dict[int, str]()
         for number, record in enumerate(records):
             try:
@@ -101,25 +98,27 @@ class RecordTransform:
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])
         places = np.arange(first, first + len(records))
         parsed = parse(raw, places, self.spec)
-        rejected: dict[int, str] = {}
-        for reject in parsed.rejects:
-            rejected.setdefault(reject.line, reject.reason)
+        # The places stand for lines, so they are what comes back as the numbers of rejected ones.
+        rejected = {reject.line: reject.reason for reject in parsed.rejects}
         kept = places[~np.isin(places, list(rejected))]
         return RecordInputs(transform(parsed.frame, self.spec, self.state).drop(LABEL), kept, rejected)
 
     def _column(self, name: str, records: Sequence[Mapping[str, Any]]) -> pl.Series:
         if name == self.spec.label:
+            # Any label will do: it is dropped, but a row without one would be rejected.
             return pl.Series(name, [self.spec.positive] * len(records), dtype=pl.String)
         values = [record.get(name) for record in records]
         if name in self._maps:
-            values = [_pairs(value) for value in values]
+            values = list(map(_pairs, values))
         elif name in self._vectors:
             for at, value in enumerate(values):
                 if isinstance(value, np.ndarray):
                     values[at] = value.tolist()
+        # Without a value Polars would take the column for one of nulls, which is neither text nor numbers.
         text = all(value is None or isinstance(value, str) for value in values)
+        dtype = pl.String if text else None
         try:
-            made = pl.Series(name, values, dtype=pl.String) if text else pl.Series(name, values, strict=False)
+            made = pl.Series(name, values, dtype=dtype, strict=text)
         except (ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
             raise _UnreadableError(f"{name} cannot be read: {error}") from None
         inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
@@ -147,10 +146,12 @@ def _pairs(value: Any) -> Any:
     return pairs
 
 
-def _one_type(values: Sequence[Any]) -> bool:
-    # Whether values, elements of lists, and fields of these are of one type: one Series holds them as they are.
+def _one_type(records: Sequence[Mapping[str, Any]], column: str) -> bool:
+    # Whether values of a column, elements of lists, and fields of these are of one type: one Series holds them as they
+    # are.
     kinds, elements, fields = set[type](), set[type](), dict[Any, set[type]]()
-    for value in values:
+    for record in records:
+        value = record.get(column)
         if value is None:
             continue
         kinds.add(type(value))

@@ -59,10 +59,12 @@ class RepeatedRows:
 
     def marks(self, part: int) -> MarkedRows:
         """Return the lines of part number ``part`` of the logs."""
+        # A place is a line behind the number of its part. Places are sorted, so those of a part lie side by side.
+        first, behind = part << LINE_BITS, (part + 1) << LINE_BITS
         lines = []
         for places in (self.dropped, self.clicked, self.later):
-            low, high = np.searchsorted(places, [part << LINE_BITS, (part + 1) << LINE_BITS])
-            lines.append(places[low:high] - (part << LINE_BITS))
+            low, high = np.searchsorted(places, [first, behind])
+            lines.append(places[low:high] - first)
         return MarkedRows(*lines)
 
 
@@ -76,6 +78,7 @@ class Repeats:
     def add(self, events: pl.DataFrame, kind: int, *, part: int = 0, own_day: int | None = None) -> None:
         """Take in ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
         line = pl.col("line") if "line" in events.columns else pl.lit(0, pl.Int64)
+        # Of two rows of one event on one day, the one that came with the files of its own day stays.
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
         self._partitions.add(
             events.select(
@@ -93,6 +96,7 @@ class Repeats:
         """Decide which rows stay, once all events were added."""
         verdict = _Verdict(self.days, self.window)
         for events in self._partitions:
+            # Most events are of one row, about which there is nothing to decide: they need no slow loop.
             shared = events.filter(pl.len().over("key", "check") > 1)
             verdict.add(shared.sort("key", "check", "day", "kind", "away", "place"))
         return verdict.rows()
@@ -128,7 +132,8 @@ class _Verdict:
             first_day, first_kind, first_place = first
             if not 0 <= day - first_day <= self.window:
                 continue
-            # A click that the first row came without corrects that row's label, once.
+            # A click that the first row came without corrects that row's label, once. One that is KNOWN already has, in
+            # an earlier dataset: it only keeps others from doing so again.
             click_known = True
             if kind in (ROW, CLICK) and first_kind == FORMER:
                 self.late.setdefault(first_day, []).append((key, check))
@@ -198,17 +203,19 @@ def around(store: Store, data: DataConfig, first: date, last: date) -> dict[date
     return dict(sorted(datasets.items()))
 
 
-def _before(store: Store, data: DataConfig) -> dict[date, Artifact]:
+def datasets_before(store: Store, data: DataConfig) -> dict[date, Artifact]:
+    """The datasets of the days before ``data.day`` whose events matter to it."""
     first = data.days[0]
     return around(store, data, first - timedelta(days=reach(data)), first - timedelta(days=1))
 
 
 def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
+    # Datasets of later days, each once, with the days of `data.day` that they have clicks of.
     last, window = data.days[-1], data.label.window_days
     if not window:
         return []
     later = around(store, data, last + timedelta(days=1), last + timedelta(days=window))
-    # Datasets of later days, each once, with the days of `data.day` that they have clicks of.
+    # A dataset of several days is there for each of them.
     artifacts = {artifact.path: artifact for artifact in later.values()}
     corrections = []
     for _, artifact in sorted(artifacts.items()):
@@ -223,8 +230,11 @@ def _corrections(dataset: Artifact, first: date) -> list[tuple[date, str]]:
     corrections = []
     for name in dataset.files:
         match = _CORRECTED.fullmatch(name)
-        if match is not None and date.fromisoformat(match[1]) >= first:
-            corrections.append((date.fromisoformat(match[1]), name))
+        if match is None:
+            continue
+        day = date.fromisoformat(match[1])
+        if day >= first:
+            corrections.append((day, name))
     return sorted(corrections)
 
 
@@ -237,13 +247,16 @@ def event_marks(data: DataConfig, store: Store | None) -> list[str]:
         return []
     words = list[str]()
     if data.label.late_path:
-        words += [fingerprint(filled(data.label.late_path, day)) or "none" for day in data.days]
+        for day in data.days:
+            words.append(fingerprint(filled(data.label.late_path, day)) or "none")
     if store is None or not reach(data):
         return words
     earliest = data.days[0] - timedelta(days=reach(data))
-    for day, dataset in _before(store, data).items():
+    for day, dataset in datasets_before(store, data).items():
         words.append(str(dataset.summary.get("events", "")))
-        words += [dataset.files[name].checksum for other, name in _corrections(dataset, earliest) if other < day]
+        for corrected, name in _corrections(dataset, earliest):
+            if corrected < day:
+                words.append(dataset.files[name].checksum)
     for artifact, day in _after(store, data):
         words.append(artifact.files[corrected_name(day)].checksum)
     return words
@@ -253,7 +266,7 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
     """Take in the events of the days around ``data.day``."""
     if not keeps_events(data):
         return
-    former = _before(store, data)
+    former = datasets_before(store, data)
     for day, dataset in former.items():
         for events in events_of(store, dataset):
             repeats.add(events.filter(pl.col("day") == day_number(day)), FORMER)
@@ -262,32 +275,23 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
         for _, name in _corrections(dataset, earliest):
             repeats.add(_clicks(store, dataset, name, day), KNOWN)
     for dataset, day in _after(store, data):
-        # Behind all clicks of these logs.
+        # Behind all clicks of these logs: one that they have themselves is theirs.
         last = day + timedelta(days=data.label.window_days)
         repeats.add(_clicks(store, dataset, corrected_name(day), last), LATER)
-
-
-def labels_until(store: Store, data: DataConfig) -> date:
-    """The last day whose clicks the labels of ``data.day`` have: its own, or that of later days without a gap."""
-    last = data.days[-1]
-    final = last + timedelta(days=data.label.window_days)
-    later = around(store, data, last + timedelta(days=1), final)
-    while last < final and last + timedelta(days=1) in later:
-        last += timedelta(days=1)
-    return last
 
 
 def label_dates(store: Store, data: DataConfig) -> dict[str, str]:
     """For a dataset's summary, how far its labels reach and when they are final; {} where they are as they come."""
     if not data.label.window_days:
         return {}
-    final = data.days[-1] + timedelta(days=data.label.window_days)
-    return {"labels_until": str(labels_until(store, data)), "labels_final": str(final)}
-
-
-def former_dataset(store: Store, data: DataConfig, day: int) -> Artifact | None:
-    """The dataset of an earlier day, days since 1970; None where there is none."""
-    return _before(store, data).get(EPOCH + timedelta(days=day))
+    # The labels have the clicks of the day itself, and of later days without a gap.
+    one = timedelta(days=1)
+    last = data.days[-1]
+    final = last + timedelta(days=data.label.window_days)
+    later = around(store, data, last + one, final)
+    while last < final and last + one in later:
+        last += one
+    return {"labels_until": str(last), "labels_final": str(final)}
 
 
 def _clicks(store: Store, dataset: Artifact, name: str, day: date) -> pl.DataFrame:
@@ -314,6 +318,7 @@ class EventDigest:
 
     def add(self, events: pl.DataFrame) -> None:
         """Take in events."""
+        # A sum of hashes, one of each event, is the same in whatever order they come. All numbers wrap at 64 bits.
         mixed = events["key"].to_numpy() * np.uint64(0x9E3779B97F4A7C15) ^ events["check"].to_numpy()
         mixed = (mixed ^ events["day"].to_numpy().astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= events["clicked"].to_numpy().astype(np.uint64) * np.uint64(0x94D049BB133111EB)
@@ -352,7 +357,9 @@ def find_repeats(
     """Read the events of the logs of ``data``, and judge them with those of the days around."""
     wanted, count = narrow_to_key(spec), 0
     repeats = Repeats(data.dedupe.days, data.label.window_days)
-    groups: list[date | None] = list(data.days) if data.has_file_per_day else [None]
+    groups: list[date | None] = [None]
+    if data.has_file_per_day:
+        groups = [*data.days]
     # The parts of all sources are numbered in one row; of each source the range of its parts.
     ranges: dict[date | None, list[range]] = {}
     for day in groups:
@@ -372,7 +379,7 @@ def find_repeats(
     judged = repeats.judge()
     marks: dict[date | None, list[list[MarkedRows]]] = {}
     for day, sources_ranges in ranges.items():
-        marks[day] = [[judged.marks(number) for number in numbers] for numbers in sources_ranges]
+        marks[day] = [list(map(judged.marks, numbers)) for numbers in sources_ranges]
     return FoundRepeats(judged, marks)
 
 

@@ -29,7 +29,7 @@ from pipeline.ingest.formats.columnar import frame_of
 from pipeline.ingest.formats.file_format import require_text
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
-from pipeline.ingest.schema import CRITEO_COLUMNS
+from pipeline.ingest.schema import CRITEO_COLUMNS, is_number
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.text import TextLayout, read_lines, records
 from pipeline.specs.connector import Connector
@@ -152,15 +152,14 @@ def _sample_table(connector: Connector, path: str, options: dict[str, str]) -> L
 
 
 def _spread(count: int, most: int) -> list[int]:
-    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
-
-
-def _thinned(frame: pl.DataFrame, parts: int) -> pl.DataFrame:
-    return frame[_spread(frame.height, ROWS // parts)]
+    # At most `most` of the numbers below `count`, evenly spread: logs are often in the order of time.
+    places = np.linspace(0, count - 1, min(count, most)).round()
+    return np.unique(places).astype(np.int64).tolist()
 
 
 def _with_partitions(frame: pl.DataFrame, path: str) -> pl.DataFrame:
-    return frame.with_columns(pl.lit(value, pl.String).alias(name) for name, value in partition_values(path).items())
+    columns = [pl.lit(value, pl.String).alias(name) for name, value in partition_values(path).items()]
+    return frame.with_columns(columns)
 
 
 def _sample_columns(
@@ -173,7 +172,10 @@ def _sample_columns(
             table, rows_of_file = read(source, math.ceil(PARQUET_GROUPS / len(chosen)))
         rows += rows_of_file
         sizes += files.fs.size(path)
-        frames.append(_with_partitions(_thinned(frame_of(table, table.column_names), len(chosen)), path))
+        frame = frame_of(table, table.column_names)
+        frame = frame[_spread(frame.height, ROWS // len(chosen))]
+        frames.append(_with_partitions(frame, path))
+    # Files of one log may lack columns of others, or hold another type of number.
     frame = pl.concat(frames, how="diagonal_relaxed")
     return LogSample(path="", frame=frame, total=round(rows * files.bytes / max(sizes, 1)), files=0, kind=kind)
 
@@ -221,7 +223,10 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
         with readable(label), files.fs.open(path, "rb") as source:
             with decompressed(source, path) as stream:
                 block, whole = _read_lines(stream, BYTES // len(chosen), label)
-            share = 1.0 if whole else min(source.tell() / max(files.fs.size(path), 1), 1.0)
+            # In bytes on disk, as `files.bytes`: what they unpack to, only the end of the file tells.
+            share = 1.0
+            if not whole:
+                share = min(source.tell() / max(files.fs.size(path), 1), 1.0)
         size_read += share * files.fs.size(path)
         require_text(block[:8], label)
         if _ARRAY.match(block):
@@ -229,8 +234,12 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
                 f"{label} is an array of JSON, expected an object a line",
                 hint="jq -c '.[]' FILE writes an object a line",
             )
-        # The first file tells the format of all, and how text is laid out.
-        kind = kind or ("jsonl" if _begins_object(block) else "csv")
+        if not kind:
+            # The first file tells the format of all, and how text is laid out.
+            kind = "csv"
+            first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+            if first.startswith(b"{") and list(object_lines([first], 0)):
+                kind = "jsonl"
         if kind == "jsonl":
             lines = block.split(b"\n")[:-1]
             data = b"".join(lines[good] + b"\n" for good in object_lines(lines, 0))
@@ -242,20 +251,18 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
         form = form or text_format(block)
         if form.header:
             block = block[block.find(b"\n") + 1 :]
+        # The last record may go on behind the bytes that were read.
         block = block[: records(block, form.layout).open]
         frame, _, rejects = read_lines(block, 1, form.layout)
         frames.append(_with_partitions(frame, path))
         bad += len(rejects)
+    # Objects have the columns they happen to name; lines of text were all read by one layout.
     frame = pl.concat(frames, how="diagonal_relaxed" if kind == "jsonl" else "vertical")
     if form is not None and form.strip:
         frame = frame.select(pl.all().str.strip_chars())
     total = round(frame.height * files.bytes / max(size_read, 1.0))
-    return LogSample(path="", frame=_thinned(frame, 1), total=total, files=0, kind=kind, bad=bad, text=form)
-
-
-def _begins_object(block: bytes) -> bool:
-    first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
-    return first.startswith(b"{") and bool(list(object_lines([first], 0)))
+    frame = frame[_spread(frame.height, ROWS)]
+    return LogSample(path="", frame=frame, total=total, files=0, kind=kind, bad=bad, text=form)
 
 
 def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
@@ -265,15 +272,19 @@ def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
         data += piece
     whole = not stream.read(1)
     if not whole and b"\n" not in data:
-        an_array = data.lstrip().startswith(b"[")
+        hint = "a file whose lines end with LF"
+        if data.lstrip().startswith(b"["):
+            hint = "jq -c '.[]' FILE writes an object a line"
         raise DataError(
             f"line 1 of {label} is longer than {len(data) // MIB} MiB, expected a row a line; it begins with "
             f"{data[:40].decode(errors='replace')!r}",
-            hint="jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF",
+            hint=hint,
         )
     if not whole:
         data = data[: data.rfind(b"\n") + 1]
-    return data.rstrip(b"\r\n") + b"\n" if data.strip() else b"", whole
+    if not data.strip():
+        return b"", whole
+    return data.rstrip(b"\r\n") + b"\n", whole
 
 
 def text_format(block: bytes) -> TextFormat:
@@ -284,13 +295,18 @@ def text_format(block: bytes) -> TextFormat:
     # The separator that makes the most fields of the most lines.
     separator, width, best = _SEPARATORS[0], 1, -1.0
     for mark in _SEPARATORS:
-        fields, share = _width(lines, mark)
-        if share * fields > best:
-            separator, width, best = mark, fields, share * fields
+        divided = _rows(lines, mark)
+        if not divided:
+            continue
+        fields, count = Counter(map(len, divided)).most_common(1)[0]
+        # A character that is in no line gives one field of every line.
+        if fields > 1 and count / len(divided) * fields > best:
+            separator, width, best = mark, fields, count / len(divided) * fields
     if width < 2:
+        first = lines[0] if lines else ""
         raise DataError(
             f"no separator of {', '.join(map(repr, _SEPARATORS))} divides the lines into columns; the first one is "
-            f"{lines[0][:60] if lines else ''!r}",
+            f"{first[:60]!r}",
             hint="write your schema by hand: docs/data.md",
         )
     rows, blanks = [], 0
@@ -299,24 +315,19 @@ def text_format(block: bytes) -> TextFormat:
             stripped = [field.strip() for field in row]
             blanks += sum(field != plain for field, plain in zip(row, stripped, strict=True))
             rows.append(stripped)
+    # A tab-separated log quotes only if one of these lines does: else a quote further down is plain text.
+    quote: str | None = '"'
+    if separator == "\t" and not any('"' in line for line in lines):
+        quote = None
     header = has_header(rows)
-    names = [f"column_{number + 1}" for number in range(width)]
-    quote = '"' if separator != "\t" or any('"' in line for line in lines) else None
     if header:
         names = rows[0]
     elif separator == "\t" and width == len(CRITEO_COLUMNS):
         names, quote = CRITEO_COLUMNS, None
+    else:
+        names = [f"column_{number + 1}" for number in range(width)]
     layout = TextLayout(names=tuple(names), separator=separator, quote=quote)
     return TextFormat(layout=layout, header=header, strip=blanks > len(rows))
-
-
-def _width(lines: list[str], separator: str) -> tuple[int, float]:
-    # The usual number of fields by `separator`, and the share of lines that have it, 0 where there is one field.
-    rows = _rows(lines, separator)
-    if not rows:
-        return 1, 0.0
-    width, count = Counter(map(len, rows)).most_common(1)[0]
-    return width, count / len(rows) if width > 1 else 0.0
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
@@ -331,18 +342,14 @@ def _rows(lines: list[str], separator: str) -> list[list[str]]:
 def has_header(rows: list[list[str]]) -> bool:
     """Whether the first of ``rows`` names the columns: words, all different, that hardly appear further down."""
     first, rest = rows[0], rows[1:]
-    if len(set(first)) < len(first) or any(not field or _is_number(field) for field in first):
+    if len(set(first)) < len(first):
         return False
-    again = sum(field in {row[at] for row in rest} for at, field in enumerate(first))
+    again = 0
+    for at, name in enumerate(first):
+        if not name or is_number(name):
+            return False
+        again += any(row[at] == name for row in rest)
     return again <= len(first) // 4
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
@@ -353,30 +360,32 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
         # A folder: what lies in it, as its last file shows.
         below = inside[len(inside) - inside[::-1].index(parts[-1]) :]
         parts += [part if _DAY.search(part) else "*" for part in below]
+    deep = [name.split("/") for name in names if name.count("/") >= len(parts) - 1]
     for at, part in enumerate(parts):
-        pattern = _day_capture(part)
-        if not pattern.groups:
+        if _DAY.search(part):
+            pattern = f"({_DAY.pattern})".join(map(re.escape, _DAY.split(part)))
+            filled = _DAY.sub("{day}", part)
+        elif "*" in part:
+            pattern, filled = translate(part).replace(".*", "(.*?)", 1), part.replace("*", "{day}", 1)
+        else:
             continue
-        days = []
-        for name in names:
-            if name.count("/") >= len(parts) - 1:
-                match = pattern.fullmatch(name.split("/")[at - len(parts)])
-                days.append(match[1] if match is not None else "")
-        if days and all(_is_day(day) for day in days):
-            filled = _DAY.sub("{day}", part) if _DAY.search(part) else part.replace("*", "{day}", 1)
-            return "/".join([*parts[:at], filled, *parts[at + 1 :]]), max(days)
+        # Counted from the end: `path` may be relative, or begin with a protocol that `names` do not have.
+        last = _last_day(re.compile(pattern), [name[at - len(parts)] for name in deep])
+        if last is not None:
+            return "/".join([*parts[:at], filled, *parts[at + 1 :]]), last
     return path, None
 
 
-def _day_capture(part: str) -> re.Pattern[str]:
-    # What captures the day that `part` spells out, or what its first wildcard stands for.
-    if _DAY.search(part):
-        return re.compile(f"({_DAY.pattern})".join(map(re.escape, _DAY.split(part))))
-    return re.compile(translate(part).replace(".*", "(.*?)", 1) if "*" in part else re.escape(part))
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return bool(_DAY.fullmatch(text) and date.fromisoformat(text))
-    except ValueError:
-        return False
+def _last_day(pattern: re.Pattern[str], places: list[str]) -> str | None:
+    # The last of the days that `pattern` captures of `places`; None where one of them is no day.
+    days = []
+    for place in places:
+        match = pattern.fullmatch(place)
+        if match is None or not _DAY.fullmatch(match[1]):
+            return None
+        try:
+            date.fromisoformat(match[1])
+        except ValueError:
+            return None
+        days.append(match[1])
+    return max(days, default=None)

@@ -13,9 +13,7 @@ from pipeline.config.features import BINNINGS, LIST, MAP, PERCENTILE
 from pipeline.config.ingest import SamplingConfig, SplitConfig
 from pipeline.config.sequences import AGE, event_feature
 from pipeline.core.errors import DataError
-from pipeline.records.dataset import (
-    vector_columns,
-)
+from pipeline.records.dataset import vector_columns
 from pipeline.specs.id_mapping import IdMapping
 from pipeline.specs.label_kind import TaskSpec
 
@@ -61,7 +59,9 @@ class DenseSpec:
         """The lowest and the highest allowed number; None where any number is allowed."""
         if self.low is None and self.high is None:
             return None
-        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return low, high
 
     @property
     def vector(self) -> bool:
@@ -71,7 +71,9 @@ class DenseSpec:
     @property
     def columns(self) -> list[str]:
         """Names of the dense columns of the dataset that hold it."""
-        return vector_columns(self.name, self.width) if self.vector else [self.name]
+        if self.vector:
+            return vector_columns(self.name, self.width)
+        return [self.name]
 
     @property
     def logarithmic(self) -> bool:
@@ -96,8 +98,10 @@ class DenseSpec:
     @property
     def zero_is_missing(self) -> bool:
         """Whether a value of 0 in the dataset may be the number zero or a missing value."""
-        includes_zero = not self.clip or self.clip[0] <= 0 <= self.clip[1]
-        return self.transform in ("none", "log1p") and includes_zero
+        if self.transform not in ("none", "log1p"):
+            return False
+        # Where the clip leaves out 0, no number becomes it.
+        return not self.clip or self.clip[0] <= 0 <= self.clip[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +183,9 @@ class EventSource:
     @property
     def shown(self) -> str:
         """Its name in messages."""
-        return f"{self.column}.{self.field}" if self.field else self.column
+        if self.field:
+            return f"{self.column}.{self.field}"
+        return self.column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +210,9 @@ class SequenceSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """The features that hold its columns in the dataset."""
-        return (*self.columns, self.age) if self.time is not None else tuple(self.columns)
+        if self.time is None:
+            return tuple(self.columns)
+        return (*self.columns, self.age)
 
     @property
     def sources(self) -> tuple[EventSource, ...]:
@@ -248,15 +256,20 @@ class HistoryPlan:
         columns = [self.by, self.time, *self.of.values()]
         if self.where:
             columns.append(self.where)
+        # In order, each once: a field of the events may be the user's own column.
         return list(dict.fromkeys(columns))
 
     def setting_of(self, column: str) -> str:
         """The setting that names ``column``, one of ``read``."""
         path = f"data.sequences.{self.name}"
-        settings = {self.by: f"{path}.history.by", self.time: "data.timestamp"}
+        if column == self.time:
+            return "data.timestamp"
+        if column == self.by:
+            return f"{path}.history.by"
         for feature, source in self.of.items():
-            settings.setdefault(source, f"{path}.features.{feature}.column")
-        return settings.get(column, f"{path}.history.where")
+            if column == source:
+                return f"{path}.features.{feature}.column"
+        return f"{path}.history.where"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,13 +328,14 @@ class DataSpec:
     @property
     def number_is_missing(self) -> bool:
         """Whether one of the strings that stand for a missing value reads as a number, such as -1."""
-        return any(_is_number(word.replace(self.decimal, ".")) for word in self.missing)
+        return any(is_number(word.replace(self.decimal, ".")) for word in self.missing)
 
     @property
     def number_columns(self) -> frozenset[str]:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing or self.decimal != ".":
             return frozenset()
+        # A column that is read as a number has lost its text: 007 is 7, and 1.0 and 1 are one id.
         read_otherwise = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
         read_otherwise |= {self.event_key, self.split_time, self.sampling.column}
         for task in self.tasks:
@@ -340,7 +354,8 @@ class DataSpec:
         return frozenset(numbers - read_otherwise)
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether Python reads ``word`` as a number; so are nan and inf."""
     try:
         float(word)
     except ValueError:
@@ -363,19 +378,19 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
             continue
         if count:
             raise DataError(f"{file} has {count} columns called {column!r}, expected one", hint="rename all but one")
+        message, hint = f"{file} has no column {column!r} ({override}); ", f"{override}=<one of them>"
         near = [name for name in available if name.lower() == column.lower()]
         if not near:
             near = difflib.get_close_matches(column, available, n=1, cutoff=0.5)
-        hint = f"{override}={near[0] if near else '<one of them>'}"
+        if near:
+            message += f"nearest: {near[0]}; "
+            hint = f"{override}={near[0]}"
         other_separator = ""
         if len(available) == 1:
+            # A single name with a separator in it is the whole first line, which was divided at another one.
             other_separator = next((mark for mark in ";\t|, " if mark in available[0]), "")
         if header and other_separator:
             hint = f"data.separator='{other_separator}'".replace("\t", "\\t")
         elif header:
             hint += "; if the first line is no header: data.header=false data.columns=[<names>]"
-        raise DataError(
-            f"{file} has no column {column!r} ({override}); {f'nearest: {near[0]}; ' if near else ''}"
-            f"it has: {', '.join(available)}",
-            hint=hint,
-        )
+        raise DataError(f"{message}it has: {', '.join(available)}", hint=hint)

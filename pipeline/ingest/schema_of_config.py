@@ -55,8 +55,9 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense.append(number)
     sparse = [_sparse_spec(data, name) for name in data.sparse]
 
-    day = data.day_column or (DAY if synthetic else None)
-    row_time = data.timestamp or (TIME if synthetic else None)
+    day, row_time = data.day_column or None, data.timestamp or None
+    if synthetic:
+        day, row_time = day or DAY, row_time or TIME
     by_time = data.split.by == "time"
     hour = None
     if data.split.by == "hours":
@@ -69,13 +70,20 @@ def data_spec(data: DataConfig) -> DataSpec:
     for name, config in data.sequences.items():
         sequence = _sequence_spec(name, config)
         sequences.append(sequence)
-        events += [_event_spec(data, sequence, feature) for feature in sequence.features]
+        for feature_name in sequence.features:
+            events.append(_event_spec(data, sequence, feature_name))
         if config.built:
             histories.append(_history_plan(data, name, row_time or ""))
-    timed = any(sequence.time for sequence in sequences)
 
-    columns = _columns(data, dense, sparse, day, hour, row_time if by_time or timed else None)
+    # Beside a column of days, the time of a row is read only where something asks for it.
+    split_time = row_time if by_time else None
+    event_time = row_time if any(sequence.time for sequence in sequences) else None
+    columns = _columns(data, dense, sparse, day, hour, split_time or event_time)
     _add_event_columns(columns, sequences, histories)
+    # Of days, the column comes before the timestamp, which then may still split the rows.
+    timestamp = None if day else data.timestamp
+    # Other formats have no quotes. They keep the default, so that their records are those of earlier releases.
+    quote = data.quote if "csv" in (data.format, data.messages) else QUOTE
     spec = DataSpec(
         label=data.label.column,
         positive=data.label.positive,
@@ -83,7 +91,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense=tuple(dense),
         sparse=(*sparse, *events),
         day_column=day,
-        timestamp=None if day else data.timestamp,
+        timestamp=timestamp,
         true_probability=synthetic and data.label.column == LABEL,
         missing=tuple(data.missing),
         strip=data.strip,
@@ -92,7 +100,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         hour_column=hour,
         tasks=_task_specs(data.tasks),
         sequences=tuple(sequences),
-        row_time=row_time if timed else None,
+        row_time=event_time,
         histories=tuple(histories),
         whole_hours=data.hour_column is not None,
         row_weight=data.weight,
@@ -101,8 +109,8 @@ def data_spec(data: DataConfig) -> DataSpec:
         event_key=data.dedupe.key,
         decimal=data.decimal,
         time_format=data.time_format,
-        split_time=row_time if by_time else None,
-        quote=data.quote if "csv" in (data.format, data.messages) else QUOTE,
+        split_time=split_time,
+        quote=quote,
         left_out=tuple(data.leave_out),
     )
     _check_names(spec)
@@ -137,19 +145,26 @@ def _task_specs(tasks: dict[str, TaskLabel]) -> tuple[TaskSpec, ...]:
 def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     feature, defaults = data.sparse[name], data.sparse_defaults
     owner = data.sparse[data.table_of(name)]
+    # A cross has several values only where it says so itself: the default is meant for plain columns.
     separator = None
     if not feature.bins and feature.holds != ONE:
         separator = feature.separator or None
         if separator is None and not feature.cross:
             separator = defaults.separator
-    cross_bins = {}
-    for column, bounds in feature.cross_bins.items():
-        cross_bins[column] = [float(bound) for bound in bounds]
+    column = feature.column or name
+    if feature.cross:
+        column = feature.cross[0]
+    rows = owner.rows or defaults.rows
+    if owner.bins:
+        rows = RESERVED_ROWS + owner.bins
+    holds = feature.holds
+    if not holds and feature.weights:
+        holds = LIST
     return SparseSpec(
         name=name,
-        column=feature.cross[0] if feature.cross else feature.column or name,
+        column=column,
         mapping=mapping_of(owner.mapping, defaults.mapping, owner.bins),
-        rows=RESERVED_ROWS + owner.bins if owner.bins else owner.rows or defaults.rows,
+        rows=rows,
         min_count=owner.min_count or defaults.min_count,
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
@@ -162,9 +177,9 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         max_ids=feature.max_ids,
         integer=feature.integer,
         required=feature.required,
-        holds=feature.holds or (LIST if feature.weights else ""),
+        holds=holds or "",
         weights=feature.weights,
-        cross_bins=cross_bins,
+        cross_bins={column: list(map(float, bounds)) for column, bounds in feature.cross_bins.items()},
     )
 
 
@@ -177,11 +192,14 @@ def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
             path = event.column
         columns[event_feature(name, feature)] = EventSource.of(path, sequence.separator)
     time = f"{name}.{EVENT_TIME}" if sequence.built else sequence.time
+    time_source = None
+    if time is not None:
+        time_source = EventSource.of(time, sequence.separator)
     return SequenceSpec(
         name=name,
         columns=columns,
         max_length=sequence.max_length,
-        time=None if time is None else EventSource.of(time, sequence.separator),
+        time=time_source,
         age_bins=sequence.age_bins,
         drop_leaks=sequence.leaks == DROP,
     )
@@ -214,10 +232,11 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
     configs = {}
     for name, config in data.sequences[sequence.name].features.items():
         configs[event_feature(sequence.name, name)] = config
-    ages, column = feature not in configs, configs.get(feature, EventColumn())
+    column = configs.get(feature, EventColumn())
     source = sequence.columns.get(feature, sequence.time)
     assert source is not None
     if column.table is not None:
+        # Of the shared feature, the table's settings; how a field is taken apart is the sequence's own.
         shared = _sparse_spec(data, column.table)
         return replace(
             shared,
@@ -236,14 +255,18 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
             required=False,
         )
     defaults = data.sparse_defaults
+    rows, min_count, evict_after_days = column.rows or defaults.rows, column.min_count, defaults.evict_after_days
+    if feature not in configs:
+        # Ages: every bin has its row from the first day on, however rare it is.
+        rows, min_count, evict_after_days = RESERVED_ROWS + sequence.age_bins, 1, None
     return SparseSpec(
         name=feature,
         column=source.column,
         mapping=mapping_of("vocab", "vocab", None),
-        rows=RESERVED_ROWS + sequence.age_bins if ages else column.rows or defaults.rows,
-        min_count=1 if ages else column.min_count or defaults.min_count,
+        rows=rows,
+        min_count=min_count or defaults.min_count,
         when_full=defaults.when_full,
-        evict_after_days=None if ages else defaults.evict_after_days,
+        evict_after_days=evict_after_days,
         separator=source.separator,
         weight_separator=None,
         holds=LIST,
@@ -254,6 +277,7 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
 def _add_event_columns(
     columns: dict[str, str], sequences: Sequence[SequenceSpec], histories: Sequence[HistoryPlan]
 ) -> None:
+    # A column that several settings name is reported, where it is missing, with the first of them.
     for plan in histories:
         for column in plan.read:
             columns.setdefault(column, plan.setting_of(column))
@@ -295,8 +319,10 @@ def _columns(
         columns.setdefault(day, "data.day_column")
     elif data.timestamp:
         columns.setdefault(data.timestamp, "data.timestamp")
-    if hour:
-        columns.setdefault(hour, "data.hour_column" if data.hour_column else "data.timestamp")
+    if data.hour_column and hour:
+        columns.setdefault(hour, "data.hour_column")
+    elif hour:
+        columns.setdefault(hour, "data.timestamp")
     if time:
         columns.setdefault(time, "data.timestamp")
     for name, task in data.tasks.items():
@@ -325,6 +351,7 @@ def _check_names(spec: DataSpec) -> None:
             taken.add(weight_column(sparse.name))
     for task in spec.tasks:
         taken.add(task_column(task.name))
+    names = set(taken)
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
             if feature.name in taken or set(feature.name) & set("/."):
@@ -335,9 +362,11 @@ def _check_names(spec: DataSpec) -> None:
                     hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
                     f"{feature.column}}}' in place of {feature.name!r}",
                 )
-    names = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
+            names.add(feature.name)
     for vector in spec.dense:
-        shared = sorted(names & set(vector.columns)) if vector.vector else []
+        if not vector.vector:
+            continue
+        shared = sorted(names.intersection(vector.columns))
         if shared:
             raise ConfigError(
                 f"data.dense.{vector.name} is a vector, and {shared[0]!r}, the name of one of its columns in the "

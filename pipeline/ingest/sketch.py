@@ -71,9 +71,16 @@ class Sketch:
             return
         # -0 counts as 0.
         bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)
-        # Buckets rise with the value: of negative ones the larger bits come first.
+        # Buckets rise with the value: of negative ones the larger bits come first. A key is a bucket and the label.
         buckets = np.where(bits < _HALF, bits + np.uint32(_HALF), np.uint32(BUCKETS - 1) - bits)
-        keys, seen = _counted(buckets << np.uint32(1) | (labels > 0))
+        coded = buckets << np.uint32(1) | (labels > 0)
+        if len(coded) < _FEW:
+            distinct, seen = np.unique(coded, return_counts=True)
+            keys: np.ndarray = distinct.astype(np.int64)
+        else:
+            counts = np.bincount(coded)
+            keys = np.flatnonzero(counts)
+            seen = counts[keys]
         starts = np.flatnonzero(np.diff(keys >> 1, prepend=-1))
         self._take_in(
             (keys[starts] >> 1).astype(np.uint16),
@@ -88,6 +95,7 @@ class Sketch:
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
         kernels = load_kernels("rows")
         if not len(self.used):
+            # Arrays are replaced, never changed in place: another sketch may hold them too.
             self.used, self.rows, self.clicks = used, rows, clicks
         elif kernels is not None:
             sums = kernels.merge((self.used, self.rows, self.clicks), (used, rows, clicks))
@@ -119,7 +127,9 @@ class Sketch:
 
         A single value is a bin between two others, so that another one on another day is in another bin.
         """
-        bounds = lower_edges()[self.used[0] : self.used[0] + 2] if len(self.used) == 1 else self.bounds(bins)
+        bounds = self.bounds(bins)
+        if len(self.used) == 1:
+            bounds = lower_edges()[self.used[0] : self.used[0] + 2]
         return {"distinct": len(self.used), "bounds": bounds.tolist(), "shares": self.shares(bounds).tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
@@ -136,17 +146,11 @@ class Sketch:
 def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     """The distinct ``keys`` of several parts, rising, and the sums (int64, below 2^53) of each of their ``counts``."""
     distinct, place = np.unique(np.concatenate(keys), return_inverse=True)
-    return distinct, *(np.bincount(place, np.concatenate(each)).astype(np.int64) for each in counts)
-
-
-def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    # The distinct `keys` (below 2 * BUCKETS) in rising order, and how often each is there: int64.
-    if len(keys) < _FEW:
-        distinct, seen = np.unique(keys, return_counts=True)
-        return distinct.astype(np.int64), seen
-    counts = np.bincount(keys)
-    distinct = np.flatnonzero(counts)
-    return distinct, counts[distinct]
+    sums = [distinct]
+    for parts in counts:
+        # With weights, bincount adds in float64, which is exact for whole numbers this small.
+        sums.append(np.bincount(place, np.concatenate(parts)).astype(np.int64))
+    return tuple(sums)
 
 
 def bin_of(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -162,7 +166,9 @@ def bin_bounds(sketch: Sketch, by: str, bins: int) -> NDArray[np.float64]:
 
     ``by``: ``mdl`` or ``percentile``. A value's bin is the number of bounds that are not above it.
     """
-    return mdl_bounds(sketch, bins) if by == MDL else sketch.bounds(bins)
+    if by == MDL:
+        return mdl_bounds(sketch, bins)
+    return sketch.bounds(bins)
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,8 @@ def mdl_bounds(sketch: Sketch, bins: int) -> NDArray[np.float64]:
     ``bins`` keeps the best ones. Cuts lie between buckets of the sketch: exact where values differ by more than 0.8 %,
     as whole numbers up to 256 do. No bounds: the values alone tell nothing of the label.
     """
-    rows, clicks = (np.concatenate([[0], np.cumsum(each)]) for each in (sketch.rows, sketch.clicks))
+    rows = np.concatenate([[0], np.cumsum(sketch.rows)])
+    clicks = np.concatenate([[0], np.cumsum(sketch.clicks)])
     waiting = [*_ranked(rows, clicks, 0, len(sketch.used))]
     cuts = list[int]()
     while waiting and len(cuts) < bins - 1:
@@ -206,21 +213,20 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
     best = int(np.argmin(low + high))
     at, count, clicked = int(places[best]), int(rows[end] - rows[start]), int(clicks[end] - clicks[start])
     whole = float(_bits(np.array([count]), np.array([clicked]))[0])
-    classes = [_classes(count, clicked)]
-    entropies = [whole / count]
-    for first, last, bits in ((start, at, low[best]), (at, end, high[best])):
-        size = int(rows[last] - rows[first])
-        classes.append(_classes(size, int(clicks[last] - clicks[first])))
+    # Of the whole and of both parts: how many of the two classes are there, and the entropy of their labels.
+    classes, entropies = list[int](), list[float]()
+    for first, last, bits in ((start, end, whole), (start, at, low[best]), (at, end, high[best])):
+        size, of_part = int(rows[last] - rows[first]), int(clicks[last] - clicks[first])
+        classes.append((of_part > 0) + (of_part < size))
         entropies.append(float(bits) / size)
+    # What a cut costs: which of the count - 1 places it is at, and the classes of the parts (section 5).
     delta = np.log2(3.0 ** classes[0] - 2) - (
         classes[0] * entropies[0] - classes[1] * entropies[1] - classes[2] * entropies[2]
     )
     saved = whole - float(low[best] + high[best]) - float(np.log2(count - 1) + delta)
-    return [(-saved, at, _BucketSplit(start, end, at, saved))] if saved > 0 else []
-
-
-def _classes(rows: int, clicks: int) -> int:
-    return (clicks > 0) + (clicks < rows)
+    if saved <= 0:
+        return []
+    return [(-saved, at, _BucketSplit(start, end, at, saved))]
 
 
 def _bits(rows: Counts, clicks: Counts) -> NDArray[np.float64]:

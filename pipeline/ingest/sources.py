@@ -111,12 +111,15 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
         remote = path is not None and "://" in path and not path.startswith("file://")
         if store is not None and not store.is_local:
             remote = True
+        # By the name of its module: the clients of stores that are not in use need not be installed.
         client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
         if not (remote and client):
             raise
-        place = f" or {store.url}" if store is not None else ""
+        place = path or "the log"
+        if store is not None:
+            place += f" or {store.url}"
         raise UnreachableError(
-            f"{path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
+            f"{place} does not answer: {type(error).__name__}: {error}",
             hint="run the same command once it answers; no partial output was kept",
         ) from error
 
@@ -190,6 +193,7 @@ class WrappedSource(Source):
         return self.source.decodes
 
     def numbered(self, before: int) -> Source:
+        # The first part of a file numbers its lines from the file's first one already.
         shift = before if self.source.is_later else 0
         return replace(self, source=self.source.numbered(before), before=shift)
 
@@ -215,7 +219,10 @@ def wrap_sources(
     Raises:
         DataError: if there are more or fewer sources now.
     """
-    known = changes[day if day in changes else None]
+    known = changes.get(day)
+    if known is None:
+        # One log holds all days: the pass read it once.
+        known = changes[None]
     if len(known) != len(sources):
         raise DataError(
             f"the logs of {day} changed while they were read: {len(known)} files, then {len(sources)}",
@@ -273,9 +280,11 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
     if path.endswith(".gz"):
         with gzip.open(source, "rb") as unpacked:
             yield cast(BinaryIO, unpacked)
-    elif path.endswith((".bz2", ".xz")):
-        new = bz2.BZ2Decompressor if path.endswith(".bz2") else lzma.LZMADecompressor
-        with io.BufferedReader(Streams(source, new)) as text:
+    elif path.endswith(".bz2"):
+        with io.BufferedReader(Streams(source, bz2.BZ2Decompressor)) as text:
+            yield cast(BinaryIO, text)
+    elif path.endswith(".xz"):
+        with io.BufferedReader(Streams(source, lzma.LZMADecompressor)) as text:
             yield cast(BinaryIO, text)
     elif path.endswith((".zst", ".zstd")):
         # Arrow's stream tells a file that is cut off from one that ends.
@@ -288,8 +297,12 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
 def counted_lines(stream: BinaryIO, enough: int) -> int:
     """Lines that are not blank at the end of ``stream``, counted until there are ``enough``."""
     lines, open_line = 0, False
-    while lines < enough and (block := stream.read(1 << 22)):
+    while lines < enough:
+        block = stream.read(1 << 22)
+        if not block:
+            break
         lines += block.count(b"\n")
+        # The last line may end with the file.
         open_line = not block.endswith(b"\n")
     return lines + open_line
 
@@ -344,6 +357,7 @@ class Streams(io.RawIOBase):
         """Fill a part of ``target``; 0 at the end."""
         while (stream := self._current()) is not None:
             given, self._left = self._left, b""
+            # A stream may hold back text that did not fit the last target: then it needs no more bytes.
             if not given and stream.needs_input:
                 given = self._source.read(_CHUNK)
                 if not given:
@@ -351,6 +365,7 @@ class Streams(io.RawIOBase):
             text = stream.decompress(given, len(target))
             if stream.eof:
                 self._stream, self._left = None, stream.unused_data
+            # No text yet is not the end: the bytes may have been of a header alone.
             if text:
                 target[: len(text)] = text
                 return len(text)

@@ -31,6 +31,7 @@ class Spill:
 
     def write(self, block: bytes) -> int:
         """Append a block; returns its number. Several threads may write at a time."""
+        # The lock gives each block its place; the bytes are then written side by side.
         with self._lock:
             start, number = self.ends[-1], len(self.ends) - 1
             self.ends.append(start + len(block))
@@ -53,18 +54,18 @@ class Spill:
         self.file.truncate(0)
         self.ends = [0]
 
-    def read(self) -> Iterator[bytes]:
-        """Every block in order."""
-        return map(self.block, range(len(self)))
-
     def block(self, number: int) -> bytes:
         """One block."""
         start, stop = self.ends[number : number + 2]
         parts = []
+        # A call reads at most 2 GiB, and may read less.
         while start < stop and (part := os.pread(self.file.fileno(), stop - start, start)):
             parts.append(part)
             start += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(parts) == 1:
+            # Not joined: that would be a copy of the block.
+            return parts[0]
+        return b"".join(parts)
 
 
 class KeyPartitions:
@@ -97,6 +98,7 @@ class KeyPartitions:
         if not self._waiting:
             return
         ordered, self._waiting, self._rows = pl.concat(self._waiting).sort(self._key), [], 0
+        # In the order of their keys, the rows of a partition lie side by side.
         bounds = np.arange(1, 1 << self._bits, dtype=np.uint64) << np.uint64(64 - self._bits)
         cuts = [0, *np.searchsorted(ordered[self._key].to_numpy(), bounds).tolist(), ordered.height]
         for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
@@ -108,11 +110,15 @@ class KeyPartitions:
     def blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all rows in the order in which they were written."""
         self._flush()
-        return (pl.read_ipc(io.BytesIO(block)) for block in self._spill.read())
+        numbers = range(len(self._spill))
+        return (pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in numbers)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """The rows of one partition after the other, in any order; partitions without rows are left out."""
         self._flush()
         for numbers in self._blocks:
-            if numbers:
-                yield pl.concat([pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in numbers])
+            rows = []
+            for number in numbers:
+                rows.append(pl.read_ipc(io.BytesIO(self._spill.block(number))))
+            if rows:
+                yield pl.concat(rows)

@@ -116,6 +116,7 @@ def ingest(
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
+    # The key was made of the logs as they were then: the dataset would stand for logs that it does not hold.
     raw = draft.config.get("raw")
     if raw is None or without_folders(raw) == raw_fingerprint(data, draft.store):
         return
@@ -197,7 +198,9 @@ class _IngestRun:
     def _former_distribution(self) -> tuple[str | None, dict[str, Any] | None]:
         # Of the dataset whose mappings continue, else of that of the newest day before.
         data, store = self.data, self.draft.store
-        dataset = store.find(data.mapping_from) if data.mapping_from else None
+        dataset = None
+        if data.mapping_from:
+            dataset = store.find(data.mapping_from)
         if dataset is None and self.days:
             dataset = days.previous_dataset(store, data.name, self.days[0])
         if dataset is None or QUALITY not in dataset.files:
@@ -214,7 +217,7 @@ class _IngestRun:
         if self.spec.event_key is not None and self.repeats is None:
             self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._log_sources)
         if self.data.split.by == "time" and self.cut is None:
-            self.cut = self._find_cut()
+            self._find_cut()
         if self.spec.histories and self.histories is None:
             self.histories = build_histories(
                 self.engine, self.data, self.draft, self.spec, self._event_sources, self.settings.compression
@@ -230,9 +233,12 @@ class _IngestRun:
         # 3. Fit transforms and mappings on the train rows, after those of the day before.
         if split_counts.has_train_rows:
             self.engine.count_label_leaks(self.leaks, split_counts.first_test_day)
+            first_day = 0
+            if self.days:
+                first_day = days.day_number(self.days[0])
             fitting = FittingDay(
                 day=number,
-                first_day=days.day_number(self.days[0]) if self.days else 0,
+                first_day=first_day,
                 features=self.spec.sparse,
                 seed=self.seed,
                 sample=self.engine.sample(split_counts.first_test_day),
@@ -245,7 +251,9 @@ class _IngestRun:
         assert self.state is not None
         if day is None or day == self.days[-1]:
             # No later day changes counts or mappings, so both are completed while pass 2 goes on.
-            features = self.former_distribution["features"] if self.former_distribution else {}
+            features = {}
+            if self.former_distribution:
+                features = self.former_distribution["features"]
             self.engine.finalize(self.total.train, self.state, self.leaks, features)
             continued = bool(self.days) or self.data.mapping_from is not None
             self.engine.write_mappings(
@@ -258,6 +266,7 @@ class _IngestRun:
         job = TransformJob(self.spec, self.state, split_counts.first_test_day)
         for rows, events in self.engine.write(job, self.writers):
             if events is not None:
+                # Datasets of later days look for events by their day, which no column of these logs tells.
                 if not self.spec.has_day:
                     events = events.with_columns(day=pl.lit(number, pl.Int32))
                 self.writers[EVENTS].add(events)
@@ -265,18 +274,18 @@ class _IngestRun:
             meter.add(rows)
         self.engine.end_day()
 
-    def _find_cut(self) -> TimeSplit | None:
-        cut = find_cut(
+    def _find_cut(self) -> None:
+        self.cut = find_cut(
             self.engine, self.data, self.spec, self._event_sources, lambda day: days.day_rule(self.data, day, self.days)
         )
-        if cut is None:
-            return None
-        record = cut.to_json()
+        # Then no row has a label and a time: pass 1 says why.
+        if self.cut is None:
+            return
+        record = self.cut.to_json()
         gap = ""
-        if cut.train_until != cut.test_from:
+        if self.cut.train_until != self.cut.test_from:
             gap = f", train rows those before {record['train_until']}"
         log.info("split by time: test rows are those from %s on%s", record["test_from"], gap)
-        return cut
 
     def _is_test(self, day: date | None) -> bool | None:
         # Whether all rows of `day` are test rows, or none; None where that depends on the row.
@@ -284,7 +293,10 @@ class _IngestRun:
         if day is None or split.by in ("hash", "time"):
             return None
         if split.by == "hours":
-            return None if day == self.days[-1] else False
+            # Of a range, only the last day is split.
+            if day == self.days[-1]:
+                return None
+            return False
         return day in self.days[-split.test_days :]
 
     def _run_statistics_pass(self, day: date | None, title: str) -> tuple[SplitCounts, RejectCounts]:
@@ -293,9 +305,14 @@ class _IngestRun:
         reject_counts = RejectCounts()
         for counted in self.engine.count(sources, job):
             of_day = [reject for reject in counted.rejects if reject.of_day]
-            reject_counts.add(len(of_day), len(counted.rejects) - len(of_day), counted.dropped)
+            reject_counts.of_day += len(of_day)
+            reject_counts.of_none += len(counted.rejects) - len(of_day)
+            reject_counts.of_others += counted.dropped
             # Rows of no day are quarantined once, with the first day, however many days of one log are read.
-            self.quarantine.add(counted.file, counted.rejects if self.total is None else of_day)
+            quarantined = counted.rejects
+            if self.total is not None:
+                quarantined = of_day
+            self.quarantine.add(counted.file, quarantined)
             for other_day, rows in counted.other_days.items():
                 self.late.setdefault(other_day, {}).setdefault(day, []).append(rows)
             self.dropped += counted.dropped
@@ -326,14 +343,18 @@ class _IngestRun:
         if self.histories is not None:
             sources = self.histories.added(day, sources)
         if day is not None:
+            # These rows came with the files of a day before and passed both wrappers there.
             early = self.late.pop(days.day_number(day), {})
             for file_day, parts in early.items():
                 sources.append(FrameSource(joined(parts), f"rows in files of {file_day}", OTHER_DAYS))
         return sources
 
     def _event_sources(self, day: date | None, spec: DataSpec) -> list[Source]:
+        # Rows that repeat are no events of a history, and count at no time of the split.
         sources, _ = self._log_sources(day, spec)
-        return sources if self.repeats is None else self.repeats.marked(day, sources)
+        if self.repeats is None:
+            return sources
+        return self.repeats.marked(day, sources)
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
         # What was delivered for `day`, or the whole log, with the late rows of it that other datasets keep; its bytes.
@@ -360,12 +381,11 @@ class _IngestRun:
         if self.repeats is None:
             return
         assert self.state is not None
-        store = self.draft.store
-        for day, events in self.repeats.judged.late.items():
+        late, store = self.repeats.judged.late, self.draft.store
+        former = repeats.datasets_before(store, self.data) if late else {}
+        for day, events in late.items():
             write_frame(self.draft, repeats.corrected_name(days.day_of(day)), events, self.settings.compression)
-            dataset = repeats.former_dataset(store, self.data, day)
-            assert dataset is not None
-            rows = corrected_rows(store, dataset, events, day, self.spec, self.state)
+            rows = corrected_rows(store, former[days.day_of(day)], events, day, self.spec, self.state)
             if rows is not None and rows.height:
                 self.writers["train"].add(rows)
                 self.corrected[day] = rows.height
@@ -393,7 +413,9 @@ class _IngestRun:
         profile = make_profile(spec, self.total, state)
         draft.write_json("profile.json", profile.to_json())
         for day, count in late.items():
-            where = f": data.day={day} ingests them" if len(self.days) == 1 else f" in {days.late_name(day)}"
+            where = f" in {days.late_name(day)}"
+            if len(self.days) == 1:
+                where = f": data.day={day} ingests them"
             log.info("%s rows of %s kept for that day%s", f"{count:,}", day, where)
         tables = {feature.name: state.sparse[feature.name] for feature in spec.owners}
         replaced = {name: fitted.replaced for name, fitted in tables.items() if fitted.replaced}
@@ -423,12 +445,13 @@ class _IngestRun:
         if profile.sequences:
             summary["sequences"] = {name: sequence.to_json() for name, sequence in profile.sequences.items()}
         if self.days:
-            freed = {name: fitted.freed_rows for name, fitted in tables.items()}
             summary["day"] = self.data.day
             summary["rows_late"] = {str(day): count for day, count in late.items()}
             summary["rows_other_days"] = self.dropped
-            summary["rows_freed"] = {name: count for name, count in freed.items() if count}
-            summary["replaces"] = self.replaces.path if self.replaces is not None else None
+            summary["rows_freed"] = {name: fitted.freed_rows for name, fitted in tables.items() if fitted.freed_rows}
+            summary["replaces"] = None
+            if self.replaces is not None:
+                summary["replaces"] = self.replaces.path
         return summary
 
     def _summarize_rows(self, written: dict[str, int], late: int) -> dict[str, Any]:
@@ -462,24 +485,21 @@ class _IngestRun:
         assert self.total is not None
         today = distribution(self.spec, self.total)
         checked = verdict(
-            self.spec,
-            self.total,
-            self.leaks,
-            self.data.checks,
-            today,
-            self.former_path,
-            self.former_distribution,
+            self.spec, self.total, self.leaks, self.data.checks, today, self.former_path, self.former_distribution
         )
         for line in checked.warnings:
             log.warning("%s", line)
         if checked.held:
             raise held(checked, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values()) + self.total.gap.rows
+        columns = {}
+        for name, count in self.quarantine.columns.most_common():
+            columns[name or "(the line)"] = count
         quarantine = {
             "rows": self.quarantine.rows,
             "share": self.quarantine.rows / rows,
             "reasons": dict(self.quarantine.kinds.most_common()),
-            "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
+            "columns": columns,
         }
         return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": today}
 

@@ -39,12 +39,14 @@ from pipeline.specs.id_mapping import ID_MAPPINGS, FittedMapping, FittingDay
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-# The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
+# The settings that ``transforms.json`` holds, of histories and of features.
 _HISTORY = ("by", "days", "where", "lag_minutes")
-_DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
-# Of a sparse feature, where they are set.
-_OPTIONAL = ("table", "holds", "weights", "cross_bins", "sequence")
+_DENSE = ("column", "transform", "clip", "bins", "required", "min", "max")
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
+# Of a sparse feature, where they are set: earlier releases did not write them.
+_OPTIONAL = ("table", "holds", "weights", "cross_bins", "sequence")
+# Settings that are called otherwise in specs.
+_IN_SPEC = {"min": "low", "max": "high"}
 
 
 def fitted_state(
@@ -66,7 +68,8 @@ def fitted_state(
     former = before.sparse if before else {}
 
     def fit(feature: SparseSpec) -> FittedMapping:
-        # The counts of all features that share the table, together.
+        # The features that share a table are counted apart and fitted together. Their counts are added up in new ones:
+        # the profile still tells how often each feature looks up its own ids.
         sharing = [train.counts[other.name] for other in spec.sparse if other.owner == feature.name]
         counts = sharing[0]
         if len(sharing) > 1:
@@ -75,17 +78,25 @@ def fitted_state(
                 counts.merge(part)
         return feature.mapping.fit(feature, counts, former.get(feature.name), day)
 
-    tables = {}
-    for owner, fitted in zip(spec.owners, over(fit, spec.owners), strict=True):
-        tables[owner.name] = fitted
+    owners = [owner.name for owner in spec.owners]
+    tables = dict(zip(owners, over(fit, spec.owners), strict=True))
     sparse = {feature.name: tables[feature.owner] for feature in spec.sparse}
     return FittedState(dense=fitted_dense(spec, train, before), sparse=sparse)
 
 
 def fitted_dense(spec: DataSpec, train: Partial, before: FittedState | None) -> dict[str, DenseTransform]:
-    """Return the dense part of ``fitted_state``: a transform stays as it was fitted first."""
+    """Return the dense part of ``fitted_state``: a transform stays as it was fitted first.
+
+    A model that is trained on goes on reading the numbers it knows, whatever the newest day's mean is.
+    """
     former = before.dense if before else {}
-    return {feature.name: former.get(feature.name) or _fit_dense(feature, train) for feature in spec.dense}
+    dense = {}
+    for feature in spec.dense:
+        fitted = former.get(feature.name)
+        if fitted is None:
+            fitted = _fit_dense(feature, train)
+        dense[feature.name] = fitted
+    return dense
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
@@ -96,6 +107,7 @@ def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
         return DenseTransform(missing=math.nan)
     if not feature.standardised:
         return DenseTransform()
+    # Logarithms are measured in whole multiples of the quantum, so that their sums are exact.
     moments = train.prepared.get(feature.name, train.raw[feature.name])
     unit = LOG_QUANTUM if feature.logarithmic else 1.0
     return DenseTransform(mean=moments.mean * unit, std=moments.std * unit or 1.0)
@@ -120,19 +132,21 @@ def dataset_schema(
     dense, sparse, sequences = list[str](), list[SparseColumn](), list[SequenceGroup]()
     for number in spec.dense:
         dense += number.columns
+    of_events = dict[str, SequenceColumn]()
     for f in spec.sparse:
-        if not f.sequence:
-            column = SparseColumn(
-                name=f.name, rows=state.sparse[f.name].rows, multi=f.lists, weighted=f.weighted, table=f.table
-            )
+        table_rows = state.sparse[f.name].rows
+        if f.sequence:
+            of_events[f.name] = SequenceColumn(name=f.name, rows=table_rows, table=f.table)
+        else:
+            column = SparseColumn(name=f.name, rows=table_rows, multi=f.lists, weighted=f.weighted, table=f.table)
             sparse.append(column)
-    tables = {feature.name: feature.table for feature in spec.sparse}
     for sequence in spec.sequences:
-        columns = [
-            SequenceColumn(name=name, rows=state.sparse[name].rows, table=tables[name]) for name in sequence.features
-        ]
-        sequences.append(SequenceGroup(name=sequence.name, max_length=sequence.max_length, columns=tuple(columns)))
+        columns = tuple(map(of_events.__getitem__, sequence.features))
+        sequences.append(SequenceGroup(name=sequence.name, max_length=sequence.max_length, columns=columns))
     tasks = [TaskColumn(name=task.name, kind=task.kind.name, given=task.given) for task in spec.tasks]
+    sampled = ""
+    if spec.sampling.active:
+        sampled = spec.sampling.correct
     return DatasetSchema(
         dense=tuple(dense),
         sparse=tuple(sparse),
@@ -143,7 +157,7 @@ def dataset_schema(
         tasks=tuple(tasks),
         row_weights=spec.row_weight is not None,
         sequences=tuple(sequences),
-        sampled=spec.sampling.correct if spec.sampling.active else "",
+        sampled=sampled,
     )
 
 
@@ -156,8 +170,9 @@ def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
     dense = {}
     for f in spec.dense:
         fitted = state.dense[f.name]
-        record = {key: getattr(f, name) for key, name in _DENSE.items()}
+        record = {key: getattr(f, _IN_SPEC.get(key, key)) for key in _DENSE}
         record["mean"], record["std"] = fitted.mean, fitted.std
+        # JSON has no NaN.
         record["missing"] = None if math.isnan(fitted.missing) else 0.0
         record["bounds"] = None if fitted.bounds is None else fitted.bounds.tolist()
         if f.vector:
@@ -201,9 +216,10 @@ def _sequences_json(spec: DataSpec) -> dict[str, Any]:
         record["time_format"] = spec.time_format
     record["groups"] = {}
     for sequence in spec.sequences:
+        time = None if sequence.time is None else asdict(sequence.time)
         record["groups"][sequence.name] = {
             "columns": {name: asdict(source) for name, source in sequence.columns.items()},
-            "time": None if sequence.time is None else asdict(sequence.time),
+            "time": time,
             "max_length": sequence.max_length,
             "age_bins": sequence.age_bins,
             "drop_leaks": sequence.drop_leaks,
@@ -241,14 +257,14 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     columns = [label["column"]]
     dense, sparse, sequences = list[DenseSpec](), list[SparseSpec](), list[SequenceSpec]()
     for name, f in record["dense"].items():
-        settings = {setting: _as_tuple(f[key]) for key, setting in _DENSE.items()}
+        settings = _settings_of(f, _DENSE)
         number = DenseSpec(name=name, width=f.get("width", 1), separator=f.get("separator", ","), **settings)
         dense.append(number)
         columns.append(number.column)
     weights = []
     for name, f in record["sparse"].items():
-        settings = {setting: _as_tuple(f[setting]) for setting in _SPARSE}
-        settings |= {setting: f[setting] for setting in _OPTIONAL if setting in f}
+        settings = _settings_of(f, {*_SPARSE, *(f.keys() & _OPTIONAL)})
+        # Nothing is fitted anew with this schema: settings that only fitting reads may have any value.
         feature = SparseSpec(
             name=name,
             column=f["column"],
@@ -266,10 +282,13 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     columns += weights
     timed = record.get("sequences", {})
     for name, group in timed.get("groups", {}).items():
+        time = group["time"]
+        if time is not None:
+            time = EventSource(**time)
         sequence = SequenceSpec(
             name=name,
             columns={feature: EventSource(**source) for feature, source in group["columns"].items()},
-            time=None if group["time"] is None else EventSource(**group["time"]),
+            time=time,
             max_length=group["max_length"],
             age_bins=group["age_bins"],
             drop_leaks=group["drop_leaks"],
@@ -300,8 +319,16 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     )
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _settings_of(record: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    # The fields of a spec that `record` holds as `keys`. Specs are hashed, as keys of caches, so JSON's lists are
+    # tuples again.
+    settings = {}
+    for key in keys:
+        value = record[key]
+        if isinstance(value, list):
+            value = tuple(value)
+        settings[_IN_SPEC.get(key, key)] = value
+    return settings
 
 
 def continued_state(store: Store, path: str, spec: DataSpec) -> FittedState:
@@ -347,13 +374,12 @@ def read_state(store: Store, path: str, spec: DataSpec) -> FittedState:
 
 def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
     """The fit behind a dense feature's ``record`` of ``transforms.json``."""
-    missing, bounds = record["missing"], record.get("bounds")
-    return DenseTransform(
-        mean=record["mean"],
-        std=record["std"],
-        missing=math.nan if missing is None else 0.0,
-        bounds=None if bounds is None else np.array(bounds, np.float64),
-    )
+    bounds = record.get("bounds")
+    if bounds is not None:
+        bounds = np.array(bounds, np.float64)
+    # Null stands for NaN, which JSON does not have.
+    missing = math.nan if record["missing"] is None else 0.0
+    return DenseTransform(mean=record["mean"], std=record["std"], missing=missing, bounds=bounds)
 
 
 def _read_table(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:
@@ -379,28 +405,35 @@ def make_profile(spec: DataSpec, split_counts: SplitCounts, state: FittedState) 
     for feature in spec.sparse:
         sparse[feature.name] = _sparse_profile(feature, train, state)
     tasks = {task.name: _dense_profile(train.labels[typed(task.name)], train.rows) for task in spec.tasks}
+    row_weight = None
+    if spec.row_weight:
+        row_weight = _dense_profile(train.labels[ROW_WEIGHT], train.rows)
     # The click rate of the rows that the train rows stand for; None where each stands for itself.
     base_rate = None
     if COUNTS_FOR in train.labels and train.labels[COUNTS_FOR].mean:
         base_rate = train.labels[CLICKS_FOR].mean / train.labels[COUNTS_FOR].mean
+    sequences = {name: lengths.profile() for name, lengths in train.lengths.items()}
     return Profile(
         rows=split_counts.rows,
         label_rate=label_rate,
         dense=dense,
         sparse=sparse,
         tasks=tasks or None,
-        row_weight=_dense_profile(train.labels[ROW_WEIGHT], train.rows) if spec.row_weight else None,
+        row_weight=row_weight,
         base_rate=base_rate,
-        sequences={name: lengths.profile() for name, lengths in train.lengths.items()} or None,
+        sequences=sequences or None,
     )
 
 
 def _dense_profile(moments: Moments, rows: int) -> DenseProfile:
-    seen = moments.count > 0
+    minimum, maximum = moments.minimum, moments.maximum
+    if not moments.count:
+        # Those of no values are infinite, which JSON does not have.
+        minimum = maximum = 0.0
     return DenseProfile(
         missing_share=1 - moments.count / rows,
-        minimum=moments.minimum if seen else 0.0,
-        maximum=moments.maximum if seen else 0.0,
+        minimum=minimum,
+        maximum=maximum,
         mean=moments.mean,
         std=moments.std,
     )
@@ -411,7 +444,10 @@ def _sparse_profile(feature: SparseSpec, train: Partial, state: FittedState) -> 
     fitted = state.sparse[feature.name]
     hot_rows, hot_share = counts.curve(fitted, missing)
     # Of a sequence, the share of lookups that miss; of any other feature, that of rows.
-    total = max(train.lookups[feature.name], 1) if feature.sequence else train.rows
+    total = train.rows
+    if feature.sequence:
+        total = max(train.lookups[feature.name], 1)
+    # A missing value looks up one row, whatever the number of rows of an id.
     lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
         rows=fitted.rows,

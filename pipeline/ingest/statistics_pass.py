@@ -71,14 +71,16 @@ class Partial:
         self.positives += int(others[LABEL].sum())
         self._add_moments(frame, rows)
         if self.labels:
-            moments = measure(others, [self.sums.get(name, pl.col(name).cast(pl.Float64)) for name in self.labels])
-            for target, measured in zip(self.labels.values(), moments, strict=True):
-                target.merge(measured)
+            expressions = [self.sums.get(name, pl.col(name).cast(pl.Float64)) for name in self.labels]
+            for target, moments in zip(self.labels.values(), measure(others, expressions), strict=True):
+                target.merge(moments)
 
         labels = others[LABEL].to_numpy()
         for dense in self.spec.dense:
             column = _filtered(frame, dense, rows)[f"dense:{dense.name}"]
-            self.sketches[dense.name].add(lengths_of(column) if dense.vector else column.to_numpy(), labels)
+            # One number stands for a vector in a sketch, as bins are of numbers.
+            values = lengths_of(column) if dense.vector else column.to_numpy()
+            self.sketches[dense.name].add(values, labels)
         for sparse in self.spec.sparse:
             counts = self.counts[sparse.name]
             if isinstance(counts, BinCounts):
@@ -101,8 +103,9 @@ class Partial:
             lists = frame[f"id:{sequence.features[0]}"]
             if rows is not None:
                 lists = lists.filter(rows)
-            column_name = left_out_column(sequence.name)
-            left_out = int(others[column_name].sum()) if column_name in others.columns else 0
+            left_out, column_name = 0, left_out_column(sequence.name)
+            if column_name in others.columns:
+                left_out = int(others[column_name].sum())
             self.lengths[sequence.name].add(lists, left_out)
 
     def _add_moments(self, frame: pl.DataFrame, rows: pl.Series | None) -> None:
@@ -146,6 +149,7 @@ class Partial:
         for _ in range(count - 1):
             parts.append(Partial(self.spec))
         for name, counts in self.counts.items():
+            # Only counts of single ids are divided. All others have one share, the first part's.
             for part, share in zip(parts, counts.shares(count), strict=False):
                 part.counts[name] = share
         return parts
@@ -256,7 +260,9 @@ class SplitCounts:
         labels = frame[LABEL]
         self.tested.add(labels.filter(test))
         train = ~test
-        left_out = None if self.cut is None else self.cut.is_left_out(frame)
+        left_out = None
+        if self.cut is not None:
+            left_out = self.cut.is_left_out(frame)
         if left_out is not None:
             self.gap.add(labels.filter(left_out))
             train = train & ~left_out
@@ -276,6 +282,7 @@ class SplitCounts:
             return None
         if places is not None:
             return places
+        # CONTENT is what was delivered: leaving features out moves no row to another split.
         hashes = frame[CONTENT].to_numpy() if CONTENT in frame.columns else row_hashes(frame, self.spec)
         self.contents.add(hashes)
         return hashes
@@ -286,11 +293,16 @@ class SplitCounts:
         if self.test or not split.validates:
             return None
         if split.validation_hours:
-            first = test_hours_from(split.test_hours + split.validation_hours)
-            return frame[HOUR] >= first if self.test is None else None
+            # Only the last day of a range is split by its hours: the others are train days as a whole.
+            if self.test is not None:
+                return None
+            return frame[HOUR] >= test_hours_from(split.test_hours + split.validation_hours)
         assert hashes is not None
-        by_hash = split.by == "hash" and self.test is None
-        return hash_split(hashes, validation_below(split.validation_share, split.test_share if by_hash else 0.0))
+        below = split.validation_share
+        if split.by == "hash" and self.test is None:
+            # The share is of the rows that are no test rows, whose hashes lie above those of test rows.
+            below = split.test_share + split.validation_share * (1.0 - split.test_share)
+        return hash_split(hashes, below)
 
     @property
     def needs_places(self) -> bool:
@@ -304,7 +316,9 @@ class SplitCounts:
         # Only the last `test_days` days seen so far can be test days: all before them are train, and added at once.
         # A log may have thousands of days, and each addition looks at the whole block.
         days = frame[DAY].to_numpy()
-        held_out = np.zeros(frame.height, bool) if validation is None else validation.to_numpy()
+        held_out = np.zeros(frame.height, bool)
+        if validation is not None:
+            held_out = validation.to_numpy()
         present = np.unique(days).tolist()
         last = sorted({*self.days, *present})[-self.split.test_days :]
         older = days < last[0]
@@ -313,7 +327,8 @@ class SplitCounts:
             self.validation.add(frame[LABEL].filter(pl.Series(older & held_out)))
         # Rows in the order of their days, and their ids numbered anew: a day costs its rows, not those of the block.
         order = np.argsort(days, kind="stable")
-        starts, ends = np.searchsorted(days[order], [last, [day + 1 for day in last]]).tolist()
+        starts = np.searchsorted(days[order], last, side="left")
+        ends = np.searchsorted(days[order], last, side="right")
         for day, start, end in zip(last, starts, ends, strict=True):
             if start == end:
                 continue
@@ -356,17 +371,19 @@ class SplitCounts:
                 part.validation, part.tested, part.gap, part.contents = Tally(), Tally(), Tally(), Contents()
             parts.append(part)
         for day, counted in self.days.items():
+            validation = counted.validation
             for part, share in zip(parts, counted.train.shares(count), strict=True):
-                part.days[day] = _Day(share, counted.validation if part is parts[0] else Tally())
+                part.days[day] = _Day(share, validation)
+                # What is not of ids adds up to the first part's.
+                validation = Tally()
         return parts
 
     def without_counts(self) -> SplitCounts:
         """Return all but the counts of ids."""
         part = copy.copy(self)
-        part.train = self.train.without_counts()
-        part.days = {
-            day: _Day(counted.train.without_counts(), counted.validation) for day, counted in self.days.items()
-        }
+        part.train, part.days = self.train.without_counts(), {}
+        for day, counted in self.days.items():
+            part.days[day] = _Day(counted.train.without_counts(), counted.validation)
         return part
 
     @property
@@ -404,11 +421,8 @@ def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
     return pl.Series((hashes >> np.uint64(32)) < np.uint64(round(test_share * 2.0**32)))
 
 
-def validation_below(share: float, test_share: float) -> float:
-    """The share of hashes up to which rows are test or validation rows: ``share`` of those that are not test rows."""
-    return test_share + share * (1.0 - test_share)
-
-
 def _filtered(frame: pl.DataFrame, dense: DenseSpec, rows: pl.Series | None) -> pl.DataFrame:
     column = frame.select(f"dense:{dense.name}")
-    return column if rows is None else column.filter(rows)
+    if rows is None:
+        return column
+    return column.filter(rows)

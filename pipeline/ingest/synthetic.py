@@ -95,31 +95,33 @@ def _named(column: str, numbers: np.ndarray) -> pl.Series:
     return pl.Series(column, column[0] + pl.Series(numbers).cast(pl.String))
 
 
-def _slots(config: SyntheticConfig, day: int, rows: int) -> Iterator[Slot]:
-    count = -(-rows // config.users)
-    width = SECONDS_PER_DAY // count
-    for each in range(count):
-        users = min(config.users, rows - each * config.users)
-        yield Slot(day, each, users, day * SECONDS_PER_DAY + each * width, width)
-
-
-def _rows_of(config: SyntheticConfig, each: int, day: int | None) -> int:
-    if day is not None:
-        return config.rows
-    return config.rows * (each + 1) // config.days - config.rows * each // config.days
-
-
 def user_rows(config: SyntheticConfig, seed: int, day: int | None, size: int) -> Iterator[pl.DataFrame]:
     """The rows of all days, or of one (days since the first), in frames of about ``size`` rows."""
     log = UserLog(config, seed)
     wanted = range(config.days) if day is None else range(day, day + 1)
-
-    slots = (slot for each in range(wanted.stop) for slot in _slots(config, each, _rows_of(config, each, day)))
-    drawn = (frame for slot in slots if (frame := log.draw(slot)).height and slot.day in wanted)
-    while held := list(itertools.islice(drawn, max(1, size // config.users))):
+    per_frame = max(1, size // config.users)
+    held = list[pl.DataFrame]()
+    # The days before are drawn as well and left out: what users saw then decides what they click now.
+    for each in range(wanted.stop):
+        # ``data.synthetic.rows`` is that of a day which is drawn by itself, else that of all days together.
+        rows = config.rows
+        if day is None:
+            rows = config.rows * (each + 1) // config.days - config.rows * each // config.days
+        slots = -(-rows // config.users)
+        width = SECONDS_PER_DAY // slots
+        for number in range(slots):
+            users = min(config.users, rows - number * config.users)
+            frame = log.draw(Slot(each, number, users, each * SECONDS_PER_DAY + number * width, width))
+            if each in wanted:
+                held.append(frame)
+            if len(held) == per_frame:
+                yield pl.concat(held)
+                held = []
+    if held:
         yield pl.concat(held)
 
 
+# Part of a dataset's key: raise it where the same configuration draws another log.
 VERSION = "synthetic-1"
 # Column with a second label, where one is planted.
 CONVERSION = "conversion"
@@ -162,6 +164,7 @@ def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Dr
 
 def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndarray:
     # Log odds without the bias; effects turn by `drift` radians a day, at midnight or every hour.
+    # The order of these sums is part of the log: their last bits decide labels, and VERSION stands for all of them.
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
     turns = chunk.time // step
@@ -204,7 +207,9 @@ def _conversions(
     converted = clicked & (rng.random(len(clicked)) < rate)
     text = pl.Series(CONVERSION, converted.astype(np.int8)).cast(pl.String)
     missing = rng.random(len(clicked)) < config.conversion_missing
-    return text.set(pl.Series(missing), "") if missing.any() else text
+    if missing.any():
+        text = text.set(pl.Series(missing), "")
+    return text
 
 
 def _biases(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> tuple[float, float]:
@@ -222,8 +227,9 @@ def _biases(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -
 
 def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
     # Seconds since day 0 of rows `index` of `rows`: evenly over all days, or over `day`.
-    seconds = index * ((config.days if day is None else 1) * SECONDS_PER_DAY) // rows
-    return seconds + (day or 0) * SECONDS_PER_DAY
+    if day is None:
+        return index * (config.days * SECONDS_PER_DAY) // rows
+    return index * SECONDS_PER_DAY // rows + day * SECONDS_PER_DAY
 
 
 def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
@@ -241,14 +247,6 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
     columns.append(pl.Series(TIME, chunk.time + first_day * SECONDS_PER_DAY))
     columns.append(pl.Series(TRUE_PROBABILITY, probability.astype(np.float32)))
     return pl.DataFrame(columns)
-
-
-def columns_of(config: SyntheticConfig) -> list[str]:
-    """The columns of the log."""
-    columns = [*(USER_COLUMNS if config.users else COLUMNS), DAY, TIME]
-    if config.conversion_rate:
-        columns.append(CONVERSION)
-    return columns
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
@@ -292,14 +290,17 @@ def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_d
     planted = config.conversion_rate > 0
     bias, conversion_bias = _biases(truth, config, seed, number)
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
-        rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
+        seeds = [seed, 2, part] if number is None else [seed, 7, number, part]
+        rng = np.random.default_rng(seeds)
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
         chunk = _draw_chunk(truth, rng, _times(index, config.rows, config, number))
         probability = sigmoid(_logits(truth, chunk, config) + bias)
         label = rng.random(len(index)) < probability
         frame = _frame(truth, chunk, label, probability, first_day)
         if planted:
-            seeds = [seed, part] if number is None else [seed, part, number]
+            seeds = [seed, part]
+            if number is not None:
+                seeds.append(number)
             frame = frame.with_columns(_conversions(truth, chunk, label, config, conversion_bias, seeds))
         yield frame
 
@@ -336,7 +337,12 @@ class SyntheticSource(Source):
 def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> SyntheticSource:
     """The log that ``data.synthetic`` asks for; DataError where the schema asks for other columns."""
     config = data.synthetic
-    require_columns(data_spec(data), columns_of(config), "the synthetic log", header=False)
+    columns = [*COLUMNS, DAY, TIME]
+    if config.users:
+        columns = [*USER_COLUMNS, DAY, TIME]
+    if config.conversion_rate:
+        columns.append(CONVERSION)
+    require_columns(data_spec(data), columns, "the synthetic log", header=False)
     timed = data.split.by in ("hours", "time") or config.users > 0
     return SyntheticSource(config, seed, day, block_mib, timed)
 

@@ -27,18 +27,15 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
 
     Raises ConfigError for figures that cannot be.
     """
-    schema, profile = dataset(data)
-    draft.write_json("schema.json", schema.to_json())
-    draft.write_json("profile.json", profile.to_json())
-    return {"tables": len(schema.sparse), "table_rows": sum(column.rows for column in schema.sparse)}
-
-
-def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
-    """Schema and profile of the configured tables; ConfigError for figures that cannot be."""
-    check(data)
+    if not data.tables:
+        raise ConfigError(
+            "data.format is tables, but data.tables is empty: there is nothing to plan",
+            hint="'+data.tables.user={rows: 1000000, pooling: 2}'",
+        )
+    check_values(data, "data")
     # There are no rows, so there are no files.
     none: dict[str, list[Any]] = {"train": [], "test": []}
-    columns, sparse = [], {}
+    columns, sparse, table_rows = [], {}, 0
     for name, table in data.tables.items():
         pooling = data.table_defaults.pooling if table.pooling is None else table.pooling
         hot_rows, hot_share = hit_curve(table, data.table_defaults.zipf)
@@ -51,25 +48,20 @@ def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
             hot_rows=hot_rows,
             hot_share=hot_share,
         )
+        table_rows += table.rows
+    tasks = [TaskColumn(name=name, kind=task.kind, given=task.given) for name, task in data.tasks.items()]
     schema = DatasetSchema(
         dense=tuple(f"I{number + 1}" for number in range(data.dense_features)),
         sparse=tuple(columns),
         rows={"train": 0, "test": 0},
         files=none,
         groups=none,
-        tasks=tuple(TaskColumn(name=name, kind=task.kind, given=task.given) for name, task in data.tasks.items()),
+        tasks=tuple(tasks),
     )
-    return schema, Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
-
-
-def check(data: DataConfig) -> None:
-    """Raise ConfigError for the first table whose name or figures cannot be."""
-    if not data.tables:
-        raise ConfigError(
-            "data.format is tables, but data.tables is empty: there is nothing to plan",
-            hint="'+data.tables.user={rows: 1000000, pooling: 2}'",
-        )
-    check_values(data, "data")
+    profile = Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
+    draft.write_json("schema.json", schema.to_json())
+    draft.write_json("profile.json", profile.to_json())
+    return {"tables": len(columns), "table_rows": table_rows}
 
 
 def hit_curve(table: TableFigures, default_zipf: float) -> tuple[list[int], list[float]]:
@@ -91,6 +83,7 @@ def harmonic(ks: np.ndarray, exponent: float) -> np.ndarray:
 
     The first 4,096 terms one by one, the rest by the Euler-Maclaurin formula without its derivatives.
     """
+    # A table may have billions of rows, of which no array is made.
     first = np.arange(1, min(int(ks[-1]), EXACT) + 1, dtype=np.float64) ** -exponent
     head = np.concatenate([[0.0], np.cumsum(first)])
     far = np.maximum(ks, EXACT).astype(np.float64)

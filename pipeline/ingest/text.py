@@ -79,6 +79,7 @@ def records(block: bytes, layout: TextLayout) -> Records:
     while at < len(odd):
         first = int(starts[odd[at]])
         if at + 1 == len(odd):
+            # Whether its quote is a stray one depends on what follows the block, unless it is too long already.
             goes_on = len(block) - first <= LONGEST
             return Records(ends[~inner], first if goes_on else None, (*strays, first))
         last = int(odd[at + 1])
@@ -103,16 +104,6 @@ def is_record(text: bytes, layout: TextLayout) -> bool:
     return len(rows) == 1 and len(rows[0]) == len(layout.names)
 
 
-def line_ends(block: bytes, layout: TextLayout) -> bytes:
-    """``block`` with the ends of its records, but not breaks inside of quotes, as newlines alone."""
-    if not layout.quotes(block):
-        return block.replace(b"\r\n", b"\n")
-    data = np.frombuffer(block, np.uint8)
-    ends = records(block, layout).ends
-    ends = ends[ends > 0]
-    return np.delete(data, ends[data[ends - 1] == ord("\r")] - 1).tobytes()
-
-
 # Bytes of text: a longer line is no row.
 LONGEST_LINE = 128 * MIB
 # What blocks hold in place of a longer line. No row is like it: its first byte is in no UTF-8.
@@ -125,6 +116,7 @@ _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\x
 
 def header_line(stream: BinaryIO, file: str) -> bytes:
     """The next line of ``stream``, the names of the columns; DataError where it is no line of names but endless."""
+    # One byte more than is allowed tells a line that is too long; a file without line ends is not read to its end.
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise DataError(
@@ -192,8 +184,14 @@ def _cut(block: bytes) -> int:
 
 def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
     """Frame of strings (one column per name), the line number of each of its rows, and the lines left out."""
-    if b"\r" in block:
-        block = line_ends(block, layout)
+    if b"\r" in block and not layout.quotes(block):
+        block = block.replace(b"\r\n", b"\n")
+    elif b"\r" in block:
+        # A break inside of quotes is text, which stays as it is: only the ends of records become newlines alone.
+        data = np.frombuffer(block, np.uint8)
+        ends = records(block, layout).ends
+        ends = ends[ends > 0]
+        block = np.delete(data, ends[data[ends - 1] == ord("\r")] - 1).tobytes()
     try:
         return _read_lines(block, first_line, layout)
     except (Exception, pl.exceptions.PanicException) as error:
@@ -204,17 +202,17 @@ def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.Da
 
 
 def _read_others(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text in all parts.
+    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text in all parts: what
+    # counts as a number must not depend on where the block was cut.
     texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
     pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     first = first_line + np.cumsum([0, *map(line_count, pieces)])
     frames, lines, rejects = list[pl.DataFrame](), list[np.ndarray](), list[Reject]()
-
-    def read(start: int, stop: int) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-        return _read_lines(b"".join(pieces[start:stop]), int(first[start]), texts)
-
-    for start, found in by_halves(read, len(pieces)):
+    halves = by_halves(
+        lambda start, stop: _read_lines(b"".join(pieces[start:stop]), int(first[start]), texts), len(pieces)
+    )
+    for start, found in halves:
         if isinstance(found, BaseException):
             rejects.append(not_read(int(first[start]), found))
             continue
@@ -238,9 +236,11 @@ def _read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.D
         frame = _read(row + good, layout)[1:]
     else:
         frame = _read(good, layout)
-    # Should Polars cut quoted text otherwise.
     if frame.height != len(lines):
-        frame = _read_slowly(good, layout)
+        # Should Polars cut quoted text otherwise.
+        text = io.StringIO(good.decode(), newline="")
+        rows = list(csv.reader(text, delimiter=layout.separator, quotechar=layout.quote))
+        frame = pl.DataFrame(rows, schema=dict.fromkeys(layout.names, pl.String), orient="row")
     if frame.height != len(lines):
         raise ValueError(f"{len(lines)} records are read as {frame.height} rows")
     return frame, lines, rejects
@@ -251,14 +251,10 @@ def looks_packed(block: bytes) -> bool:
     return block.startswith(_PACKED)
 
 
-def _read_slowly(block: bytes, layout: TextLayout) -> pl.DataFrame:
-    text = io.StringIO(block.decode(), newline="")
-    rows = list(csv.reader(text, delimiter=layout.separator, quotechar=layout.quote))
-    return pl.DataFrame(rows, schema=dict.fromkeys(layout.names, pl.String), orient="row")
-
-
 def _read(block: bytes, layout: TextLayout, numbers: frozenset[str] = frozenset()) -> pl.DataFrame:
-    schema = {name: pl.Float64 if name in numbers else pl.String for name in layout.names}
+    schema: dict[str, type[pl.DataType]] = dict.fromkeys(layout.names, pl.String)
+    for name in numbers:
+        schema[name] = pl.Float64
     if not block:
         return pl.DataFrame(schema=schema)
     return pl.read_csv(
@@ -280,18 +276,22 @@ def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
         return None
     kernels = load_kernels("fields")
     if kernels is not None:
-        columns = kernels.split(block, ord(layout.separator), [name in layout.numbers for name in layout.names])
+        as_numbers = [name in layout.numbers for name in layout.names]
+        columns = kernels.split(block, ord(layout.separator), as_numbers)
         if columns is not None:
-            return pl.DataFrame([pl.Series(name, column) for name, column in zip(layout.names, columns, strict=True)])
+            return pl.DataFrame(list(map(pl.Series, layout.names, columns)))
     lines = line_count(block)
     if count_byte(block, ord(layout.separator)) != lines * (len(layout.names) - 1):
         return None
     try:
         frame = _read_numbers(block, layout)
-        frame = _read(block, layout) if frame is None else frame
+        if frame is None:
+            frame = _read(block, layout)
     except pl.exceptions.PolarsError:
         return None
-    return frame if frame.height == lines else None
+    if frame.height != lines:
+        return None
+    return frame
 
 
 def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
@@ -325,8 +325,11 @@ def count_byte(text: bytes | memoryview, byte: int) -> int:
     kernels = load_kernels("fields")
     if kernels is not None:
         return kernels.count(text, byte)
-    data = np.frombuffer(text, np.uint8)
-    return sum(int(np.count_nonzero(data[at : at + _COUNTED] == byte)) for at in range(0, len(data), _COUNTED))
+    # A part at a time: compared as a whole, the bools would be as large as the block.
+    count, data = 0, np.frombuffer(text, np.uint8)
+    for at in range(0, len(data), _COUNTED):
+        count += int(np.count_nonzero(data[at : at + _COUNTED] == byte))
+    return count
 
 
 def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.ndarray, list[Reject]]:
@@ -386,6 +389,7 @@ def _undecodable(block: bytes, data: np.ndarray, starts: np.ndarray, ends: np.nd
     bad = np.zeros(len(ends), bool)
     if block.isascii():
         return bad
+    # Only lines with a byte above ASCII can fail: of most logs these are few.
     for index in np.flatnonzero(np.logical_or.reduceat(data >= 0x80, starts)):
         try:
             block[starts[index] : ends[index]].decode()

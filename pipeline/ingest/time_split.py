@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -77,20 +78,14 @@ class CountTimes:
         """Columns ``split_time`` and ``rows``, of the rows whose label and time parse."""
         raw = block.read()
         parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule)
-        others = parsed.other_days.values()
-        early = [parse(rows, np.zeros(rows.height, np.int64), self.spec).frame for rows in others]
-        frame = pl.concat([parsed.frame, *early])
+        frames = [parsed.frame]
+        for rows in parsed.other_days.values():
+            # Their lines are of no interest: pass 1 says what is wrong with a row.
+            frames.append(parse(rows, np.zeros(rows.height, np.int64), self.spec).frame)
+        frame = pl.concat(frames)
         if self.named is not None and DAY in frame.columns:
             frame = frame.filter(pl.col(DAY).is_between(*self.named))
         return frame.group_by(SPLIT_TIME).agg(pl.len().cast(pl.UInt32).alias("rows"))
-
-
-def narrow(spec: DataSpec) -> DataSpec:
-    """What is read of a row to find its time: label, time, day and hour."""
-    own = replace(events.narrow_to_key(spec), event_key=None)
-    wanted = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
-    columns = {name: override for name, override in spec.columns.items() if name in wanted}
-    return replace(own, columns=columns, split=spec.split, split_time=spec.split_time, hour_column=spec.hour_column)
 
 
 def find_cut(
@@ -112,21 +107,35 @@ def find_cut(
     Raises:
         DataError: All rows are of one time, or none lies before the gap.
     """
-    counts, wanted = TimeCounts(), narrow(spec)
-    named = (day_number(data.days[0]), day_number(data.days[-1])) if data.days else None
+    # 1. What is read of a row to find its time: label, time, day and hour.
+    read = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
+    wanted = replace(
+        events.narrow_to_key(spec),
+        event_key=None,
+        columns={name: override for name, override in spec.columns.items() if name in read},
+        split=spec.split,
+        split_time=spec.split_time,
+        hour_column=spec.hour_column,
+    )
+
+    # 2. Count. A log without files of its own for each day is read once, whatever days of it are wanted.
+    logs: dict[date | None, DayRule | None] = {next(iter(data.days), None): None}
     if data.days and (data.has_file_per_day or data.format == "synthetic"):
-        for day in data.days:
-            _count(engine, sources(day, wanted), CountTimes(wanted, rule(day), named), counts)
-    else:
-        _count(engine, sources(next(iter(data.days), None), wanted), CountTimes(wanted, named=named), counts)
+        logs = {day: rule(day) for day in data.days}
+    named = None
+    if data.days:
+        named = day_number(data.days[0]), day_number(data.days[-1])
+    counts = TimeCounts()
+    for day, day_rule in logs.items():
+        parts = itertools.chain.from_iterable(map(engine.parts, sources(day, wanted)))
+        for _, counted in engine.map_blocks(list(parts), CountTimes(wanted, day_rule, named)):
+            counts.add(counted)
+
+    # 3. Cut.
     times, rows = counts.sorted()
-    return cut_of(times, rows, data) if len(times) else None
-
-
-def _count(engine: IngestEngine, sources: Sequence[Source], work: CountTimes, counts: TimeCounts) -> None:
-    parts = [part for source in sources for part in engine.parts(source)]
-    for _, counted in engine.map_blocks(parts, work):
-        counts.add(counted)
+    if not len(times):
+        return None
+    return cut_of(times, rows, data)
 
 
 def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
@@ -143,6 +152,7 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
     wanted = round(split.test_share * int(rows.sum()))
     # Rows from each time on, but for the first one.
     later = rows[::-1].cumsum()[::-1][1:]
+    # Backwards, for argmin takes the first of equals.
     place = len(later) - int(np.argmin(np.abs(later - wanted)[::-1]))
     test_from = int(times[place])
     train_until = test_from - round(split.gap_hours * SECONDS_PER_HOUR)

@@ -54,7 +54,11 @@ def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
     times = text.str.to_datetime(form, strict=False, time_unit="us")
     if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None:
         return times.dt.strftime("%Y-%m-%d %H:%M:%SZ")
-    return times.dt.strftime("%Y-%m-%d %H:%M:%S" if _CLOCK.search(form) else "%Y-%m-%d")
+    # A form without an hour tells none: midnight would be one.
+    standard_form = "%Y-%m-%d"
+    if _CLOCK.search(form):
+        standard_form += " %H:%M:%S"
+    return times.dt.strftime(standard_form)
 
 
 def seconds_of(number: pl.Expr) -> pl.Expr:
@@ -78,9 +82,12 @@ def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl
     """
     if zone is None:
         seconds = day * SECONDS_PER_DAY
-        return seconds if hour is None else seconds + hour * SECONDS_PER_HOUR
+        if hour is not None:
+            seconds += hour * SECONDS_PER_HOUR
+        return seconds
     if hour is None:
         return _midnights(day, zone)
+    # From the end of the day, as `hours_of` counts: a day of 25 hours begins with hour -1.
     return _midnights(day + 1, zone) - (HOURS_PER_DAY - hour) * SECONDS_PER_HOUR
 
 
@@ -98,12 +105,14 @@ def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = T
     Numbers (with ``numbers``) count from 1970 in UTC, and a zone or an offset that is written counts. Any other time
     is one of ``zone``: the earlier one of two, and what its clocks leave out is an hour later.
     """
-    if values.dtype.is_temporal():
-        if values.dtype == pl.Date or not isinstance(values.dtype, pl.Datetime):
-            return pl.Series(values.name, [None] * len(values), pl.Datetime("us", zone))
-        times = values.cast(pl.Datetime("us", values.dtype.time_zone))
-        return times.dt.convert_time_zone(zone) if values.dtype.time_zone is not None else _localised(times, zone)
-    return _of_text(text, zone, numbers=numbers).alias(values.name)
+    if not values.dtype.is_temporal():
+        return _of_text(text, zone, numbers=numbers).alias(values.name)
+    if not isinstance(values.dtype, pl.Datetime):
+        return pl.Series(values.name, [None] * len(values), pl.Datetime("us", zone))
+    times = values.cast(pl.Datetime("us", values.dtype.time_zone))
+    if values.dtype.time_zone is None:
+        return _localised(times, zone)
+    return times.dt.convert_time_zone(zone)
 
 
 def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
@@ -111,11 +120,12 @@ def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
 
     Of timestamps with a zone by UTC's clock, as their days are.
     """
-    if isinstance(values.dtype, pl.Datetime):
-        times = values if values.dtype.time_zone is None else values.dt.convert_time_zone("UTC")
-    else:
-        column = pl.col("text")
-        times = pl.DataFrame({"text": text}).select(pl.coalesce(_counted(column), _clock(column)).alias("time"))["time"]
+    times = values
+    if not isinstance(values.dtype, pl.Datetime):
+        time = pl.coalesce(_counted(pl.col("text")), _clock(pl.col("text")))
+        times = pl.DataFrame({"text": text}).select(time=time)["time"]
+    elif values.dtype.time_zone is not None:
+        times = values.dt.convert_time_zone("UTC")
     return times.dt.timestamp("ms") // 1000
 
 
@@ -140,8 +150,11 @@ def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
     minutes = offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 60
     minutes += offset.str.slice(3).str.strip_chars(":").cast(pl.Int64, strict=False).fill_null(0)
     east = pl.when(offset == "Z").then(0).when(offset.str.starts_with("-")).then(-minutes).otherwise(minutes)
-    counted = [_counted(pl.col("text"))] if numbers else []
-    exact = pl.coalesce([*counted, written - pl.duration(minutes=east)]).dt.replace_time_zone("UTC")
+    # Null where no offset is written, for `east` is null there.
+    exact = written - pl.duration(minutes=east)
+    if numbers:
+        exact = pl.coalesce(_counted(pl.col("text")), exact)
+    exact = exact.dt.replace_time_zone("UTC")
     times = frame.select(exact=exact.dt.convert_time_zone(zone), written=written)
     return times["exact"].zip_with(times["exact"].is_not_null(), _localised(times["written"], zone))
 
@@ -160,9 +173,11 @@ def hours_of(times: pl.Series, zone: str) -> pl.Series:
 
     So a day of 25 hours begins with -1, and one of 23 hours with 1.
     """
+    # Where a day ends depends on its zone's rules, which Python knows: once a day, not once a row.
     days = times.dt.date()
-    ends = {day: int(end_of_day(day, zone)) for day in days.drop_nulls().unique().to_list()}
-    end = days.replace_strict(list(ends), list(ends.values()), default=None, return_dtype=pl.Int64)
+    distinct = days.drop_nulls().unique().to_list()
+    ends = [int(end_of_day(day, zone)) for day in distinct]
+    end = days.replace_strict(distinct, ends, default=None, return_dtype=pl.Int64)
     left = end * 1_000_000 - times.dt.timestamp("us")
     whole = SECONDS_PER_HOUR * 1_000_000
     return (HOURS_PER_DAY - (left + whole - 1) // whole).cast(pl.Int32)
@@ -193,21 +208,23 @@ def hour_of(
     if zone is not None:
         hour = hours_of(instants(values, text, zone), zone)
     elif values.dtype.is_temporal() and values.dtype != pl.Date:
-        zoned = isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None
-        # UTC's hour, as the day is UTC's.
-        hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()
+        if isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None:
+            # UTC's hour, as the day is UTC's.
+            values = values.dt.convert_time_zone("UTC")
+        hour = values.dt.hour()
     else:
         frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
         number = (seconds_of(pl.col("number")) / SECONDS_PER_HOUR).floor().cast(pl.Int64, strict=False) % HOURS_PER_DAY
+        # Eight digits are a date, and no number of seconds.
         number = pl.when(packed_date(pl.col("text")).is_null()).then(number)
-        hour = frame.select(number.fill_null(pl.col("text").str.extract(_HOUR_OF_CLOCK).cast(pl.Int64)).alias("hour"))[
-            "hour"
-        ]
+        of_clock = pl.col("text").str.extract(_HOUR_OF_CLOCK).cast(pl.Int64)
+        hour = frame.select(hour=number.fill_null(of_clock))["hour"]
     hour = hour.cast(pl.Int32).alias(HOUR)
+    expected = form or "seconds since 1970 or YYYY-MM-DD HH:MM:SS"
     rejected.add(
         hour.is_null().to_numpy(),
         f"{column} tells no hour",
-        lambda i: f"{column} is {shown(written[i])}, expected {form or 'seconds since 1970 or YYYY-MM-DD HH:MM:SS'}",
+        lambda i: f"{column} is {shown(written[i])}, expected {expected}",
         column,
     )
     return hour.fill_null(0)
@@ -215,12 +232,13 @@ def hour_of(
 
 def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: RejectedRows) -> pl.Series:
     """The hour (Int32) that each of ``values`` is, 0 to 23; whatever else is rejected."""
-    number = nulls(pl.Float64, len(values)) if text is None else text.cast(pl.Float64, strict=False)
+    written = nulls(pl.String, len(values)) if text is None else text
+    number = written.cast(pl.Float64, strict=False)
     wrong = ~((number >= 0) & (number < HOURS_PER_DAY) & (number == number.floor())).fill_null(False)
     rejected.add(
         wrong.to_numpy(),
         f"{values.name} is no hour",
-        lambda i: f"{values.name} is {shown(text[i] if text is not None else None)}, expected an hour, 0 to 23",
+        lambda i: f"{values.name} is {shown(written[i])}, expected an hour, 0 to 23",
         values.name,
     )
     return number.set(wrong, 0.0).cast(pl.Int32).alias(HOUR)
@@ -297,21 +315,23 @@ def day_of(
     if values.dtype.is_temporal():
         day = values.cast(pl.Date, strict=False).cast(pl.Int32)
     else:
-        number = text.cast(pl.Float64, strict=False)
-        frame = pl.DataFrame({"number": number, "text": text})
-        whole = seconds_of(pl.col("number")) / SECONDS_PER_DAY if timestamp else pl.col("number")
+        frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
+        number = pl.col("number")
+        if timestamp:
+            number = seconds_of(number) / SECONDS_PER_DAY
+        number = number.floor().cast(pl.Int32, strict=False)
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
+        # Eight digits that are a date are meant as one, though they are a number as well.
         packed = packed_date(pl.col("text")).cast(pl.Int32)
-        day = frame.select(packed.fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day"))[
-            "day"
-        ]
+        day = frame.select(day=packed.fill_null(number).fill_null(date))["day"]
     if zone is not None:
+        # What tells no time of the day, such as a date, is a day of any zone.
         day = instants(values, text, zone, numbers=timestamp).dt.date().cast(pl.Int32).fill_null(day)
-    bad = day.is_null().to_numpy()
+    expected = form or "a number or YYYY-MM-DD"
     rejected.add(
-        bad,
+        day.is_null().to_numpy(),
         f"{column} is no day",
-        lambda i: f"{column} is {shown(written[i])}, expected {form or 'a number or YYYY-MM-DD'}",
+        lambda i: f"{column} is {shown(written[i])}, expected {expected}",
         column,
     )
     return day.fill_null(0).alias(DAY)

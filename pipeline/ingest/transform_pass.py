@@ -78,7 +78,9 @@ def transform(
         fitted = state.dense[dense.name]
         if dense.vector or fitted.bounds is not None:
             continue
-        column = _look_up_small_numbers(frame, dense, fitted) if dense.logarithmic else None
+        column = None
+        if dense.logarithmic:
+            column = _look_up_small_numbers(frame, dense, fitted)
         if column is None:
             others.append(_dense_expression(dense, fitted))
         else:
@@ -118,6 +120,7 @@ def lossy(spec: DataSpec, state: FittedState) -> list[str]:
     for feature in spec.dense:
         if not feature.vector and (feature.clip or feature.zero_is_missing or feature.linear):
             unclear.add(feature.name)
+    # In the order in which they were fitted, which is that of the schema.
     dense = [name for name, fitted in state.dense.items() if fitted.bounds is not None or name in unclear]
     sparse = [name for name, fitted in state.sparse.items() if fitted.bounds is not None]
     return dense + sparse
@@ -130,11 +133,13 @@ def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: F
 
     The gate scores a model by them that was fitted to other bounds, clips less, or tells zeros from missing values.
     """
-    sparse = {f.name for f in spec.sparse}
     columns = []
     for name in lossy(spec, state):
-        column = frame[f"hash:{name}" if name in sparse else f"dense:{name}"].filter(chosen)
-        numbers = pl.Series(of_bits(column)) if name in sparse else column.cast(pl.Float64).fill_null(math.nan)
+        if name in state.sparse:
+            # A feature of bins keeps the bits of its number where others have the hash of an id.
+            numbers = pl.Series(of_bits(frame[f"hash:{name}"].filter(chosen)))
+        else:
+            numbers = frame[f"dense:{name}"].filter(chosen).cast(pl.Float64).fill_null(math.nan)
         columns.append(numbers.alias(raw_column(name)))
     return columns
 
@@ -153,9 +158,11 @@ def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded
     columns = []
     for name in with_vocabulary(state):
         ids, row = coded[name], rows[name]
-        values = (row if ids.lengths is None else row.explode()).to_numpy()
+        if ids.lengths is not None:
+            row = row.explode()
+        # Under mapping `learned`, unknown ids share several rows.
         first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
-        hashes = hashes_of_rows(values, ids, first, count)
+        hashes = hashes_of_rows(row.to_numpy(), ids, first, count)
         columns.append(ids.by_row(pl.Series(hashes)).alias(unseen_column(name)))
     return columns
 
@@ -198,6 +205,7 @@ def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: Dens
     known = kernels.look_up(column.to_arrow(), table, fitted.missing)
     if known is None:
         return None
+    # The rest are large numbers, or no whole ones: each is calculated.
     values, rest = known
     if len(rest):
         others = column.gather(rest).to_frame()
@@ -216,6 +224,7 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
     """Return column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (null: missing) of typed rows."""
     if fitted.bounds is None:
         return frame.select(_dense_expression(feature, fitted)).to_series()
+    # Shares lie evenly around 0, however many bins came of the values; those of a single bin are 0.
     values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
     bins = len(fitted.bounds)
     shares = bin_of(values, fitted.bounds) / max(bins, 1) - 0.5 * (bins > 0)
@@ -225,7 +234,11 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
     # 1. Map each distinct id once. A lookup without an id takes the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
-    rows = [take_rows(np.append(way.to_numpy(), np.int32(MISSING_ROW)), ids.codes) for way in ways]
+    rows = []
+    for way in ways:
+        # The code of a missing value is one more than that of the last id.
+        row_of_code = np.append(way.to_numpy(), np.int32(MISSING_ROW))
+        rows.append(take_rows(row_of_code, ids.codes))
     weights = None
     if feature.weighted:
         weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)

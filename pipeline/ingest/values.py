@@ -62,7 +62,9 @@ class RejectedRows:
         """Reject the rows of ``wrong``, columns row and value; ``reason`` tells of the first wrong value of a row."""
         mask = np.zeros(len(self.lines), bool)
         mask[wrong["row"].to_numpy()] = True
-        first = dict(zip(wrong["row"].to_list()[::-1], wrong["value"].to_list()[::-1], strict=True))
+        # Backwards: of several values of a row the first one is the last to be set.
+        backwards = wrong.reverse()
+        first = dict(zip(backwards["row"].to_list(), backwards["value"].to_list(), strict=True))
         self.add(mask, kind, lambda row: reason(first[row]), column)
 
 
@@ -99,6 +101,7 @@ def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[
             if start == stop or not is_of_rows(error):
                 raise
             if stop - start > 1:
+                # The first half lies on top: parts come in the order of their records.
                 middle = (start + stop) // 2
                 parts += [(middle, stop), (start, middle)]
                 continue
@@ -119,7 +122,11 @@ def not_read(line: int, error: BaseException, *, of_day: bool = True) -> Reject:
 
 def shown(value: str | None) -> str:
     """``value`` quoted, as a message shows it: no longer than 60 characters."""
-    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
+    if value is None:
+        return "missing"
+    if len(value) > 60:
+        value = value[:57] + "..."
+    return repr(value)
 
 
 class Quarantine:
@@ -142,6 +149,7 @@ class Quarantine:
             record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         self.rows += len(rejects)
+        # In a file's name, half a surrogate pair stands for a byte that is no UTF-8.
         self.sink.write("".join(lines).encode(errors="replace"))
 
 
@@ -159,7 +167,9 @@ def text_of(values: pl.Series, spec: DataSpec, rejected: RejectedRows) -> pl.Ser
     if values.dtype == pl.Binary:
         undecodable = (text.is_null() & values.is_not_null()).to_numpy()
         rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8", values.name)
-    return text.str.strip_chars() if spec.strip else text
+    if spec.strip:
+        text = text.str.strip_chars()
+    return text
 
 
 def strings_of(values: pl.Series) -> pl.Series:
@@ -174,8 +184,10 @@ def strings_of(values: pl.Series) -> pl.Series:
             except UnicodeDecodeError:
                 texts.append(None)
         return pl.Series(values.name, texts, dtype=pl.String)
+    if values.dtype == pl.String:
+        return values
     if not values.dtype.is_float():
-        return values if values.dtype == pl.String else values.cast(pl.String, strict=False)
+        return values.cast(pl.String, strict=False)
     values = values.fill_nan(None)
     whole = (values.floor() == values) & (values.abs() < WHOLE)
     return values.cast(pl.String).zip_with(~whole.fill_null(False), values.cast(pl.Int64, strict=False).cast(pl.String))
@@ -220,8 +232,12 @@ def number_of(
 
 def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
     """What ``number_of`` makes of columns that are finite numbers or null and nothing but numbers, as Float64."""
-    kinds = {name: raw[name].dtype for name in sorted(spec.number_columns)}
-    names = [name for name, kind in kinds.items() if kind.is_integer() or kind.is_float()]
+    # All columns at once: of a wide log, a call for each of them would take the time.
+    names = list[str]()
+    for name in sorted(spec.number_columns):
+        kind = raw[name].dtype
+        if kind.is_integer() or kind.is_float():
+            names.append(name)
     if not names:
         return {}
     numbers = raw.select(pl.col(names).cast(pl.Float64))
@@ -247,7 +263,7 @@ def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:
 
 
 def equals(values: pl.Series, word: str) -> pl.Series:
-    """Where numbers have the value that ``word`` writes."""
+    """Where numbers have the value that ``word`` writes: 1 is 1.0."""
     try:
         return (values == float(word)).fill_null(False)
     except ValueError:

@@ -74,7 +74,9 @@ def updated(
     held = freed.filter(in_use)["row"]
     used = mapping.ids.filter(in_use)["row"].drop_nulls()
     now = _admitted(replace(mapping, ids=ids, freed=freed), feature, held)
-    return _replaced(now, feature, day, used) if feature.when_full == "replace" else now
+    if feature.when_full == "replace":
+        now = _replaced(now, feature, day, used)
+    return now
 
 
 def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.DataFrame:
@@ -117,6 +119,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
     if day is None:
         return ids, no_rows_freed()
     limit = feature.evict_after_days
+    # Candidates are forgotten even where nothing is evicted: else those seen once would add up night after night.
     waiting, age = pl.col("row").is_null(), day - pl.col("last_day")
     old = waiting & (age > (limit or FORGET_AFTER_DAYS))
     if limit is not None:
@@ -202,32 +205,33 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFra
 
     An id that the probe has not seen has no weight and no trust.
     """
-    table = counts.sort(["count", "hash"], descending=[True, False])
+    table = _ranked(counts)
     usable = feature.rows - RESERVED_ROWS
     spread = max(1, round(usable * UNSEEN_SHARE))
     if table.height <= usable - spread:
-        rows = np.arange(RESERVED_ROWS, RESERVED_ROWS + table.height)
+        # Every id has a row of its own, and the table ends behind the rows for ids that were never seen.
         first = RESERVED_ROWS + table.height
-        return _shared(first + spread, table, rows, first)
+        ids = id_table(table, np.arange(RESERVED_ROWS, first))
+        return FittedMapping(rows=first + spread, ids=ids, freed=no_rows_freed(), spread=(first, spread))
     private = max(min(round(usable * PRIVATE_SHARE), usable - 2), 0)
     learned = table.select("hash").join(probed, on="hash", how="left", maintain_order="left").fill_null(0.0)
     trust, seen = learned["trust"].to_numpy(), table["count"].to_numpy().astype(np.float64)
     alike = np.arange(private, table.height)[trust[private:] > LEAST_TRUST]
+    # Ids that are put together by what they say, and ids that hash into the rest, get rows by their lookups.
     free = usable - private - spread
     share = seen[alike].sum() / seen[private:].sum()
     clusters = min(round(free * share), len(alike)) if len(alike) else 0
     rows = np.full(table.height, -1, np.int64)
     rows[:private] = np.arange(private)
+    first = private
     if clusters:
         weights = learned.drop("hash", "trust").to_numpy()[alike] * trust[alike, None]
         rows[alike] = private + cells(weights, seen[alike], clusters)
-    first = private + (int(rows.max()) + 1 - private if clusters else 0)
-    known = rows >= 0
-    return _shared(feature.rows, table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS, RESERVED_ROWS + first)
-
-
-def _shared(rows: int, table: pl.DataFrame, row: np.ndarray, first: int) -> FittedMapping:
-    return FittedMapping(rows=rows, ids=id_table(table, row), freed=no_rows_freed(), spread=(first, rows - first))
+        first = int(rows.max()) + 1
+    # Ids without a row of theirs are not stored: they are looked up as ids that were never seen, by their hashes.
+    known, first = rows >= 0, RESERVED_ROWS + first
+    ids = id_table(table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS)
+    return FittedMapping(rows=feature.rows, ids=ids, freed=no_rows_freed(), spread=(first, feature.rows - first))
 
 
 def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
@@ -313,13 +317,12 @@ class _Machine:
         squares = np.add.reduceat(picked[:, 1:] ** 2, offsets).sum(axis=1)
         logits = self.bias + sums[:, 0] + 0.5 * ((sums[:, 1:] ** 2).sum(axis=1) - squares)
         error = 1 / (1 + np.exp(-logits)) - sample.labels[start:stop]
-        each = np.repeat(error, lengths)[:, None]
-        gradient = each * np.concatenate(
-            [np.ones((len(ids), 1)), np.repeat(sums[:, 1:], lengths, axis=0) - picked[:, 1:]], axis=1
-        )
-        self._apply(ids, gradient)
+        # The derivative by w is 1; that by v is the sum of the other ids' v.
+        others = np.repeat(sums[:, 1:], lengths, axis=0) - picked[:, 1:]
+        gradient = np.repeat(error, lengths)[:, None] * np.concatenate([np.ones((len(ids), 1)), others], axis=1)
 
-    def _apply(self, ids: np.ndarray, gradient: np.ndarray) -> None:
+        # An id that stands in several rows of the batch takes one step along the sum of its gradients: their order
+        # does not matter. Adagrad's sums are two an id, one for w and one for all of v.
         order = np.argsort(ids, kind="stable")
         unique, first = np.unique(ids[order], return_index=True)
         total = np.add.reduceat(gradient[order], first)

@@ -176,7 +176,7 @@ def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run
     path = awkward(tmp_path / "log.csv")
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 5000)
     told = []
-    monkeypatch.setattr("pipeline.ingest.stage._RateReporter.add", lambda meter, rows: told.append((meter.what, rows)))
+    monkeypatch.setattr("pipeline.ingest.stage._RateReporter.add", lambda meter, rows: told.append((meter.title, rows)))
     local = run_ingest(config_for(path, block_mib=1))
     del told[:]
     joined = run_ingest(config_for(path, block_mib=1, engine="ray", ray=RayConfig(address=running_ray)))
