@@ -275,7 +275,7 @@ class SplitReader:
         """
         parts = [_flat(self._table(group, [feature]), feature) for group in self.groups]
         ids = np.concatenate(parts).astype(np.uint64)
-        fitted = {}
+        fitted: dict[str, Any] = {}
         if TRANSFORMS in self.dataset.files:
             fitted = self.store.read_json(f"{self.dataset.path}/{TRANSFORMS}")
         if feature in fitted.get("unseen", ()):

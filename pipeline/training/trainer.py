@@ -487,9 +487,8 @@ class Trainer:
             if self.checkpoints.planned is not None:
                 figures["resumed"]["planned"] = self.checkpoints.planned
         if self.samples:
-            figures["bytes_per_sample"] = by_link = {}
-            for link, sent in zip(fields(LinkBytes), self.sent, strict=True):
-                by_link[link.name] = sent / self.samples
+            by_link = {link.name: sent / self.samples for link, sent in zip(fields(LinkBytes), self.sent, strict=True)}
+            figures["bytes_per_sample"] = by_link
         summary = {"train": figures, "checkpoint": self.checkpoints.figures(seconds), "final": self.checkpoints.newest}
         figures |= compare_with_plan(self.plan, self.executor.clock, self.memory, self.device)
         if self.validation is not None:
