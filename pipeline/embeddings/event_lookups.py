@@ -57,7 +57,11 @@ def event_lookups(schema: DatasetSchema) -> EventLookups | None:
     segments = []
     # 1. The pooled features: segment i has the i-th feature of every table that has one.
     for i in range(max(len(table.features) for table in tables)):
-        segments.append(Segment("", {table.name: table.features[i] for table in tables if i < len(table.features)}))
+        columns = {}
+        for table in tables:
+            if i < len(table.features):
+                columns[table.name] = table.features[i]
+        segments.append(Segment("", columns))
     # 2. The sequences: columns share a segment until two of them have the same table.
     for sequence in schema.sequences:
         groups: list[dict[str, str]] = []
@@ -68,5 +72,6 @@ def event_lookups(schema: DatasetSchema) -> EventLookups | None:
                     break
             else:
                 groups.append({column.owner: column.name})
-        segments += [Segment(sequence.name, group) for group in groups]
+        for group in groups:
+            segments.append(Segment(sequence.name, group))
     return EventLookups(tuple(table.name for table in tables), tuple(segments))

@@ -89,8 +89,9 @@ def _large_pages_allowed(enabled: Path = _ENABLED) -> bool:
 
 def _madvise(address: int, size: int, advice: int) -> int:
     library = ctypes.CDLL(None, use_errno=True)
-    failed = library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
-    return ctypes.get_errno() if failed else 0
+    if library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice):
+        return ctypes.get_errno()
+    return 0
 
 
 def _memory_ranges(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:

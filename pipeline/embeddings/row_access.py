@@ -108,7 +108,12 @@ def _copy(source: Tensor, places: Places, destination: Tensor) -> None:
 
 def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
     """Cut ``state`` by name, [n] or [n, k], to ``columns``; a state of whole rows [n] stays as it is."""
-    return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
+    parts = {}
+    for name, values in state.items():
+        if values.dim() > 1:
+            values = values[:, columns]
+        parts[name] = values
+    return parts
 
 
 class RowStore(Protocol):

@@ -92,14 +92,10 @@ class ReplicaOptimizer(torch.optim.Optimizer):
         # Neighbours of one width and kind are updated together, as one table. The kernel keeps the state by table.
         module = kernel.module
         tables = list(zip(kernel.tables, module.embedding_specs, strict=True))
-
-        def width_and_kind(table: tuple[Any, tuple[int, int]]) -> tuple[int, str]:
-            return int(table[1][1]), self._rules.kind(table[0].name)
-
         groups: list[_ReplicaGroup] = []
         states: list[TableState] = []
         first = 0
-        for (dim, _), members in itertools.groupby(tables, key=width_and_kind):
+        for (dim, _), members in itertools.groupby(tables, lambda t: (int(t[1][1]), self._rules.kind(t[0].name))):
             names, rows = [], []
             for table, (table_rows, _) in members:
                 names.append(table.name)
@@ -226,7 +222,8 @@ def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:
     ranks = dist.get_world_size(table_group(dmp))
     for kernel in kernels(dmp):
         # The gradient that reaches a fused kernel is the mean already; a replica has the gradient of its own rank.
-        kernel.module.register_forward_hook(partial(_clip, limit * ranks if kernel.data_parallel else limit))
+        own_limit = limit * ranks if kernel.data_parallel else limit
+        kernel.module.register_forward_hook(partial(_clip, own_limit))
 
 
 def _clip(limit: float, module: Any, args: tuple[Any, ...], output: Tensor) -> None:
@@ -270,7 +267,10 @@ class RowOptimizer:
         fit = all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables)
         if kernels is None or not fit:
             return None
-        states = [[state[column.name] for column in self._optimizer.columns] for state in self._states]
+        states = []
+        for state in self._states:
+            # In the order of the spec's columns, which the compiled formula counts on.
+            states.append([state[column.name] for column in self._optimizer.columns])
         return kernels.tables(self._tables, states, self._features, mean=self._mean)
 
     def _replace_backward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
@@ -289,10 +289,13 @@ class RowOptimizer:
             return
         step = self._optimizer.compiled_step(self.lr, self.steps)
         if step is not None and self._compiled is not None:
+            id_weights = lookup.weights
+            if id_weights is not None:
+                id_weights = id_weights.float().contiguous()
             self._compiled.learn(
                 lookup.indices.long().contiguous(),
                 lookup.offsets.long().contiguous(),
-                None if lookup.weights is None else lookup.weights.float().contiguous(),
+                id_weights,
                 gradient.float().contiguous(),
                 step,
                 lazy=self._optimizer.lazy,
@@ -374,7 +377,10 @@ def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool =
     if wide:
         # Values [rows, dim] of a row lie beside each other, so that a step finds them in one place of the memory.
         wide_state = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True))
-    return {column.name: wide_state[column.name] if column.per_value else zeros(rows) for column in columns}
+    state: TableState = {}
+    for column in columns:
+        state[column.name] = wide_state[column.name] if column.per_value else zeros(rows)
+    return state
 
 
 class _Learn(torch.autograd.Function):

@@ -144,4 +144,6 @@ def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:
             hint=f"train.global_batch={max(inputs.batch // 2, workers.world_size)}, or "
             f"hardware.{memory}_gib={need / GIB:.3g}",
         )
-    return reserved if memory == "ddr" else {}
+    if memory != "ddr":
+        return {}
+    return reserved

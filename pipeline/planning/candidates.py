@@ -119,7 +119,7 @@ class Offer:
     @cached_property
     def total_bytes(self) -> tuple[int, int, int]:
         """Over all shards, in the order of MEMORIES."""
-        hbm, ddr, ssd = (sum(sizes) for sizes in zip(*self.bytes, strict=True))
+        hbm, ddr, ssd = map(sum, zip(*self.bytes, strict=True))
         return hbm, ddr, ssd
 
     @cached_property
@@ -158,10 +158,15 @@ class TableWorkload:
         ``host_rows``: that many more are in host memory, behind a GPU's cache.
         """
         table, batch = self.table, self.batch
-        hits = self._hit_rates(hardware, tier, cache_rows)
-        # Rows that leave a GPU's cache come to host memory, so together they serve what one cache of all these would.
-        with_host = self._hit_rates(hardware, tier, cache_rows + host_rows) if host_rows else hits
-        samples = batch / hardware.world_size if self.sharding == DATA_PARALLEL else float(batch)
+        hits = with_host = self._hit_rates(hardware, tier, cache_rows)
+        if host_rows:
+            # Rows that leave a GPU's cache come to host memory, so together they serve what one cache of all these
+            # would.
+            with_host = self._hit_rates(hardware, tier, cache_rows + host_rows)
+        samples = float(batch)
+        if self.sharding == DATA_PARALLEL:
+            # A copy serves its own rank alone.
+            samples = batch / hardware.world_size
         loads = []
         for number, block in enumerate(self.blocks):
             load = ShardLoad(
@@ -248,9 +253,10 @@ def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tup
     # Neighbouring ranks of one host, from any rank on; shards that divide a host evenly begin at multiples of their
     # number alone.
     count = len(layout.shards)
+    stride = count if local % count == 0 else 1
     places = []
     for first in first_ranks:
-        for start in range(0, local, count if local % count == 0 else 1):
+        for start in range(0, local, stride):
             places.append(tuple(first + (start + shard) % local for shard in range(count)))
     return tuple(places)
 
@@ -315,10 +321,13 @@ def _build_offer(
 ) -> Offer:
     table, kernel = workload.table, kernel_of(hardware, tier, layout.sharding)
     loads = workload.loads(hardware, tier, cached.cache, cached.host)
-    # Equal shards cost the same, and row-wise tables have one on every rank.
-    costs = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
-    sizes = []
+    known: dict[ShardLoad, dict[str, float]] = {}
+    phases, sizes = [], []
     for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True):
+        # Equal shards cost the same, and row-wise tables have one on every rank: each load is rated once.
+        if load not in known:
+            known[load] = shard_ms(hardware, load, global_batch=train.batch)
+        phases.append(known[load])
         in_flight = _bytes_in_flight(hardware, train, load)
         sizes.append(shard_bytes(hardware, table, tier, cached, block, buffers, in_flight))
     return Offer(
@@ -330,7 +339,7 @@ def _build_offer(
         hit_rate=workload.mean([load.hit_rate for load in loads]),
         host_rows=cached.host,
         host_rate=workload.mean([load.host_rate for load in loads]),
-        phases=tuple(costs[load] for load in loads),
+        phases=tuple(phases),
         stock_ms=_stock_ms(hardware, table, layout.stock[kernel], tier, cached.cache),
         bytes=tuple(sizes),
     )
@@ -371,7 +380,8 @@ def shard_bytes(
         hosted = -(-cached.host * block.rows // table.rows)
         sizes["ddr"] += place_bytes(block.rows + hosted) * block.rows + hosted * (row + HOST_ROW_BYTES)
     else:
-        sizes["hbm" if tier == "hbm" else "ddr"] += block.rows * row
+        home = "hbm" if tier == "hbm" else "ddr"
+        sizes[home] += block.rows * row
     if hardware.device == "cuda":
         sizes[fast] += MARK_BYTES * block.rows
     sizes[fast] += buffers

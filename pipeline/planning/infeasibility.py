@@ -33,14 +33,17 @@ def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) ->
     ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
     """
     # Over all ranks and memories when every table takes its least: weights, optimizer state, buffers.
-    need = sum(min(sum(offer.total_bytes) for offer in offers) for offers in space.offers.values())
+    need = 0
+    for offers in space.offers.values():
+        need += min(sum(offer.total_bytes) for offer in offers)
     missing = _missing_bytes(space, need)
     largest = max(problem.tables, key=lambda table: table.bytes)
-    offers = space.offers[largest.name]
     # Its least on one rank: the largest shard of the offer where that is smallest.
-    shards, shardings = [], dict.fromkeys(offer.sharding for offer in offers)
-    for offer in offers:
-        shards.append(max(sum(size) for size in offer.bytes))
+    shards: list[int] = []
+    shardings: dict[str, None] = {}
+    for offer in space.offers[largest.name]:
+        shards.append(max(map(sum, offer.bytes)))
+        shardings[offer.sharding] = None
     message = (
         f"the tables do not fit hardware {problem.inputs.hardware.name!r}: with optimizer state and buffers they need "
         f"{size_text(need)}, {_describe_room(problem, space)}; {_describe_shortfall(problem.inputs, missing)}; "
@@ -151,10 +154,14 @@ def _try_place(inputs: PlanInputs, place: Place) -> Placement | None:
 def _try_values(inputs: PlanInputs, place: Place, path: str, values: Iterable[object]) -> Iterator[str]:
     """The override of the setting at ``path`` with the first of ``values`` that makes the tables fit."""
     for value in values:
-        if _try_place(inputs.changed(path, value), place) is not None:
-            text = f"{value:g}" if isinstance(value, float) else str(value).replace("'", "").replace(" ", "")
-            yield f"{path}={text}"
-            return
+        if _try_place(inputs.changed(path, value), place) is None:
+            continue
+        # A list as Hydra reads it from a shell: no quotes, no spaces.
+        text = str(value).replace("'", "").replace(" ", "")
+        if isinstance(value, float):
+            text = f"{value:g}"
+        yield f"{path}={text}"
+        return
 
 
 def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:

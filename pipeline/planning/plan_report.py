@@ -66,16 +66,17 @@ def render_plan(plan: Plan, width: int = 80) -> str:
 def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
     lines = _heading("table", COLUMNS, width)
     for name, table in tables[:SHOWN_TABLES]:
-        cells = [
-            f"{table.rows:,}" if table.rows < 1e9 else f"{table.rows}",
-            str(table.dim),
-            f"{table.bytes / GIB:.3f}",
-            SHORT.get(table.tier, table.tier),
-            SHORT.get(table.sharding, table.sharding),
-            # The one rank by number, several by count, as in x16.
-            str(table.ranks[0]) if len(table.ranks) == 1 else f"x{len(table.ranks)}",
-            f"{table.cost_ms:.3f}",
-        ]
+        rows = f"{table.rows:,}"
+        if table.rows >= 1e9:
+            # Commas would burst the column.
+            rows = str(table.rows)
+        # The one rank by number, several by count, as in x16.
+        ranks = f"x{len(table.ranks)}"
+        if len(table.ranks) == 1:
+            ranks = str(table.ranks[0])
+        size, tier = f"{table.bytes / GIB:.3f}", SHORT.get(table.tier, table.tier)
+        sharding = SHORT.get(table.sharding, table.sharding)
+        cells = [rows, str(table.dim), size, tier, sharding, ranks, f"{table.cost_ms:.3f}"]
         lines.append(_line(name, cells, width))
     rest = [table for _, table in tables[SHOWN_TABLES:]]
     if rest:
@@ -87,23 +88,24 @@ def _tier_lines(plan: Plan, width: int) -> list[str]:
     # Tables, bytes, kernels and sharding types by tier sum up a plan of 1,000 tables.
     if len(plan.tables) < 2:
         return []
+    by_tier: dict[str, dict[str, list[TablePlan]]] = {}
+    for table in plan.tables.values():
+        by_tier.setdefault(table.tier, {}).setdefault(table.kernel, []).append(table)
     lines = _heading("tier", TIER_COLUMNS, width)
-    unknown = {table.tier for table in plan.tables.values()} - set(TIERS)
+    unknown = by_tier.keys() - set(TIERS)
     for tier in [*TIERS, *sorted(unknown)]:
         label = SHORT.get(tier, tier)
-        tables = [table for table in plan.tables.values() if table.tier == tier]
-        for kernel, _ in _most_frequent(table.kernel for table in tables):
-            of_kernel = [table for table in tables if table.kernel == kernel]
-            shardings = _most_frequent(SHORT.get(table.sharding, table.sharding) for table in of_kernel)
-            counts = ", ".join(f"{number} {sharding}" for sharding, number in shardings)
-            cells = [str(len(of_kernel)), _gib(of_kernel), kernel, counts]
+        # Kernels and sharding types by how many tables have them, then by name.
+        kernels = by_tier.get(tier, {})
+        for kernel, tables in sorted(kernels.items(), key=lambda item: (-len(item[1]), item[0])):
+            shardings = Counter(SHORT.get(table.sharding, table.sharding) for table in tables)
+            counts = []
+            for sharding, number in sorted(shardings.items(), key=lambda item: (-item[1], item[0])):
+                counts.append(f"{number} {sharding}")
+            cells = [str(len(tables)), _gib(tables), kernel, ", ".join(counts)]
             lines.append(_line(label, cells, width, TIER_COLUMNS))
             label = ""
     return lines
-
-
-def _most_frequent(values: Iterable[str]) -> list[tuple[str, int]]:
-    return sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
 
 
 def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
@@ -126,7 +128,7 @@ def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
 
 
 def _reason_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    # Why the largest tables are where they are; equal reasons are written once.
+    # Why the largest tables are where they are. Alike tables have the same reason, which would fill the page.
     names: dict[str, list[str]] = {}
     for name, table in tables[:SHOWN_REASONS]:
         if table.reason:
@@ -234,27 +236,34 @@ def _closing_lines(plan: Plan) -> list[str]:
     part = "embedding step"
     # A plan of version 1 has neither phases nor gap.
     if plan.phases:
-        gap = f"at most {plan.gap:.2%} above the best possible" if plan.gap > 5e-5 else "proven to be the best"
+        part, gap = "step", "proven to be the best"
+        if plan.gap > 5e-5:
+            # Less would be shown as 0.00 %.
+            gap = f"at most {plan.gap:.2%} above the best possible"
         lines.append(f"tiers: {gap}, by the cost model")
-        part = "step"
-    where = "a worker's dense part and the slowest embedding rank" if plan.embedding_hosts else "on the slowest rank"
+    where = "on the slowest rank"
+    if plan.embedding_hosts:
+        where = "a worker's dense part and the slowest embedding rank"
     lines.append(f"predicted {part}: {plan.predicted_step_ms:.3f} ms {where}")
     return lines
 
 
 def _heading(name: str, columns: Sequence[tuple[str, int]], width: int) -> list[str]:
-    return [_line(name, [heading for heading, _ in columns], width, columns), "-" * width]
+    headings, _ = zip(*columns, strict=True)
+    return [_line(name, headings, width, columns), "-" * width]
 
 
 def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[str, int]] = COLUMNS) -> str:
     aligned = []
     for cell, (heading, size) in zip(cells, columns, strict=True):
-        aligned.append(f"{cell:<{size}}" if heading in LEFT else f"{cell:>{size}}")
+        side = "<" if heading in LEFT else ">"
+        aligned.append(f"{cell:{side}{size}}")
     rest = " ".join(aligned)
     # A long last cell is cut, not the name.
     room = max(width - len(rest) - 1, len("hbm+cache"))
-    short = name if len(name) <= room else name[: max(room - 2, 1)] + ".."
-    return f"{short:<{room}} {rest}"
+    if len(name) > room:
+        name = name[: max(room - 2, 1)] + ".."
+    return f"{name:<{room}} {rest}"
 
 
 def _gib(tables: Iterable[TablePlan]) -> str:

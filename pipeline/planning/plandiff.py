@@ -88,7 +88,10 @@ def _find_plan_of_run(store: Store, run: str) -> str:
         paths = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
     except (KeyError, TypeError):
         return ""
-    return str(paths[0]) if paths and store.exists(f"{paths[0]}/{FILE}") else ""
+    # The artifact may be gone. Then the run names no plan, and the error lists those that do.
+    if not paths or not store.exists(f"{paths[0]}/{FILE}"):
+        return ""
+    return str(paths[0])
 
 
 def _read_file(path: Path) -> StoredPlan:
@@ -222,11 +225,14 @@ def _describe_move(old: TablePlan, new: TablePlan, because: list[str]) -> MovedT
             places[key] = [getattr(old, key), getattr(new, key)]
     texts, kinds = [], []
     for table in (old, new):
-        count = len(table.ranks)
-        where = f"{table.tier} {table.sharding} on "
-        text = where + (f"rank {table.ranks[0]}" if count == 1 else f"{count} ranks")
-        # The place without its numbers, equal for tables that moved alike.
-        kind = where + ("one rank" if count == 1 else f"{count} ranks")
+        # ``kind`` is the place without its numbers, equal for tables that moved alike.
+        text = kind = f"{table.tier} {table.sharding} on "
+        if len(table.ranks) == 1:
+            text += f"rank {table.ranks[0]}"
+            kind += "one rank"
+        else:
+            text += f"{len(table.ranks)} ranks"
+            kind += f"{len(table.ranks)} ranks"
         if table.cache_rows:
             text += f", {table.cache_rows:,} rows cached"
             kind += ", cached"
@@ -317,14 +323,19 @@ def _find_difference(then: Any, now: Any, path: str) -> str:
             if difference:
                 return difference
         return ""
-    return "" if then == now else f"{path[1:]} was {then}, is {now}"
+    if then == now:
+        return ""
+    return f"{path[1:]} was {then}, is {now}"
 
 
 def _find_table_difference(plan: Plan, schema: DatasetSchema, profile: Profile) -> str:
     names = {table.name for table in schema.tables}
     different = names ^ plan.tables.keys()
     if different:
-        return f"table {min(different)} is {'new' if min(different) in names else 'gone'}"
+        # One is enough to say why; the same one each time.
+        name = min(different)
+        change = "new" if name in names else "gone"
+        return f"table {name} is {change}"
     for table in schema.tables:
         then, pooling = plan.tables[table.name], profile.table(table.columns).pooling
         if then.rows != table.rows:

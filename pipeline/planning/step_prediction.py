@@ -37,7 +37,9 @@ class Prediction:
     @property
     def step_ms(self) -> float:
         """A step of the slowest rank, or that of all together."""
-        return max(cost.step_ms(phases) for phases in self.phases) if self.whole_ms is None else self.whole_ms
+        if self.whole_ms is not None:
+            return self.whole_ms
+        return max(cost.step_ms(phases) for phases in self.phases)
 
     @property
     def bytes(self) -> int:
@@ -168,7 +170,10 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
         "all_reduce": reduced,
     }
     longer = max(phases["input_exchange"] - sum(parts.values()) - exchanged, 0.0)
-    parts[slower_link(hardware)] = max(exchanged, 0.0) + longer
+    # An all-to-all over all ranks uses both links at once and waits for the slower one.
+    within, between = cost.links_ms(hardware, 1.0)
+    slower_link = BETWEEN if between > within else WITHIN
+    parts[slower_link] = max(exchanged, 0.0) + longer
     return parts
 
 
@@ -188,12 +193,6 @@ def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str
     }
     parts[BETWEEN] += max(phases["input_exchange"] - sum(parts.values()), 0.0)
     return parts
-
-
-def slower_link(hardware: HardwareConfig) -> str:
-    """The link that an all-to-all over all ranks waits for."""
-    within, between = cost.links_ms(hardware, 1.0)
-    return BETWEEN if between > within else WITHIN
 
 
 def _dense_reduce_ms(inputs: PlanInputs) -> float:

@@ -52,8 +52,9 @@ class Enumerator(EmbeddingEnumerator):
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
         """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
         options = super().enumerate(module, sharders)
-        tables = list(dict.fromkeys(option.name for option in options))
-        order = {name: number for number, name in enumerate(tables)}
+        order: dict[str, int] = {}
+        for option in options:
+            order.setdefault(option.name, len(order))
         return sorted(options, key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
 
 
@@ -154,9 +155,13 @@ def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer],
 
     It knows only these: state beyond two values a weight is left out of its own search.
     """
+    if optimizer.value_bytes > FLOAT:
+        return Adam, 0, 2
     if optimizer.value_bytes:
-        return (Adam, 0, 2) if optimizer.value_bytes > FLOAT else (Adagrad, 0, 1)
-    return (RowWiseAdagrad, 1, 0) if optimizer.row_bytes else (SGD, 0, 0)
+        return Adagrad, 0, 1
+    if optimizer.row_bytes:
+        return RowWiseAdagrad, 1, 0
+    return SGD, 0, 0
 
 
 def _constrain(table: PlannedTable, choice: Choice, hardware: Hardware) -> ParameterConstraints:

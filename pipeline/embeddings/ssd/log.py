@@ -66,7 +66,9 @@ class LogReads:
 
 def place_type(rows: int) -> type[np.signedinteger[Any]]:
     """Return the integer type for places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
-    return np.int32 if place_bytes(rows) == 4 else np.int64
+    if place_bytes(rows) == 4:
+        return np.int32
+    return np.int64
 
 
 class RowLog:

@@ -205,7 +205,9 @@ class SsdShard:
         waiting = self.log.waiting(where[logged] - 1)
         unwritten, on_disk = logged[waiting], logged[~waiting]
         records[unwritten] = self.log.recent(where[unwritten] - 1)
-        return self.log.reads(where[on_disk] - 1, on_disk) if len(on_disk) else None
+        if not len(on_disk):
+            return None
+        return self.log.reads(where[on_disk] - 1, on_disk)
 
     def _logged(self, where: I64, records: F32) -> I64:
         # Which entries of the map are places in the log; what other memory has is written to ``records``.
