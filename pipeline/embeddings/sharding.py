@@ -156,7 +156,7 @@ def _parameter_sharding(table: TablePlan, plan: Plan, table_ranks: Sequence[int]
 
 
 def _find_collections(
-    model: nn.Module, plan: Plan, paths: Sequence[str], device: torch.device, workers: Workers | None
+    model: nn.Module, plan: Plan, paths: str | Sequence[str], device: torch.device, workers: Workers | None
 ) -> dict[str, EmbeddingBagCollection]:
     # PlanError where ``plan`` is for other tables, ranks or devices than those of ``model``, or has tables on the ranks
     # of ``workers``, which hold none.
@@ -172,7 +172,7 @@ def _find_collections(
         )
     collections: dict[str, EmbeddingBagCollection] = {}
     built: dict[str, tuple[int, int]] = {}
-    for path in paths:
+    for path in [paths] if isinstance(paths, str) else paths:
         collection = model.get_submodule(path)
         if not isinstance(collection, EmbeddingBagCollection):
             raise TypeError(f"{path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
@@ -276,9 +276,8 @@ def shard_model(
         PlanError: Plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
     """
     # 1. Check that plan, model, ranks and optimizers go together.
-    paths = [module_path] if isinstance(module_path, str) else module_path
     remote_workers = workers if workers is not None and workers.remote else None
-    collections = _find_collections(model, plan, paths, device, remote_workers)
+    collections = _find_collections(model, plan, module_path, device, remote_workers)
     # TorchRec divides gradients of tables by the ranks; with embedding hosts the caller does (`Workers.averaged`).
     set_gradient_division(remote_workers is None)
     on_disk = plan.tables_on("ssd")

@@ -209,6 +209,10 @@ class Fetcher:
         for (missing, read), begin in zip(reads, begins, strict=True):
             missing.records[read.target] = records[begin + read.target]
 
+    def close(self) -> None:
+        """Close the queue."""
+        self.queue.close()
+
 
 class WaitingParts:
     """Parts of announced batches without slots. ``bring`` fetches the rows of parts, at most one of each shard.

@@ -340,7 +340,7 @@ class SsdStore:
         """Stop fetching and close the files; the memory is freed with the model's tensors."""
         # The worker first: it alone uses the queue and the files.
         self._worker.close()
-        self._fetcher.queue.close()
+        self._fetcher.close()
         for hook in self._hooks:
             hook.remove()
         for shard in self._shards.values():
