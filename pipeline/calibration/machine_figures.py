@@ -85,14 +85,21 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     figures: dict[str, Any] = {}
     if disk is not None:
         log.info("disk of %s ...", disk)
-        # A host's ranks share its disk.
-        figures |= {name: value / world for name, value in time_disk(disk).items()}
+        for name, value in time_disk(disk).items():
+            # A host's ranks share its disk.
+            figures[name] = value / world
     figures |= fit_alone(timed, hardware.device)
     steps = _time_steps(replace(host, hardware=replace(hardware, **figures)))
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures, measured=[])
-    return Calibration(hardware=final, measured=tuple(figures), error=fit_error(steps, final, slowdown))
+    # The error is that of the fitted figures for the very steps that they were fitted to, relative to each one's time.
+    errors = []
+    for step in steps:
+        dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.dense_gb_per_s
+        known = step.known_ms + (slowdown - 1) * step.kernels_ms
+        errors.append(abs(known + dense + final.step_overhead_ms - step.ms) / step.ms)
+    return Calibration(hardware=final, measured=tuple(figures), error=statistics.median(errors))
 
 
 def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
@@ -105,7 +112,9 @@ def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareCo
             record[name] = statistics.median(time[name] for time in times)
         kernels.append(KernelTime(**record))
     figures = fit_kernels(kernels, device, usual)
-    figures |= fit_links([LinkTime(**time) for time in timed[0]["links"]])
+    # An all-to-all ends for all ranks at once, so one rank's times stand for them.
+    links = [LinkTime(**time) for time in timed[0]["links"]]
+    figures |= fit_links(links)
     process = max(rank["process_bytes"] for rank in timed) / GIB
     # Some kernels, as gVisor's, do not say.
     if process:
@@ -122,14 +131,16 @@ def _time_rank(config: Config) -> dict[str, Any]:
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     process = pss_bytes()
-    kernels = [dataclasses.asdict(time) for time in time_kernels(device, dist.barrier)]
-    links = [dataclasses.asdict(time) for time in time_links(device)]
+    kernels = list(map(dataclasses.asdict, time_kernels(device, dist.barrier)))
+    links = list(map(dataclasses.asdict, time_links(device)))
     return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device)}
 
 
 def copy_rate(device: torch.device) -> dict[str, float]:
     """The rate of copies from host memory to a GPU, by its name in the hardware; {} on a CPU."""
-    return {"hbm_to_ddr_gb_per_s": time_copies(device)} if device.type == "cuda" else {}
+    if device.type != "cuda":
+        return {}
+    return {"hbm_to_ddr_gb_per_s": time_copies(device)}
 
 
 def _time_steps(config: Config) -> list[StepTime]:
@@ -199,13 +210,3 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
         global_batch=config.train.batch,
         tables=tables,
     )
-
-
-def fit_error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
-    """The median relative error of the fitted figures for the steps they were fitted to."""
-    errors = []
-    for step in steps:
-        dense = step.gflop / hardware.dense_gflop_per_s * 1e3 + step.megabytes / hardware.dense_gb_per_s
-        known = step.known_ms + (slowdown - 1) * step.kernels_ms
-        errors.append(abs(known + dense + hardware.step_overhead_ms - step.ms) / step.ms)
-    return statistics.median(errors)

@@ -54,6 +54,7 @@ def _bag_config(table: TableSchema, keys: Sequence[str], model: ModelConfig) -> 
         name=table.name,
         embedding_dim=model.dim_of(table.name),
         num_embeddings=table.rows,
+        # TorchRec's word for the keys of a lookup: a table of sequences has one, its own name.
         feature_names=[*keys],
         pooling=_POOLINGS[model.table(table.name).pooling],
         weight_init_max=model.table(table.name).init_bound,

@@ -46,6 +46,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
 
     Call it after the optimizer is fused and before the tables are sharded.
     """
+    # Parts differ by one table at most: their kernels run side by side, and the slowest is waited for.
     parts = min(parts, len(parameters))
     for number, parameter in enumerate(parameters):
         separate_kernel([parameter], f"part {number * parts // len(parameters)}")

@@ -87,6 +87,7 @@ class Program:
 
 
 def count_columns(model: AssignmentModel) -> int:
+    """Count the integer columns that ``ProblemColumns`` adds for the whole problem."""
     count = 0
     for options in model.options:
         for option in options:
@@ -362,7 +363,7 @@ def _add_crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray]
     every = np.concatenate(sizes)
     owner = np.repeat(np.arange(len(sizes)), list(map(len, sizes)))
     for q in CROWD_SIZES:
-        # Of shards of exactly this share q + 1 fit, which rounding must not deny them.
+        # Of shards of exactly this share q + 1 fit, which rounding must not deny them. An option may have several.
         large = np.bincount(owner[every > whole / (q + 1) * (1 + 1e-9)], minlength=len(sizes)).astype(np.float64)
         if large.any():
             program.add_row(picks[large > 0], large[large > 0], -np.inf, float(q * ranks))
@@ -373,6 +374,7 @@ def _read_picks(
 ) -> tuple[int, ...] | None:
     if x is None:
         return None
+    # An option's number counts from the first of its table. HiGHS' ones and zeros are within a tolerance of them.
     starts = np.searchsorted(flat.table, np.arange(len(model.tables)))
     picked = np.flatnonzero(x[picks] > 0.5)
     return tuple((picked - starts[flat.table[picked]]).tolist())

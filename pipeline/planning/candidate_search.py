@@ -379,6 +379,7 @@ def _find_host(
     # Alternatives are compared by the load of their whole host, as TorchRec does, even where they take a part of it.
     host_loads = [sum(load[first : first + local]) for first in range(0, len(load), local)]
     for ranks in sorted(places, key=lambda ranks: host_loads[ranks[0] // local]):
+        # Its shards lie on different ranks, so each needs room by itself.
         if all(_has_room(free[rank], size) for rank, size in zip(ranks, offer.bytes, strict=True)):
             return ranks
     return None

@@ -322,12 +322,14 @@ def _build_offer(
     table, kernel = workload.table, kernel_of(hardware, tier, layout.sharding)
     loads = workload.loads(hardware, tier, cached.cache, cached.host)
     known: dict[ShardLoad, dict[str, float]] = {}
-    phases, sizes = [], []
+    phases, sizes, hits, host_hits = [], [], [], []
     for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True):
         # Equal shards cost the same, and row-wise tables have one on every rank: each load is rated once.
         if load not in known:
             known[load] = shard_ms(hardware, load, global_batch=train.batch)
         phases.append(known[load])
+        hits.append(load.hit_rate)
+        host_hits.append(load.host_rate)
         in_flight = _bytes_in_flight(hardware, train, load)
         sizes.append(shard_bytes(hardware, table, tier, cached, block, buffers, in_flight))
     return Offer(
@@ -336,9 +338,9 @@ def _build_offer(
         tier=tier,
         kernel=kernel,
         cache_rows=cached.cache,
-        hit_rate=workload.mean([load.hit_rate for load in loads]),
+        hit_rate=workload.mean(hits),
         host_rows=cached.host,
-        host_rate=workload.mean([load.host_rate for load in loads]),
+        host_rate=workload.mean(host_hits),
         phases=tuple(phases),
         stock_ms=_stock_ms(hardware, table, layout.stock[kernel], tier, cached.cache),
         bytes=tuple(sizes),
@@ -399,13 +401,12 @@ def _stock_ms(
     hardware: HardwareConfig, table: PlannedTable, stock: tuple[Stock, ...], tier: str, cache_rows: int
 ) -> tuple[float, ...]:
     # TorchRec's compute is scaled by the bandwidth of our cache size or of the SSD, which it does not know.
+    slower = 1.0
     if tier == "ssd":
         memory = hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s
         slower = memory / hardware.ssd_gb_per_s
     elif tier == "hbm_cached":
         slower = _cached_gb_per_s(hardware, STOCK_CACHE) / _cached_gb_per_s(hardware, cache_rows / table.rows)
-    else:
-        return tuple(shard.ms for shard in stock)
     return tuple(shard.compute * slower + shard.comms for shard in stock)
 
 

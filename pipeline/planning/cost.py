@@ -218,8 +218,7 @@ def dense_costs(
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
     """Count the costs of ``model`` on the dense features and one vector, ready made, of each feature and sequence."""
     dim = model.embedding_dim
-    names = [column.name for column in schema.sparse] + [sequence.name for sequence in schema.sequences]
-    inputs = ModelInputs(dense=schema.dense, vectors=tuple(names), dim=dim, tasks=task_inputs(schema.tasks))
+    inputs = ModelInputs(dense=schema.dense, vectors=schema.vectors, dim=dim, tasks=task_inputs(schema.tasks))
     costs = model_costs(model, inputs)
     # Embeddings of another width are projected: a product forward, two backward.
     weights = values = 0

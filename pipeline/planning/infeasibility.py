@@ -79,7 +79,7 @@ def _missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
 
 
 def _fits_with(space: PlacementSpace, memory: str, extra: int) -> bool:
-    room = {name: space.room.of(name) for name in MEMORIES}
+    room = dict(zip(MEMORIES, space.room.each, strict=True))
     room[memory] += extra
     return find_feasible(replace(space, room=Capacity(**room))) is not None
 
@@ -129,17 +129,24 @@ def _find_remedies(
         if inputs.batch >> power >= inputs.world_size:
             batches.append(inputs.batch >> power)
     if buffers_to_blame:
-        # The same model from parts of the batch, before another batch.
-        parts = [inputs.train.accumulate << power for power in range(1, TRIES)]
-        fitting = [each for each in parts if each * inputs.world_size <= inputs.batch]
+        # The same model from parts of the batch, before another batch. What looks at a whole batch would be another.
+        parts = []
+        for power in range(1, TRIES):
+            if (inputs.train.accumulate << power) * inputs.world_size <= inputs.batch:
+                parts.append(inputs.train.accumulate << power)
         if not inputs.model.batch_statistics and not inputs.train.rank_loss.active:
-            yield from _try_values(inputs, place, "train.accumulate", fitting)
+            yield from _try_values(inputs, place, "train.accumulate", parts)
         yield from _try_values(inputs, place, "train.global_batch", batches)
     yield from _add_ssd(problem, place)
     for memory, size in sorted(missing.items(), key=lambda item: item[1]):
         yield from _try_values(inputs, place, f"hardware.{memory}_gib", _larger_sizes(inputs, memory, size))
     yield from _try_values(inputs, place, "hardware.hosts", _more_hosts(inputs, space, need))
-    yield from _try_values(inputs, place, "model.embedding_dim", _smaller_dims(inputs.model.embedding_dim))
+    dims, dim = [], inputs.model.embedding_dim
+    for _ in range(TRIES):
+        dim = int(dim * 0.75) // COLUMN_STEP * COLUMN_STEP
+        if dim >= COLUMN_STEP:
+            dims.append(dim)
+    yield from _try_values(inputs, place, "model.embedding_dim", dims)
     if not buffers_to_blame:
         yield from _try_values(inputs, place, "train.global_batch", batches)
 
@@ -223,14 +230,6 @@ def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterato
         if hosts * hardware.ranks_per_host <= inputs.batch:
             yield hosts
         hosts = math.ceil(hosts * 1.25)
-
-
-def _smaller_dims(dim: int) -> Iterator[int]:
-    for _ in range(TRIES):
-        dim = int(dim * 0.75) // COLUMN_STEP * COLUMN_STEP
-        if dim < COLUMN_STEP:
-            return
-        yield dim
 
 
 def _round_up(gib: float) -> float:

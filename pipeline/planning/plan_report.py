@@ -6,7 +6,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import TIERS
 from pipeline.core.units import GIB
 from pipeline.planning.candidate_search import PlacementSpace
@@ -272,7 +271,19 @@ def _gib(tables: Iterable[TablePlan]) -> str:
 
 def explain(table: PlannedTable, choice: Choice, offer: Offer, space: PlacementSpace) -> str:
     """Say in one sentence why ``table`` gets ``offer`` of all its offers in ``space``; its tier if not the fastest."""
-    return _explain_sharding(table, choice, offer, space) + _explain_tier(space.hardware, table, offer)
+    reason, hardware = _explain_sharding(table, choice, offer, space), space.hardware
+    if offer.tier == fast_memory(hardware):
+        return reason
+    density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"
+    if offer.tier == "ddr":
+        return f"{reason}; HBM has no room for every table, so this one, with {density}, stays in DDR"
+    memory = fast_memory(hardware).upper()
+    cached = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
+    if offer.tier == "hbm_cached":
+        return f"{reason}; HBM has no room for every table, so this one stays in DDR behind a cache: {cached}"
+    if offer.host_rows:
+        cached += f", {offer.host_rows:,} more in DDR another {offer.host_rate:.1%}"
+    return f"{reason}; memory has no room for every table, so this one, with {density}, is on SSD: {cached}"
 
 
 def _explain_sharding(table: PlannedTable, choice: Choice, offer: Offer, space: PlacementSpace) -> str:
@@ -295,18 +306,3 @@ def _explain_sharding(table: PlannedTable, choice: Choice, offer: Offer, space: 
                 return f"split over {count} shards: the busiest rank spends {saved:.1f}x less on it than whole"
             break
     return f"split over {count} shards, which evens out memory or work between the ranks"
-
-
-def _explain_tier(hardware: HardwareConfig, table: PlannedTable, offer: Offer) -> str:
-    if offer.tier == fast_memory(hardware):
-        return ""
-    density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"
-    if offer.tier == "ddr":
-        return f"; HBM has no room for every table, so this one, with {density}, stays in DDR"
-    memory = fast_memory(hardware).upper()
-    cached = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
-    if offer.tier == "hbm_cached":
-        return f"; HBM has no room for every table, so this one stays in DDR behind a cache: {cached}"
-    if offer.host_rows:
-        cached += f", {offer.host_rows:,} more in DDR another {offer.host_rate:.1%}"
-    return f"; memory has no room for every table, so this one, with {density}, is on SSD: {cached}"

@@ -61,19 +61,20 @@ def find_plan(store: Store, text: str) -> StoredPlan:
         return StoredPlan(name=name, plan=plan, settings=_settings_of(manifest.config))
     if keys:
         raise ArtifactError(
-            f"{text!r} is a prefix of {len(keys)} plans' keys: {_list_some([key[:KEY] for key in keys])}",
+            f"{text!r} is a prefix of {len(keys)} plans' keys: {_list_some(keys, KEY)}",
             hint="use more characters of the key",
         )
     runs = [run for run in store.names("runs") if _find_plan_of_run(store, run)]
     raise ArtifactError(
         f"{text!r} names no plan in store {store.url}: expected a run ({_list_some(runs)}), a prefix of a plan's key "
-        f"({_list_some([key[:KEY] for key in all_keys])}) or a path to {FILE}",
+        f"({_list_some(all_keys, KEY)}) or a path to {FILE}",
         hint="--store <URL of its store>, or nightjar plan makes one",
     )
 
 
-def _list_some(names: list[str]) -> str:
-    shown = names[:SHOWN]
+def _list_some(names: list[str], length: int | None = None) -> str:
+    # The first ``SHOWN`` names, each cut to ``length`` characters.
+    shown = [name[:length] for name in names[:SHOWN]]
     if len(names) > SHOWN:
         shown.append("..")
     return ", ".join(shown) or "none"
@@ -138,7 +139,8 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         table = _describe_move(old, new, because)
         if table.places:
             moved[name] = table
-    order = sorted(moved, key=lambda name: (-moved[name].bytes_moved, -moved[name].bytes, name))
+    # The tables that cost most to move come first.
+    moved = dict(sorted(moved.items(), key=lambda item: (-item[1].bytes_moved, -item[1].bytes, item[0])))
     # Ms on the slowest rank of either plan.
     phases = {}
     if a.phases and b.phases:
@@ -150,7 +152,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         second=_describe_side(second),
         changes=of_plan,
         own=own,
-        tables={name: moved[name] for name in order},
+        tables=moved,
         tables_in_both=len(shared),
         only_in_first=[name for name in a.tables if name not in b.tables],
         only_in_second=[name for name in b.tables if name not in a.tables],
@@ -212,7 +214,7 @@ def _find_changes(first: StoredPlan, second: StoredPlan) -> dict[str, Pair]:
         sides.append(inputs)
     changes = {}
     for path in dict.fromkeys([*sides[0], *sides[1]]):
-        pair = [side.get(path) for side in sides]
+        pair = [sides[0].get(path), sides[1].get(path)]
         if pair[0] != pair[1]:
             changes[path] = pair
     return changes

@@ -83,7 +83,9 @@ def shard_phases(
     hardware: HardwareConfig, batch: int, table: PlannedTable, placed: TablePlan
 ) -> list[dict[str, float]]:
     """Ms by phase of each shard of ``placed``, as the planner priced them."""
-    blocks = [ShardBlock(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
+    blocks = []
+    for shard in placed.shards:
+        blocks.append(ShardBlock(shard.row, shard.rows, shard.column, shard.columns))
     workload = compute_workload(hardware.world_size, batch, table, placed.sharding, blocks)
     loads = workload.loads(hardware, placed.tier, placed.cache_rows, placed.host_rows)
     return [cost.shard_ms(hardware, load, global_batch=batch) for load in loads]

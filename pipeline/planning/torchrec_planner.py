@@ -102,12 +102,14 @@ class TorchRecPlanner:
 
     def layouts(self) -> dict[str, list[TableSharding]]:
         """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
-        options: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
+        options: dict[str, dict[str, list[ShardingOption]]] = {}
         for option in self._enumerator.enumerate(self._collection, self._sharders):
-            options[option.name].setdefault(option.sharding_type, []).append(option)
-        layouts = {}
+            options.setdefault(option.name, {}).setdefault(option.sharding_type, []).append(option)
+        layouts: dict[str, list[TableSharding]] = {}
         for table in self._tables:
-            layouts[table.name] = [_build_layout(same, table.optimizer) for same in options[table.name].values()]
+            layouts[table.name] = []
+            for of_type in options.get(table.name, {}).values():
+                layouts[table.name].append(_build_layout(of_type, table.optimizer))
         return layouts
 
 

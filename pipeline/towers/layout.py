@@ -56,11 +56,6 @@ class TowerLayout:
         return tuple(groups)
 
     @property
-    def ranks_per_tower(self) -> int:
-        """The number of ranks of each group of tower hosts."""
-        return len(self.tower_hosts[0].hosts) * self.ranks_per_host
-
-    @property
     def features(self) -> tuple[str, ...]:
         """All features, group by group: the order in which the peers exchange them."""
         features: tuple[str, ...] = ()
@@ -146,7 +141,11 @@ def tower_hosts_settings(
 ) -> tuple[PlanConfig, HardwareConfig]:
     """Return the settings with which the planner places the ``tables`` of one group of tower hosts."""
     types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
-    pins = {table: kind for table, kind in plan.tables.items() if table in tables}
+    pins = {}
+    for table, pin in plan.tables.items():
+        # The planner refuses a pin of a table that it does not have.
+        if table in tables:
+            pins[table] = pin
     # The global batch stays: every rank of the group looks up the samples of all its peers.
     return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
 

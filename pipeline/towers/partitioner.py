@@ -382,9 +382,12 @@ def partition(
     positions = place(separation)
     # 2. Items are what moves as one: groups, and all other features by themselves.
     index_of = {name: index for index, name in enumerate(features)}
-    items = [[index_of[name] for name in group] for group in settings.groups if group]
+    items = []
+    for group in filter(None, settings.groups):
+        items.append([index_of[name] for name in group])
     alone = set(range(len(features))).difference(*items)
-    items += [[index] for index in sorted(alone)]
+    for index in sorted(alone):
+        items.append([index])
     pinned = {}
     for number, item in enumerate(items):
         for index in item:
@@ -396,12 +399,12 @@ def partition(
     problem = make_problem(items, count, arrays, pinned, settings.imbalance, room)
     # 3. Towers of bounded load.
     assigned = cluster(problem, positions, separation, seed)
-    home: dict[str, int] = {}
+    tower_of = np.empty(len(features), np.int64)
     for item, tower in zip(items, assigned, strict=True):
-        home |= dict.fromkeys((features[index] for index in item), int(tower))
+        tower_of[item] = tower
     towers: list[list[str]] = [[] for _ in range(count)]
-    for name in features:
-        towers[home[name]].append(name)
+    for name, number in zip(features, tower_of.tolist(), strict=True):
+        towers[number].append(name)
     evidence = TowerEvidence(
         strategy=settings.strategy,
         source=source,

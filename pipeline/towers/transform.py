@@ -56,11 +56,12 @@ def make_groups(layout: TowerLayout) -> Groups:
     tower_groups, peer_groups = [], []
     for group in range(len(layout.tower_hosts)):
         tower_groups.append(dist.new_group(layout.tower_ranks(group)))
-    for position in range(layout.ranks_per_tower):
-        peer_groups.append(dist.new_group(layout.peers(position)))
     rank = dist.get_rank()
     number = layout.tower_hosts_of(rank)
     tower_ranks = layout.tower_ranks(number)
+    # All groups of tower hosts have equally many ranks.
+    for position in range(len(tower_ranks)):
+        peer_groups.append(dist.new_group(layout.peers(position)))
     return Groups(number, tuple(tower_ranks), tower_groups[number], peer_groups[tower_ranks.index(rank)])
 
 

@@ -198,6 +198,7 @@ class CachedShard(SsdShard):
         # A row in host memory is of the kind that it came with.
         hosted = self._hosted(where)
         places, logged = self._top - where[hosted], where.copy()
+        # To the log, an entry of 0 is a row without a record.
         logged[hosted] = 0
         kinds = super()._drop(logged)
         kinds[hosted] = self.host.kinds(places)
@@ -219,7 +220,7 @@ class CachedShard(SsdShard):
     def _take(self, count: int) -> I64:
         missing = count - len(self._free)
         if missing > 0:
-            # The least recently used rows leave.
+            # The least recently used rows leave. ``room`` has seen to it that so many are held by no batch.
             slots = self._recency.take(missing, self._held)
             self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
             self._free = np.concatenate([self._free, slots])
@@ -229,7 +230,9 @@ class CachedShard(SsdShard):
     def release(self, part: ShardRequest) -> None:
         """End a batch: its rows may leave."""
         if part.era != self._era:
+            # ``begin`` has taken all slots away since.
             return
+        # Rows that another batch holds, too, stay out of the queue until that one lets them go.
         self._held[part.slots] -= 1
         idle = part.slots[self._held[part.slots] == 0]
         self._unheld += len(idle)

@@ -161,10 +161,11 @@ class Fetcher:
         return records
 
     def _load(self, wanted: Sequence[_MissingRows]) -> None:
-        # Records of one size are read together.
+        # Records of one size are read together: they share an array.
         by_words: dict[int, list[tuple[_MissingRows, LogReads]]] = {}
         for missing in wanted:
             reads = missing.shard.find(missing.rows, missing.where, missing.records)
+            # None: memory had all of them.
             if reads is not None:
                 by_words.setdefault(missing.shard.log.words, []).append((missing, reads))
         for words, reads_of_size in by_words.items():

@@ -156,6 +156,7 @@ def kept_buffers() -> AbstractContextManager[None]:
     original = BaseBatchedEmbeddingBag.init_parameters
 
     def init_parameters(kernel: Any) -> None:
+        # Tables on other tiers are built meanwhile, too.
         if getattr(kernel.emb_module, "_preallocated_host_buffers", None) is None:
             original(kernel)
 

@@ -232,19 +232,16 @@ class RowLog:
         kind = min(KINDS - 1, int(self._kind_of_stay(self.added - born)) + 1)
         return self._append(kind, rows, values, born)
 
-    def waiting(self, places: I64) -> NDArray[np.bool_]:
-        """Return which of ``places`` are not on the disk yet: ``recent`` has their records."""
-        waits: NDArray[np.bool_] = self._buffer[places // self.per_segment] >= 0
-        return waits
-
-    def recent(self, places: I64) -> F32:
-        """Return copies of the records at ``places``, which are ``waiting``."""
-        copies = np.empty((len(places), self.words), np.float32)
+    def unwritten(self, places: I64) -> tuple[NDArray[np.bool_], F32]:
+        """Return which of ``places`` are not on the disk yet, and copies of the records there."""
         buffers = self._buffer[places // self.per_segment]
+        waiting: NDArray[np.bool_] = buffers >= 0
+        places, buffers = places[waiting], buffers[waiting]
+        copies = np.empty((len(places), self.words), np.float32)
         for buffer in set(buffers.tolist()):
             members = np.flatnonzero(buffers == buffer)
             copies[members] = self._records[buffer][places[members] % self.per_segment]
-        return copies
+        return waiting, copies
 
     def reads(self, places: I64, target: I64) -> LogReads:
         """Return the reads for the records at ``places`` [n], each wanted as row ``target`` [n].

@@ -79,6 +79,7 @@ class ScratchFile:
 
     def check(self) -> None:
         """GuardError where another process truncated the file."""
+        # A read past the end would say no more than that the file ends; a mapped one ends the process.
         size = os.fstat(self.fd).st_size
         if size < self.size:
             raise GuardError(

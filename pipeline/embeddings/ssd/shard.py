@@ -202,9 +202,9 @@ class SsdShard:
                 table, seed = self._initial
                 records[unused, : self.dim] = rows_at(seed, table, rows[unused] + self.first)
         logged = self._logged(where, records)
-        waiting = self.log.waiting(where[logged] - 1)
-        unwritten, on_disk = logged[waiting], logged[~waiting]
-        records[unwritten] = self.log.recent(where[unwritten] - 1)
+        waiting, values = self.log.unwritten(where[logged] - 1)
+        records[logged[waiting]] = values
+        on_disk = logged[~waiting]
         if not len(on_disk):
             return None
         return self.log.reads(where[on_disk] - 1, on_disk)
@@ -235,10 +235,11 @@ class SsdShard:
         self._free = np.concatenate([leaving, self._free])
 
     def _store(self, rows: I64, values: F32, kinds: I8) -> None:
-        # Adds ``rows``, of which the log has no live record, to it.
+        # Adds ``rows``, of which the log has no live record, to it, a segment at a time: it takes no more at once.
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
+            # Segments that are nearly full of live records give little room, so one round may not do.
             while self.log.crowded:
                 self.tidy()
             self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part], kinds[part]) + 1
@@ -248,6 +249,7 @@ class SsdShard:
         # All live rows are found before the first is added again: that may fill a segment that was just emptied.
         moving = []
         for rows, records, places, born in self.log.empty():
+            # A record is dead where the map has another place for its row.
             live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
             moving.append((rows[live], records[live, :-1], born))
         for rows, values, born in moving:
@@ -278,5 +280,6 @@ class SsdShard:
         here = rows >= 0
         self.slots.write(rows[here], values[here])
         kinds = self._drop(where)
+        # Storing may empty segments, which must not find the dropped records alive.
         self._where[places[~here] - self.pinned] = 0
         self._store(places[~here], values[~here], kinds)

@@ -361,7 +361,8 @@ def _find_announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tupl
 
 
 def _count_pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
-    # How many of the announced parts, from the first on, are together no more than ``batch``.
+    # How many of the announced parts, from the first on, are together no more than ``batch``. The first that is more
+    # may belong to the next batch, and with it all behind it.
     count, lookups = 0, 0
     for part in waiting:
         lookups += part.lookups
