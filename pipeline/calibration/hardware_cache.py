@@ -170,7 +170,7 @@ def identity(config: Config) -> dict[str, Any]:
         "ranks": config.machine_ranks,
         "threads": config.train.threads_per_rank,
         "precision": config.train.precision,
-        **{name: version(name) for name in PACKAGES},
+        **dict(zip(PACKAGES, map(version, PACKAGES), strict=True)),
     }
 
 

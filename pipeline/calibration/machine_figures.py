@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,21 +33,18 @@ log = logging.getLogger(__name__)
 STEPS = 20
 # Tables of a thousand to a million rows, as in real models: small ones alone would leave the caches to the dense part.
 # Small and large MLPs, few and many tables, all batch sizes: dominated by overhead, by products or by activations.
-TRIALS = tuple(
-    Trial(rows=spread_rows(tables), zipf=1.1, dim=dim, bottom=bottom, top=top, batch=batch)
-    for tables, dim, bottom, top, batch in (
-        (4, 16, (16,), (16,), 512),
-        (8, 32, (512, 256), (512, 256), 4096),
-        (26, 16, (64,), (64,), 4096),
-        (24, 64, (128,), (128,), 2048),
-        (8, 16, (256, 128), (256,), 8192),
-        (12, 64, (64, 64), (256, 128, 64), 8192),
-        (16, 8, (256,), (256, 256), 1024),
-        (6, 32, (64, 128, 64), (64, 32), 2048),
-        (10, 16, (512, 64), (256,), 8192),
-        (20, 64, (64,), (64, 32), 2048),
-        (5, 32, (64, 256), (512, 64), 4096),
-    )
+TRIALS = (
+    Trial(rows=spread_rows(4), zipf=1.1, dim=16, bottom=(16,), top=(16,), batch=512),
+    Trial(rows=spread_rows(8), zipf=1.1, dim=32, bottom=(512, 256), top=(512, 256), batch=4096),
+    Trial(rows=spread_rows(26), zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4096),
+    Trial(rows=spread_rows(24), zipf=1.1, dim=64, bottom=(128,), top=(128,), batch=2048),
+    Trial(rows=spread_rows(8), zipf=1.1, dim=16, bottom=(256, 128), top=(256,), batch=8192),
+    Trial(rows=spread_rows(12), zipf=1.1, dim=64, bottom=(64, 64), top=(256, 128, 64), batch=8192),
+    Trial(rows=spread_rows(16), zipf=1.1, dim=8, bottom=(256,), top=(256, 256), batch=1024),
+    Trial(rows=spread_rows(6), zipf=1.1, dim=32, bottom=(64, 128, 64), top=(64, 32), batch=2048),
+    Trial(rows=spread_rows(10), zipf=1.1, dim=16, bottom=(512, 64), top=(256,), batch=8192),
+    Trial(rows=spread_rows(20), zipf=1.1, dim=64, bottom=(64,), top=(64, 32), batch=2048),
+    Trial(rows=spread_rows(5), zipf=1.1, dim=32, bottom=(64, 256), top=(512, 64), batch=4096),
 )
 
 
@@ -105,17 +103,17 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
 def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
     """Fit figures of kernels, links, copies and memory to what each rank measured; ``usual``: as in ``fit_kernels``."""
     kernels = []
-    for times in zip(*(rank["kernels"] for rank in timed), strict=True):
+    for times in zip(*map(operator.itemgetter("kernels"), timed), strict=True):
         # One record for the ranks' records of one shape: the first one's counts, and median times.
         record = dict(times[0])
         for name in ("lookup_ms", "update_ms"):
-            record[name] = statistics.median(time[name] for time in times)
+            record[name] = statistics.median(map(operator.itemgetter(name), times))
         kernels.append(KernelTime(**record))
     figures = fit_kernels(kernels, device, usual)
     # An all-to-all ends for all ranks at once, so one rank's times stand for them.
     links = [LinkTime(**time) for time in timed[0]["links"]]
     figures |= fit_links(links)
-    process = max(rank["process_bytes"] for rank in timed) / GIB
+    process = max(map(operator.itemgetter("process_bytes"), timed)) / GIB
     # Some kernels, as gVisor's, do not say.
     if process:
         figures["process_gib"] = process

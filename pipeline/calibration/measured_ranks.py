@@ -37,8 +37,8 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
         NightjarError: A rank's own.
         LaunchError: A rank died without an error or ended without an answer, or all were silent for LIMIT_SECONDS.
     """
-    # A fork saves ranks the import of torch, but has no CUDA and no pools of threads: those that Python did not start
-    # would be missing in it. Where /proc does not say how many there are, nothing is forked.
+    # A fork saves ranks the import of torch, but has no CUDA and no pools of threads: there must be no threads that
+    # Python did not start. Where /proc does not say how many there are, nothing is forked.
     method = "spawn"
     if device == "cpu" and "torchrec" in sys.modules:
         with contextlib.suppress(OSError):

@@ -113,7 +113,7 @@ def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> T
 @lru_cache(maxsize=16)
 def _permutation(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     # Kept on the device: building it anew would make the host wait for a copy in every step.
-    order = torch.tensor([given.index(name) for name in wanted], device=device)
+    order = torch.tensor(list(map(given.index, wanted)), device=device)
     return order, torch.argsort(order)
 
 

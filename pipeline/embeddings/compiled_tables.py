@@ -41,7 +41,7 @@ def compile_tables(
         optimizer = rules.of(kernel.tables[0].name)
         if kernel.data_parallel or kernel.tables[0].name in weighted or not compiled_on(optimizer, device):
             continue
-        if all(len(weights) < _MAX_IDS for weights in storage_of(kernel.module)):
+        if max(map(len, storage_of(kernel.module))) < _MAX_IDS:
             kernel.module.forward = CompiledTables(kernel, optimizer, load_kernels("steps"))
 
 
@@ -53,12 +53,13 @@ class CompiledTables:
 
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, steps: Any) -> None:
         self._module = kernel.module
-        self._names = [table.name for table in kernel.tables]
         self._fbgemm: Callable[..., Tensor] = kernel.module.forward
         self._eps = optimizer.fused()[1]["eps"]
         self._weights = storage_of(kernel.module)
+        self._names: list[str] = []
         self._table_of_feature: list[int] = []
         for number, table in enumerate(kernel.tables):
+            self._names.append(table.name)
             self._table_of_feature += [number] * len(table.feature_names)
         states = [state[0] for state in states_of(kernel.module)]
         mean = kernel.module.pooling_mode == PoolingMode.MEAN

@@ -31,11 +31,6 @@ class EventLookups:
     segments: tuple[Segment, ...]
 
     @property
-    def samples(self) -> tuple[Segment, ...]:
-        """Segments with one row a sample: of the pooled features of the tables."""
-        return tuple(segment for segment in self.segments if not segment.sequence)
-
-    @property
     def events(self) -> tuple[Segment, ...]:
         """Segments with one row an event."""
         return tuple(segment for segment in self.segments if segment.sequence)
@@ -44,8 +39,9 @@ class EventLookups:
     def features(self) -> tuple[str, ...]:
         """The pooled features of the tables."""
         names: list[str] = []
-        for segment in self.samples:
-            names += segment.columns.values()
+        for segment in self.segments:
+            if not segment.sequence:
+                names += segment.columns.values()
         return tuple(names)
 
 

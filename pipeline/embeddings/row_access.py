@@ -180,10 +180,11 @@ class RowAccess:
         self._dmp = dmp
         self.rules: TableRules = cast(Any, dmp).table_rules
         self._store: RowStore | None = getattr(dmp, "row_store", None)
+        self.tables: dict[str, TableSpec] = {}
         if tables:
-            self.tables = {table.name: table for table in tables}
+            for table in tables:
+                self.tables[table.name] = table
             return
-        self.tables = {}
         for collection in sharded_collections(dmp).values():
             for config in collection._embedding_bag_configs:
                 self.tables[config.name] = TableSpec(

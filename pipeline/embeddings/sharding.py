@@ -105,8 +105,9 @@ def _check_table(name: str, table: TablePlan, plan: Plan, table_ranks: Sequence[
         )
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return
-    cells, inside = 0, True
+    cells, inside, ranks = 0, True, []
     for shard in table.shards:
+        ranks.append(shard.rank)
         cells += shard.rows * shard.columns
         rows_fit = 0 <= shard.row <= shard.row + shard.rows <= table.rows
         columns_fit = 0 <= shard.column < shard.column + shard.columns <= table.dim
@@ -117,7 +118,6 @@ def _check_table(name: str, table: TablePlan, plan: Plan, table_ranks: Sequence[
             f"on ranks {table_ranks[0]} to {table_ranks[-1]}",
             hint=_REPLAN,
         )
-    ranks = [shard.rank for shard in table.shards]
     if table.sharding == ShardingType.ROW_WISE.value and ranks != list(table_ranks):
         raise PlanError(
             f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {len(table_ranks)} in order",

@@ -74,8 +74,9 @@ def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
             if isinstance(inner, ThreadedLookup):
                 modules.append(inner)
-            else:
-                modules += [embedding.emb_module for embedding in inner._emb_modules]
+                continue
+            for embedding in inner._emb_modules:
+                modules.append(embedding.emb_module)
     return modules
 
 
@@ -177,7 +178,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, pool: ThreadPoolExecutor, outputs: list[Tensor]) -> Tensor:
         ctx.pool, ctx.outputs = pool, outputs
-        return torch.cat([output.detach() for output in outputs], dim=1)
+        return torch.cat(list(map(torch.detach, outputs)), dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:

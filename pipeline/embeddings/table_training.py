@@ -40,8 +40,10 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         settings: dict[str, Any] = {}
         if optimizer.fused_on(device):
             optimizer_class, settings = optimizer.fused()
-        parameters = [collection.embedding_bags[name].weight for name in names]
-        for parameter in parameters:
+        parameters = []
+        for name in names:
+            parameter = collection.embedding_bags[name].weight
+            parameters.append(parameter)
             # As torch's _apply_optimizer_in_backward, but no optimizer is made for a parameter on the meta device,
             # whose first state has torch import its symbolic shapes for a quarter of a second.
             parameter._optimizer_classes = [optimizer_class]  # type: ignore[attr-defined]
@@ -84,9 +86,11 @@ class ReplicaOptimizer(torch.optim.Optimizer):
     def __init__(self, kernels: Sequence[Kernel], rules: TableRules) -> None:
         self._rules, self.steps, self.factor = rules, 0, 1.0
         self._groups: list[_ReplicaGroup] = []
+        parameters = []
         for kernel in kernels:
+            parameters.append(kernel.module.weights)
             self._groups += self._group_tables(kernel)
-        super().__init__([kernel.module.weights for kernel in kernels], {"lr": 0.0})
+        super().__init__(parameters, {"lr": 0.0})
 
     def _group_tables(self, kernel: Kernel) -> list[_ReplicaGroup]:
         # Neighbours of one width and kind are updated together, as one table. The kernel keeps the state by table.
@@ -172,17 +176,16 @@ def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
     """Let lookups inside take no step and lock no row of a cache."""
     # FBGEMM's kernels count forward passes, by which some optimizers correct a bias. They also lock the rows of a
     # cache, and with ``train.pipeline=prefetch`` only a backward pass would unlock them.
-    counters = []
+    before = []
     for kernel in kernels(dmp):
         for name in ("iter", "iter_cpu", "lxu_cache_locking_counter"):
             counter = getattr(kernel.module, name, None)
             if isinstance(counter, Tensor):
-                counters.append(counter)
-    before = [counter.clone() for counter in counters]
+                before.append((counter, counter.clone()))
     try:
         yield
     finally:
-        for counter, value in zip(counters, before, strict=True):
+        for counter, value in before:
             counter.copy_(value)
 
 
@@ -249,11 +252,13 @@ class RowOptimizer:
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, on_disk: Sequence[str] = ()) -> None:
         self._optimizer, self.steps, self.lr = optimizer, 0, 0.0
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
-        self._features = [len(table.feature_names) for table in kernel.tables]
-        self._tables = [weights.detach() for weights in storage_of(kernel.module)]
+        self._features: list[int] = []
+        self._tables: list[Tensor] = []
         self._states: list[TableState] = []
-        for table, weights in zip(kernel.tables, self._tables, strict=True):
+        for table, weights in zip(kernel.tables, storage_of(kernel.module), strict=True):
             sparse = table.name in on_disk and weights.device.type == "cpu"
+            self._features.append(len(table.feature_names))
+            self._tables.append(weights.detach())
             self._states.append(new_state(weights, optimizer.columns, sparse=sparse))
         self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
         keep_state(kernel.module, self._states)

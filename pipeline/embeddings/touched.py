@@ -49,7 +49,7 @@ class TouchedRows:
         rules = getattr(dmp, "table_rules", None)
         for kernel in kernels(dmp):
             weights = kernel.module.split_embedding_weights()
-            sizes = [len(weight) for weight in weights]
+            sizes = list(map(len, weights))
             marks = torch.zeros(sum(sizes), dtype=torch.uint8, device=weights[0].device)
             mask = _TouchedMask(marks, list(marks.split(sizes)), replicated=kernel.data_parallel)
             self._masks.append(mask)

@@ -38,7 +38,7 @@ class Projections(nn.Module):
         # Features of one width are multiplied together, so vectors come in the order of widths.
         self._groups = [by_width[width] for width in sorted(by_width)]
         order = list(itertools.chain(*self._groups))
-        self._places = [order.index(i) for i in range(len(order))]
+        self._places = list(map(order.index, range(len(order))))
 
     def forward(self, embeddings: Tensor) -> Tensor:
         names = list(self.widths)

@@ -103,8 +103,10 @@ def build_model(problem: AssignmentProblem) -> AssignmentModel | None:
 
 
 def _build_option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) -> Option | None:
-    ms = np.array([shard.ms for shard in candidate.shards], np.float64)
-    usage = np.array([shard.usage for shard in candidate.shards], np.float64)
+    ms = np.zeros(len(candidate.shards))
+    usage = np.zeros((len(candidate.shards), capacity.shape[1]))
+    for number, shard in enumerate(candidate.shards):
+        ms[number], usage[number] = shard.ms, shard.usage
     places = None
     if candidate.places is None:
         fits_somewhere = np.any(np.all(usage[:, None, :] <= capacity, axis=2), axis=1)
@@ -117,7 +119,7 @@ def _build_option(table: str, index: int, candidate: Candidate, capacity: np.nda
         places = places[(usage <= capacity[places]).all(axis=(1, 2))]
         if not len(places):
             return None
-    order = sorted(range(len(ms)), key=lambda shard: (-ms[shard], *-usage[shard], shard))
+    order = sorted(range(len(ms)), key=lambda number: (-ms[number], *-usage[number], number))
     return Option(
         index=index,
         ms=ms,

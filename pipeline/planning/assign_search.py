@@ -240,13 +240,14 @@ def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, lim
     for table in tables:
         touched[state.ranks[table]] = True
         rest.remove(table)
-    numbers, options = [], []
+    names, numbers, options = [], [], []
     for table in tables:
         useful = _useful_options(state, table, slowest - float(rest.load.min()))
+        names.append(state.model.tables[table])
         numbers.append(useful)
         options.append(tuple(state.model.options[table][number] for number in useful))
     model = AssignmentModel(
-        tables=tuple(state.model.tables[table] for table in tables),
+        tables=tuple(names),
         options=tuple(options),
         capacity=state.model.capacity - rest.used,
         base=rest.load,

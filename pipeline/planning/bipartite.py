@@ -17,7 +17,7 @@ from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch, s
 from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
 from pipeline.planning.problem import dense_bytes
-from pipeline.planning.step_prediction import Prediction, predict
+from pipeline.planning.step_prediction import Prediction, predict, slowest_phases
 from pipeline.records.plan import Plan, TablePlan
 
 
@@ -81,7 +81,7 @@ def bipartite_plan(inputs: PlanInputs, plan_tables: Callable[[PlanInputs], Plan]
     return replace(
         plan,
         phases=[rounded] * workers + table_plan.phases,
-        predicted_step_ms=round(whole_step_ms(spent, table_plan.phases), 6),
+        predicted_step_ms=round(step_ms(slowest_phases([spent, *table_plan.phases])), 6),
     )
 
 
@@ -105,7 +105,7 @@ def predict_any(plan: Plan, inputs: PlanInputs) -> Prediction:
         phases=[spent] * workers + of_tables.phases,
         tables=[0] * workers + of_tables.tables,
         reserved=[_reserve_worker(inputs)] * workers + of_tables.reserved,
-        whole_ms=whole_step_ms(spent, of_tables.phases),
+        whole_ms=step_ms(slowest_phases([spent, *of_tables.phases])),
     )
 
 
@@ -121,14 +121,6 @@ def worker_phases(plan: Plan, inputs: PlanInputs) -> dict[str, float]:
     phases["output_exchange"] = latency + samples * sample.pooled / bytes_per_ms
     phases["gradient_exchange"] = latency + samples * sample.pooled / bytes_per_ms
     return phases
-
-
-def whole_step_ms(worker: dict[str, float], owners: list[dict[str, float]]) -> float:
-    """Add up ms of a step of a worker and the slowest rank with tables, whose works follow each other."""
-    whole = {}
-    for phase in worker:
-        whole[phase] = max(rank[phase] for rank in [worker, *owners])
-    return step_ms(whole)
 
 
 def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.assign import assign
 from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
-from pipeline.planning.candidates import OVERLAPPED, STOCK_CACHE, Offer, allowed_places
+from pipeline.planning.candidates import STOCK_CACHE, Offer, allowed_places
 from pipeline.planning.choices import ROW_WISE, TABLE_ROW_WISE
-from pipeline.planning.cost import step_ms
+from pipeline.planning.cost import OVERLAPPED, serial_ms, step_ms
 from pipeline.planning.hardware import Capacity
 from pipeline.records.plan import PHASES
 
@@ -34,6 +34,8 @@ NEAR = 1.003
 # The assignment of a large problem may end this far above its bound.
 TOLERANCE = 0.01
 ROUNDING = 1 + 1e-9
+# What a placement costs in our model and in TorchRec's.
+_our_ms, _stock_ms = operator.attrgetter("step_ms"), operator.attrgetter("stock_ms")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,15 +59,12 @@ class Placement:
     @cached_property
     def step_ms(self) -> float:
         """Our model's step: the slowest rank's, overlap excluded."""
-        return max(step_ms(phases) for phases in self.phases)
+        return max(map(step_ms, self.phases))
 
     @property
     def waits(self) -> bool:
         """Whether the slowest rank waits for work that overlaps with its step: the exchange of ids, rows from SSD."""
-        slowest = 0.0
-        for phases in self.phases:
-            slowest = max(slowest, sum(ms for phase, ms in phases.items() if phase != OVERLAPPED))
-        return self.step_ms > slowest
+        return self.step_ms > max(map(serial_ms, self.phases))
 
     @cached_property
     def stock_ms(self) -> float:
@@ -173,9 +172,8 @@ def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement
     plans, bounds = zip(*rated, strict=True)
     # 2. Of the plans that TorchRec's model rates well enough, the fastest. Without a plan of TorchRec's own there is
     # nothing to be better than.
-    if default is None:
-        placement = min(plans, key=operator.attrgetter("step_ms"))
-    else:
+    placement = min(plans, key=_our_ms)
+    if default is not None:
         placement = _choose_rated_well(space, plans, default)
     # 3. Every weighting of the costs bounds the step from below; the best bound counts.
     return BestPlacement(placement=placement, gap=max(0.0, placement.step_ms / max(bounds) - 1))
@@ -187,13 +185,13 @@ def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], defaul
     cheapest = _assign(space, CostWeights(0.0, 0.0, 1.0), thorough=False)
     if cheapest is not None:
         candidates.append(cheapest[0])
-    least = min(plan.stock_ms for plan in candidates)
+    least = min(map(_stock_ms, candidates))
     goal = default.stock_ms / STOCK_GAIN
     # The first limit lies between the two and only adds candidates. A plan is taken that keeps the goal, else one that
     # keeps the default's own cost.
     for limit in (math.sqrt(goal * least), goal, default.stock_ms):
         # Where the fastest so far keeps the limit, a search within it has nothing to add.
-        fastest = min(candidates, key=operator.attrgetter("step_ms"))
+        fastest = min(candidates, key=_our_ms)
         if limit >= least and fastest.stock_ms > limit * ROUNDING:
             for plan, _ in _search_ours(space, limit):
                 candidates.append(plan)
@@ -202,9 +200,9 @@ def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], defaul
         within = [p for p in candidates if p.stock_ms <= limit * ROUNDING and p.step_ms <= default.step_ms]
         if within:
             # Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
-            least_ms = min(plan.step_ms for plan in within)
+            least_ms = min(map(_our_ms, within))
             near = [plan for plan in within if plan.step_ms <= least_ms * NEAR]
-            return min(near, key=operator.attrgetter("stock_ms"))
+            return min(near, key=_stock_ms)
     return default
 
 
@@ -293,15 +291,17 @@ def _select_known(hardware: HardwareConfig, offers: Sequence[Offer]) -> list[Off
 def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Proposal]:
     """What TorchRec's proposers propose: a grid if it is small, greedy descents by depth and by sum, uniform types."""
     by_depth, by_sum = {}, {}
+    shardings: dict[str, None] = {}
     for name, offers in options.items():
         by_depth[name] = sorted(offers, key=lambda offer: max(offer.stock_ms))
         by_sum[name] = sorted(offers, key=lambda offer: sum(offer.stock_ms))
+        for offer in offers:
+            shardings[offer.sharding] = None
     if math.prod(map(len, options.values())) <= min(GRID_PROPOSALS, budget):
         for combination in itertools.product(*by_depth.values()):
             yield dict(zip(options, combination, strict=True))
     yield from _descend(by_depth)
     yield from _descend(by_sum)
-    shardings = dict.fromkeys(offer.sharding for offer in itertools.chain(*options.values()))
     for sharding in shardings:
         uniform = {}
         for name, sorted_offers in by_depth.items():

@@ -23,7 +23,7 @@ from pipeline.planning.choices import (
     PlannedTable,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
+from pipeline.planning.cost import FLOAT, OVERLAPPED, ShardLoad, missing_rows, serial_ms, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.records.plan import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
@@ -41,8 +41,6 @@ BATCHES_MOVING = 5
 LOOKUP_BYTES = 8
 # A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
 BATCHES_CACHED = 2
-# The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
-OVERLAPPED = "input_exchange"
 
 
 class ShardBlock(NamedTuple):
@@ -59,11 +57,6 @@ class Stock(NamedTuple):
 
     compute: float
     comms: float
-
-    @property
-    def ms(self) -> float:
-        """Both, as TorchRec adds them."""
-        return self.compute + self.comms
 
 
 class CachedRows(NamedTuple):
@@ -106,10 +99,7 @@ class Offer:
     @cached_property
     def ms(self) -> tuple[float, ...]:
         """Our cost by shard, without what overlaps with the step."""
-        costs = []
-        for phases in self.phases:
-            costs.append(sum(ms for phase, ms in phases.items() if phase != OVERLAPPED))
-        return tuple(costs)
+        return tuple(map(serial_ms, self.phases))
 
     @cached_property
     def overlapped_ms(self) -> tuple[float, ...]:

@@ -31,6 +31,8 @@ HOST_COPIES = 8
 # At 1 GB/s.
 BYTES_PER_MS = 1e6
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
+# The phase that TorchRec's pipeline works on while the step before runs.
+OVERLAPPED = "input_exchange"
 
 
 @dataclass(frozen=True)
@@ -236,11 +238,14 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
 
 def step_ms(phases: Mapping[str, float]) -> float:
     """Add up a step's ms from those of its phases: all one after the other, but the exchange of ids."""
-    # TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``input_exchange`` counts
-    # only what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited
-    # for.
-    rest = sum(ms for phase, ms in phases.items() if phase != "input_exchange")
-    return max(rest, phases.get("input_exchange", 0.0))
+    # TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``OVERLAPPED`` counts only
+    # what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited for.
+    return max(serial_ms(phases), phases.get(OVERLAPPED, 0.0))
+
+
+def serial_ms(phases: Mapping[str, float]) -> float:
+    """Add up the ms of the phases that follow each other."""
+    return sum(ms for phase, ms in phases.items() if phase != OVERLAPPED)
 
 
 def local_batch(batch: int, world_size: int) -> int:

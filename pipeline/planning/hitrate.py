@@ -91,7 +91,7 @@ class HitCurve:
         # With the knots inside, it is exact where this curve is.
         inner = self.knots[(self.knots > row) & (self.knots < row + rows)]
         knots = np.concatenate([[row], inner, [row + rows]])
-        served = np.array([self.share(k) for k in knots])
+        served = np.array(list(map(self.share, knots)))
         total = served[-1] - served[0]
         if total <= 0:
             return HitCurve.zipf(rows, 0.0)

@@ -123,13 +123,13 @@ def _find_remedies(
     yield from _lift_pins(problem, place)
     if ROW_WISE not in inputs.plan.sharding_types and inputs.world_size > 1:
         yield from _try_values(inputs, place, "plan.sharding_types", [[*inputs.plan.sharding_types, ROW_WISE]])
-    buffers_to_blame = sum(table.bytes for table in problem.tables) <= sum(space.room.each) * inputs.world_size
+    buffers_to_blame = problem.table_bytes <= sum(space.room.each) * inputs.world_size
     batches = []
     for power in range(1, 2 * TRIES + 1):
         if inputs.batch >> power >= inputs.world_size:
             batches.append(inputs.batch >> power)
     if buffers_to_blame:
-        # The same model from parts of the batch, before another batch. What looks at a whole batch would be another.
+        # The same model from parts of the batch, before another batch; one that looks at the whole batch cannot.
         parts = []
         for power in range(1, TRIES):
             if (inputs.train.accumulate << power) * inputs.world_size <= inputs.batch:
@@ -189,15 +189,16 @@ def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:
 def _add_ssd(problem: PlanningProblem, place: Place) -> Iterator[str]:
     # As much SSD as the coldest tables need, with their names. An ample disk shows which these are.
     inputs = problem.inputs
-    size = {table.name: table.bytes for table in problem.tables}
-    ample = inputs.hardware.ssd_gib + 4 * math.ceil(sum(size.values()) / GIB) + 1
+    ample = inputs.hardware.ssd_gib + 4 * math.ceil(problem.table_bytes / GIB) + 1
     placement = _try_place(inputs.changed("hardware.ssd_gib", ample), place)
     if placement is None:
         return
-    used = max(memory[MEMORIES.index("ssd")] for memory in placement.memory) / GIB
-    gib = _round_up(used / (1 - inputs.plan.ssd_reserve) * 1.01)
-    cold = [name for name, offer in placement.offers.items() if offer.tier == "ssd"]
-    cold.sort(key=lambda name: -size[name])
+    _, _, on_ssd = zip(*placement.memory, strict=True)
+    gib = _round_up(max(on_ssd) / GIB / (1 - inputs.plan.ssd_reserve) * 1.01)
+    cold = []
+    for table in sorted(problem.tables, key=lambda table: -table.bytes):
+        if placement.offers[table.name].tier == "ssd":
+            cold.append(table.name)
     if gib <= inputs.hardware.ssd_gib or not cold:
         return
     names = ", ".join(cold[:NAMED_TABLES])

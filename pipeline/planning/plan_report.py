@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ def plan_summary(plan: Plan) -> dict:
     """``result.json``'s ``plan`` part: predicted bytes by tier over all ranks, step ms, and each table's place."""
     tiers, tables = {}, {}
     for tier in MEMORIES:
-        tiers[f"{tier}_bytes"] = sum(rank[tier] for rank in plan.memory)
+        tiers[f"{tier}_bytes"] = sum(map(operator.itemgetter(tier), plan.memory))
     for name, table in plan.tables.items():
         tables[name] = {"tier": table.tier, "sharding": table.sharding, "ranks": table.ranks}
     return {"tiers": tiers, "predicted_step_ms": plan.predicted_step_ms, "tables": tables}
@@ -77,7 +78,7 @@ def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
         sharding = SHORT.get(table.sharding, table.sharding)
         cells = [rows, str(table.dim), size, tier, sharding, ranks, f"{table.cost_ms:.3f}"]
         lines.append(_line(name, cells, width))
-    rest = [table for _, table in tables[SHOWN_TABLES:]]
+    rest = dict(tables[SHOWN_TABLES:]).values()
     if rest:
         lines.append(f"... and {len(rest)} smaller tables, {_gib(rest)} GiB in all")
     return lines
@@ -155,7 +156,7 @@ def _memory_lines(plan: Plan, width: int) -> list[str]:
                 mean[tier] = mean.get(tier, 0) + size
         for tier in mean:
             mean[tier] /= count
-        reserved = sum(plan.reserved_bytes(rank) for rank in range(count)) / count
+        reserved = sum(map(plan.reserved_bytes, range(count))) / count
         lines += _tier_bars(plan, f"{count} ranks, mean", mean, reserved)
         order = sorted(range(count), key=lambda rank: (-_fullness(plan, rank), rank))
         shown = [(f"fullest {order[0]}", order[0]), (f"emptiest {order[-1]}", order[-1])]
@@ -226,10 +227,13 @@ def _phase_lines(plan: Plan, width: int) -> list[str]:
 
 
 def _closing_lines(plan: Plan) -> list[str]:
-    size = size_text(sum(table.bytes for table in plan.tables.values()))
+    size = on_ssd = 0
+    for table in plan.tables.values():
+        size += table.bytes
+        if table.tier == "ssd":
+            on_ssd += table.bytes
     plural = "" if len(plan.tables) == 1 else "s"
-    lines = [f"{len(plan.tables)} table{plural}, {size} with optimizer state"]
-    on_ssd = sum(table.bytes for table in plan.tables.values() if table.tier == "ssd")
+    lines = [f"{len(plan.tables)} table{plural}, {size_text(size)} with optimizer state"]
     if on_ssd:
         lines.append(f"SSD: {size_text(on_ssd)} for a checkpoint's copy of the rows there, beside the rows")
     part = "embedding step"

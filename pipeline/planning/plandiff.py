@@ -115,7 +115,14 @@ def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
     """Compare two plans: what moved, at what cost, and which change of the inputs explains it."""
     a, b = first.plan, second.plan
-    shared = [name for name in a.tables if name in b.tables]
+    shared, only_in_first, only_in_second = [], [], []
+    for name in dict.fromkeys([*a.tables, *b.tables]):
+        if name not in b.tables:
+            only_in_first.append(name)
+        elif name not in a.tables:
+            only_in_second.append(name)
+        else:
+            shared.append(name)
     changes = _find_changes(first, second)
     of_plan = {path: pair for path, pair in changes.items() if not path.startswith(PINS)}
     own, moved = {}, {}
@@ -154,8 +161,8 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         own=own,
         tables=moved,
         tables_in_both=len(shared),
-        only_in_first=[name for name in a.tables if name not in b.tables],
-        only_in_second=[name for name in b.tables if name not in a.tables],
+        only_in_first=only_in_first,
+        only_in_second=only_in_second,
         bytes_moved=sum(table.bytes_moved for table in moved.values()),
         step_ms=[a.predicted_step_ms, b.predicted_step_ms],
         phases=phases,

@@ -75,9 +75,11 @@ def sketch(inputs: PlanInputs) -> Placement | None:
 
 def build_space(problem: PlanningProblem, offered: dict[str, Choice]) -> PlacementSpace:
     hardware, train = problem.inputs.hardware, problem.inputs.train
+    layouts = {}
     if _lies_whole(hardware, offered):
         # TorchRec has nothing to say, and loading it would take longer than the rest.
-        layouts = {table.name: [whole_layout(train.batch, table)] for table in problem.tables}
+        for table in problem.tables:
+            layouts[table.name] = [whole_layout(train.batch, table)]
     else:
         from pipeline.planning.torchrec_planner import TorchRecPlanner
 
@@ -110,6 +112,9 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     inputs, placement = problem.inputs, chosen.placement
     hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
     margin = int(memory_gib(hardware, fast) * GIB * float(getattr(inputs.plan, f"{fast}_reserve")))
+    tables = {}
+    for table in problem.tables:
+        tables[table.name] = _plan_table(problem, space, chosen, table)
     memory, phases, reserved = [], [], []
     for used, spent in zip(placement.memory, placement.phases, strict=True):
         memory.append(dict(zip(MEMORIES, used, strict=True)))
@@ -122,7 +127,7 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
         world_size=hardware.world_size,
         ranks_per_host=hardware.ranks_per_host,
         global_batch=inputs.batch,
-        tables={table.name: _plan_table(problem, space, chosen, table) for table in problem.tables},
+        tables=tables,
         memory=memory,
         predicted_step_ms=round(placement.step_ms, 6),
         phases=phases,

@@ -13,7 +13,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.units import GIB
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizers import table_rules
-from pipeline.planning.candidates import OVERLAPPED, ShardBlock, compute_workload
+from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     MIN_COLUMNS,
@@ -29,7 +29,16 @@ from pipeline.planning.choices import (
     tables_of,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, dense_costs, fixed_ms, kept_activations, local_batch, shard_ms, vector_costs
+from pipeline.planning.cost import (
+    FLOAT,
+    OVERLAPPED,
+    dense_costs,
+    fixed_ms,
+    kept_activations,
+    local_batch,
+    shard_ms,
+    vector_costs,
+)
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
 from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.records.dataset import DatasetSchema, Profile
@@ -101,7 +110,7 @@ def event_bytes(inputs: PlanInputs, samples: int) -> float:
         return 0.0
     longest = {sequence.name: sequence.max_length for sequence in inputs.schema.sequences}
     rows = sum(inputs.events.of_batch(event.sequence, longest[event.sequence], samples) for event in lookups.events)
-    return rows * FLOAT * sum(inputs.model.dim_of(table) for table in lookups.tables)
+    return rows * FLOAT * sum(map(inputs.model.dim_of, lookups.tables))
 
 
 def host_bytes(inputs: PlanInputs) -> dict[str, int]:
@@ -174,6 +183,11 @@ class PlanningProblem:
     reserved: dict[str, int]
     room: Capacity
     fixed: dict[str, float]
+
+    @property
+    def table_bytes(self) -> int:
+        """Weights and optimizer state of all tables."""
+        return sum(table.bytes for table in self.tables)
 
 
 def build_problem(inputs: PlanInputs) -> PlanningProblem:
@@ -269,12 +283,11 @@ def search_rounds(problem: PlanningProblem) -> list[dict[str, Choice]]:
     """List the choices for each round of the search: the fastest memory alone first, then with slower ones."""
     hardware = problem.inputs.hardware
     known, all_tiers = memories(hardware), tiers(hardware)
-    need = sum(table.bytes for table in problem.tables)
     allowances, allowed = [], all_tiers
     have = 0
     for memory in known:
         have += problem.room.of(memory) * problem.inputs.world_size
-        if memory == known[-1] or need <= have:
+        if memory == known[-1] or problem.table_bytes <= have:
             allowed = all_tiers[: all_tiers.index(memory) + 1]
             allowances.append({name: _within(choice, allowed) for name, choice in problem.offered.items()})
 

@@ -76,7 +76,9 @@ class OncePerSize(ShardEstimator):
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
         self._inner.estimate(sharding_options, *args, **kwargs)
         for option, shards in zip(sharding_options, all_shards, strict=True):
-            perf = {tuple(shard.size): shard.perf for shard in option.shards}
+            perf = {}
+            for shard in option.shards:
+                perf[tuple(shard.size)] = shard.perf
             for shard in shards:
                 shard.perf = perf[tuple(shard.size)]
             option.shards = shards

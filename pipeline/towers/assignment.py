@@ -84,7 +84,7 @@ def kept_together(partition: PartitionConfig, shared: Iterable[Sequence[str]]) -
 
     ``shared``: those of each table.
     """
-    groups = [list(group) for group in partition.groups]
+    groups = list(map(list, partition.groups))
     for names in shared:
         if len(names) < 2:
             continue
@@ -246,11 +246,13 @@ def strided(
     home: dict[str, int] = {}
     free = []
     for unit in group_units(features, groups):
-        pinned = [pins[name] for name in unit if name in pins]
-        if pinned:
-            home |= dict.fromkeys(unit, pinned[-1])
-        else:
+        tower = None
+        for name in unit:
+            tower = pins.get(name, tower)
+        if tower is None:
             free.append(unit)
+        else:
+            home |= dict.fromkeys(unit, tower)
     for turn, unit in enumerate(free):
         tower = turn % count
         # Pins shift whom the turn meets, so the last units may all be due at towers that have something.

@@ -120,9 +120,11 @@ class TowerEvents:
             rows_of_events = torch.arange(samples, device=lengths.device).repeat_interleave(lengths)
             events.append(rows_of_events)
             event_counts[name] = len(rows_of_events)
-        rows = [event_counts.get(segment.sequence, samples) for segment in self.mine.segments]
+        rows, total = [], 0
+        for segment in self.mine.segments:
+            rows.append(event_counts.get(segment.sequence, samples))
+            total += event_counts.get(segment.sequence, 0)
         # 2. Empty rows behind them, so that all ranks of the group look up equally many.
-        total = sum(event_counts[segment.sequence] for segment in self.mine.events)
         most = total
         if dist.get_world_size(self._group) > 1:
             largest = torch.tensor([total], device=events[0].device)

@@ -103,7 +103,9 @@ def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_hos
 def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -> None:
     """Raise ConfigError unless each of ``features`` is in one tower and the towers divide the ``hosts`` evenly."""
     home: dict[str, int] = {}
+    groups = set()
     for number, tower in enumerate(towers):
+        groups.add(tower.hosts)
         if not tower.features:
             raise ConfigError(
                 f"tower {number} has no feature, expected at least one in each of {len(towers)} towers",
@@ -124,7 +126,6 @@ def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -
             what = f"no tower has: {', '.join(missing)}"
         raise ConfigError(f"the towers and the dataset have different features; {what}", hint=_AGAIN)
 
-    groups = {tower.hosts for tower in towers}
     # Groups that overlap name a host twice, which the comparison with all hosts finds, too.
     placed = sorted(itertools.chain(*groups))
     if placed != list(range(hosts)) or len(set(map(len, groups))) != 1:

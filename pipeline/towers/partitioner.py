@@ -287,7 +287,7 @@ class ExchangeDescent:
         self._pair = problem.membership @ distances @ problem.membership.T / len(distances)
         self._own = np.diag(self._pair).copy()
         self._loads = problem.loads / problem.capacity[:, None]
-        self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
+        self._free = np.setdiff1d(np.arange(len(problem.items)), list(problem.pinned))
         self._count()
         # Rounding may leave a tower empty: it gets the free item that is farthest from the others of its own tower.
         for tower in np.flatnonzero(self._items == 0):
@@ -412,7 +412,7 @@ def partition(
         similarity=np.round(similarity, DIGITS).tolist(),
         placement=np.round(positions, DIGITS).tolist(),
         loads={name: list(values) for name, values in loads.items()},
-        reasons=_reasons(features, towers, settings, similarity),
+        reasons=_reasons(index_of, towers, settings, similarity),
         # The share by which the fullest tower is above an even share of some load.
         excess=float(np.max(problem.used(assigned), initial=1 / count) * count - 1),
     )
@@ -420,10 +420,9 @@ def partition(
 
 
 def _reasons(
-    features: Sequence[str], towers: Sequence[Sequence[str]], settings: PartitionConfig, similarity: Matrix
+    index_of: Mapping[str, int], towers: Sequence[Sequence[str]], settings: PartitionConfig, similarity: Matrix
 ) -> dict[str, str]:
     # A sentence for every feature: the pin or group that decided, else how near its tower is and the next one.
-    index_of = {name: index for index, name in enumerate(features)}
     members: list[list[int]] = []
     home: dict[str, int] = {}
     for number, tower in enumerate(towers):
@@ -433,14 +432,14 @@ def _reasons(
     for group in settings.groups:
         group_of |= dict.fromkeys(group, group)
     reasons = {}
-    for name in features:
+    for name, index in index_of.items():
         others = [other for other in group_of.get(name, []) if other != name]
         if name in settings.pins:
             reasons[name] = f"pinned to tower {settings.pins[name]}"
         elif others:
             reasons[name] = f"stays with {', '.join(others)}"
         else:
-            reasons[name] = _nearness(index_of[name], home[name], members, settings.strategy, similarity)
+            reasons[name] = _nearness(index, home[name], members, settings.strategy, similarity)
     return reasons
 
 

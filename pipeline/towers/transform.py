@@ -188,7 +188,7 @@ class TowerEmbeddings(nn.Module):
             parts = by_key(ids) | by_sample(self._events.every, lookups, samples, events)
             ids = merge_kjts(parts, self._keys, samples, weighted=weighted)
         elif self._keys != ids.keys():
-            ids = ids.permute([ids.keys().index(key) for key in self._keys])
+            ids = ids.permute(list(map(ids.keys().index, self._keys)))
         if len(self.layout.tower_hosts) == 1:
             # This rank is its own only peer.
             return NoWait(NoWait(ids))
@@ -280,7 +280,7 @@ class TowerEmbeddings(nn.Module):
         if not grads or dist.get_world_size(self.groups.tower) == 1:
             return
         # One collective for all: gradients of towers are small, and latency is what costs.
-        flat = torch.cat([grad.flatten() for grad in grads])
+        flat = torch.cat(list(map(torch.flatten, grads)))
         dist.all_reduce(flat, group=self.groups.tower)
         flat /= dist.get_world_size(self.groups.tower)
         first = 0

@@ -93,9 +93,12 @@ class RowLog:
         self._segment, self.per_segment, segments = log_shape(rows, 4 * values, spare)
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
         self.written = WriteCounts() if written is None else written
-        self._buffers = [mmap.mmap(-1, self._segment) for _ in range(IN_MEMORY)]
+        self._buffers: list[mmap.mmap] = []
         self._records: list[F32] = []
-        for buffer in self._buffers:
+        for _ in range(IN_MEMORY):
+            buffer = mmap.mmap(-1, self._segment)
+            self._buffers.append(buffer)
+            # Records fill a segment but for less than one of them.
             words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
             self._records.append(words.reshape(self.per_segment, self.words))
         self._live = np.zeros(segments, np.int32)

@@ -42,7 +42,7 @@ def check_paths(paths: Sequence[str]) -> list[Path]:
                 f"hardware.ssd_paths names {path!r}, which is not a directory that this user may write to",
                 hint="hardware.ssd_paths=[/path/on/a/local/ssd]",
             )
-    return [Path(path) for path in paths]
+    return list(map(Path, paths))
 
 
 class ScratchFile:

@@ -132,10 +132,14 @@ class SsdStore:
         give_buffers(collection, buffers)
 
     def _make_buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> KernelBuffers:
+        slots, rows = {}, 0
+        for shard in shards:
+            rows += shard.rows
+            if isinstance(shard, CachedShard):
+                slots[shard.name] = shard.count
         if self.cached:
-            slots = {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)}
+            # Every rank's kernel has slots, which makes it one of ours, even where the rank has no rows of its tables.
             return KernelBuffers(slots or {"": 0})
-        rows = sum(shard.rows for shard in shards)
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
             # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
