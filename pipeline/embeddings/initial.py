@@ -56,7 +56,13 @@ def block_key(seed: int, table: TableSpec, block: int) -> bytes:
 
 
 def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return what ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
+    """Return what ``initial_rows`` gives scattered rows: float32 [n, dim].
+
+    Args:
+        seed: Of the training.
+        table: Whose rows they are.
+        rows: Their global numbers, int64 [n], in any order.
+    """
     step = max(1, _PIECE_FLOATS // table.dim)
     parts = [np.empty((0, table.dim), np.float32)]
     for start in range(0, len(rows), step):

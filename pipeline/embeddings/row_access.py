@@ -107,7 +107,12 @@ def _copy(source: Tensor, places: Places, destination: Tensor) -> None:
 
 
 def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
-    """Cut ``state`` by name, [n] or [n, k], to ``columns``; a state of whole rows [n] stays as it is."""
+    """Cut the ``state`` of n rows to ``columns``.
+
+    Args:
+        state: By name, [n, k] of each value or [n] of whole rows; the latter stays as it is.
+        columns: Of the k.
+    """
     parts = {}
     for name, values in state.items():
         if values.dim() > 1:

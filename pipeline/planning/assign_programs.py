@@ -359,7 +359,8 @@ def _add_forced_rows(program: Program, model: AssignmentModel, flat: FlatOptions
 
 
 def _add_crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray], whole: float, ranks: int) -> None:
-    # Pigeonhole: at most q x ranks shards are larger than 1/(q + 1) of a whole rank.
+    # Pigeonhole: at most q x ranks shards are larger than 1/(q + 1) of a whole rank. ``sizes``: the shards' of each
+    # option, in the unit of ``whole``, what a rank has.
     every = np.concatenate(sizes)
     owner = np.repeat(np.arange(len(sizes)), list(map(len, sizes)))
     for q in CROWD_SIZES:
@@ -374,7 +375,8 @@ def _read_picks(
 ) -> tuple[int, ...] | None:
     if x is None:
         return None
-    # An option's number counts from the first of its table. HiGHS' ones and zeros are within a tolerance of them.
+    # An option's number counts from the first of its table.
     starts = np.searchsorted(flat.table, np.arange(len(model.tables)))
+    # HiGHS' ones and zeros are within a tolerance of them.
     picked = np.flatnonzero(x[picks] > 0.5)
     return tuple((picked - starts[flat.table[picked]]).tolist())

@@ -192,7 +192,13 @@ def fixed_ms(
 
 
 def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
-    """Predict ms of the dense part of one rank's slice of ``batch``: forward, backward, optimizer, all-reduce."""
+    """Predict ms of the dense part on one rank: forward, backward, optimizer, all-reduce.
+
+    Args:
+        costs: FLOPs and activations of a sample, and the parameters.
+        hardware: Whose ranks share the batch and reduce the gradients.
+        batch: Samples of a step on all ranks.
+    """
     samples = local_batch(batch, hardware.world_size)
     # Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6

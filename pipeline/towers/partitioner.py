@@ -337,7 +337,9 @@ class ExchangeDescent:
         tower, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
         now = self._over(self._used)
+        # Both towers' loads change: the excess of the one may fall by more than that of the other rises.
         excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
+        # A tower keeps one item at least.
         bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
         return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
 

@@ -242,6 +242,7 @@ class SsdShard:
             # Segments that are nearly full of live records give little room, so one round may not do.
             while self.log.crowded:
                 self.tidy()
+            # An entry of 0 stands for a row that was never used, so record p is p + 1.
             self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part], kinds[part]) + 1
 
     def tidy(self) -> None:
@@ -277,6 +278,7 @@ class SsdShard:
     def put(self, places: I64, values: F32) -> None:
         """Overwrite rows ``places``, each once, in memory and on disk; ``values`` [n, values]."""
         rows, where = self.look_up(places)
+        # What is pinned or has a slot is overwritten there; all else goes to the log.
         here = rows >= 0
         self.slots.write(rows[here], values[here])
         kinds = self._drop(where)
