@@ -110,7 +110,7 @@ def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareCo
             record[name] = statistics.median(map(operator.itemgetter(name), times))
         kernels.append(KernelTime(**record))
     figures = fit_kernels(kernels, device, usual)
-    # An all-to-all ends for all ranks at once, so one rank's times stand for them.
+    # An all-to-all ends on all ranks at about the same time, so one rank's times stand for theirs.
     links = [LinkTime(**time) for time in timed[0]["links"]]
     figures |= fit_links(links)
     process = max(map(operator.itemgetter("process_bytes"), timed)) / GIB

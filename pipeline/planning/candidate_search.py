@@ -180,15 +180,15 @@ def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement
 
 
 def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], default: Placement) -> Placement:
-    # The least cost in TorchRec's model that can be had says which limits are worth a search.
+    # 1. The least cost in TorchRec's model that can be had says which limits are worth a search.
     candidates = [*plans, default]
     cheapest = _assign(space, CostWeights(0.0, 0.0, 1.0), thorough=False)
     if cheapest is not None:
         candidates.append(cheapest[0])
     least = min(map(_stock_ms, candidates))
     goal = default.stock_ms / STOCK_GAIN
-    # The first limit lies between the two and only adds candidates. A plan is taken that keeps the goal, else one that
-    # keeps the default's own cost.
+    # 2. The first limit lies between the two and only adds candidates. A plan is taken that keeps the goal, else one
+    # that keeps the default's own cost, which is a candidate itself.
     for limit in (math.sqrt(goal * least), goal, default.stock_ms):
         # Where the fastest so far keeps the limit, a search within it has nothing to add.
         fastest = min(candidates, key=_our_ms)
@@ -199,7 +199,7 @@ def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], defaul
             continue
         within = [p for p in candidates if p.stock_ms <= limit * ROUNDING and p.step_ms <= default.step_ms]
         if within:
-            # Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
+            # 3. Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
             least_ms = min(map(_our_ms, within))
             near = [plan for plan in within if plan.step_ms <= least_ms * NEAR]
             return min(near, key=_stock_ms)

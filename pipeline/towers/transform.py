@@ -279,7 +279,7 @@ class TowerEmbeddings(nn.Module):
         grads = [p.grad for p in self.own_parameters() if p.grad is not None]
         if not grads or dist.get_world_size(self.groups.tower) == 1:
             return
-        # One collective for all: gradients of towers are small, and latency is what costs.
+        # One collective for all gradients: each of its own would cost the latency of the links.
         flat = torch.cat(list(map(torch.flatten, grads)))
         dist.all_reduce(flat, group=self.groups.tower)
         flat /= dist.get_world_size(self.groups.tower)
