@@ -77,7 +77,11 @@ def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
     """Fit latency and bandwidth of the links within a host; {} for one rank."""
     if not times:
         return {}
-    latency, megabyte = _fit([[1.0, time.bytes_away / 1e6] for time in times], [time.ms for time in times])
+    design, spent = [], []
+    for time in times:
+        design.append([1.0, time.bytes_away / 1e6])
+        spent.append(time.ms)
+    latency, megabyte = _fit(design, spent)
     return {"intra_host_latency_us": max(1e3 * latency, LEAST_COST), "intra_host_gb_per_s": _gb_per_s(megabyte)}
 
 
@@ -109,6 +113,7 @@ def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, flo
     slower = {}
     for name, value in figures.items():
         if name in ("ddr_gb_per_s", "hbm_gb_per_s"):
+            # The one figure that is a rate, not a time.
             slower[name] = value / factor
         elif name in ("lookup_ns", "update_ns", "table_overhead_us"):
             slower[name] = value * factor

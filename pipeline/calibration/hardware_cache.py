@@ -111,7 +111,10 @@ def calibration_revision(config: Config) -> int:
     if not config.hardware.measured:
         return 0
     cached = find_kept(config)
-    return 0 if cached is None else cached.revision + _is_due(config, cached)
+    if cached is None:
+        return 0
+    # A plan made now would measure again first, so its figures will have the next revision.
+    return cached.revision + _is_due(config, cached)
 
 
 def _is_due(config: Config, cached: CachedHardware) -> bool:
@@ -155,7 +158,10 @@ def keep(
 
 def identity(config: Config) -> dict[str, Any]:
     """What the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
-    cards = sorted({card.name for card in gpus()}) if config.hardware.device == "cuda" else []
+    cards = []
+    if config.hardware.device == "cuda":
+        # By name alone: which of a host's equal cards a plan is for makes no difference.
+        cards = sorted({card.name for card in gpus()})
     return {
         "processor": processor(),
         "gpus": cards,
@@ -164,7 +170,7 @@ def identity(config: Config) -> dict[str, Any]:
         "ranks": config.machine_ranks,
         "threads": config.train.threads_per_rank,
         "precision": config.train.precision,
-        **{name: version(name) for name in PACKAGES},
+        **dict(zip(PACKAGES, map(version, PACKAGES), strict=True)),
     }
 
 
@@ -190,6 +196,8 @@ def _measure(config: Config, revision: int, former: CachedHardware | None = None
     loaded = former is None and is_disturbed(began, ended)
     cached = keep(config, figures, ended.clock - began.clock, revision, loaded=loaded)
     _taken_here.add(_key(config))
-    beside = ", beside other programs: it is measured again when they are gone" if loaded else ""
+    beside = ""
+    if loaded:
+        beside = ", beside other programs: it is measured again when they are gone"
     log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s%s", cached.seconds, beside)
     return cached

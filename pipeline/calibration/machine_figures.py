@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,21 +33,18 @@ log = logging.getLogger(__name__)
 STEPS = 20
 # Tables of a thousand to a million rows, as in real models: small ones alone would leave the caches to the dense part.
 # Small and large MLPs, few and many tables, all batch sizes: dominated by overhead, by products or by activations.
-TRIALS = tuple(
-    Trial(rows=spread_rows(tables), zipf=1.1, dim=dim, bottom=bottom, top=top, batch=batch)
-    for tables, dim, bottom, top, batch in (
-        (4, 16, (16,), (16,), 512),
-        (8, 32, (512, 256), (512, 256), 4096),
-        (26, 16, (64,), (64,), 4096),
-        (24, 64, (128,), (128,), 2048),
-        (8, 16, (256, 128), (256,), 8192),
-        (12, 64, (64, 64), (256, 128, 64), 8192),
-        (16, 8, (256,), (256, 256), 1024),
-        (6, 32, (64, 128, 64), (64, 32), 2048),
-        (10, 16, (512, 64), (256,), 8192),
-        (20, 64, (64,), (64, 32), 2048),
-        (5, 32, (64, 256), (512, 64), 4096),
-    )
+TRIALS = (
+    Trial(rows=spread_rows(4), zipf=1.1, dim=16, bottom=(16,), top=(16,), batch=512),
+    Trial(rows=spread_rows(8), zipf=1.1, dim=32, bottom=(512, 256), top=(512, 256), batch=4096),
+    Trial(rows=spread_rows(26), zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4096),
+    Trial(rows=spread_rows(24), zipf=1.1, dim=64, bottom=(128,), top=(128,), batch=2048),
+    Trial(rows=spread_rows(8), zipf=1.1, dim=16, bottom=(256, 128), top=(256,), batch=8192),
+    Trial(rows=spread_rows(12), zipf=1.1, dim=64, bottom=(64, 64), top=(256, 128, 64), batch=8192),
+    Trial(rows=spread_rows(16), zipf=1.1, dim=8, bottom=(256,), top=(256, 256), batch=1024),
+    Trial(rows=spread_rows(6), zipf=1.1, dim=32, bottom=(64, 128, 64), top=(64, 32), batch=2048),
+    Trial(rows=spread_rows(10), zipf=1.1, dim=16, bottom=(512, 64), top=(256,), batch=8192),
+    Trial(rows=spread_rows(20), zipf=1.1, dim=64, bottom=(64,), top=(64, 32), batch=2048),
+    Trial(rows=spread_rows(5), zipf=1.1, dim=32, bottom=(64, 256), top=(512, 64), batch=4096),
 )
 
 
@@ -85,28 +83,37 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     figures: dict[str, Any] = {}
     if disk is not None:
         log.info("disk of %s ...", disk)
-        # A host's ranks share its disk.
-        figures |= {name: value / world for name, value in time_disk(disk).items()}
+        for name, value in time_disk(disk).items():
+            # A host's ranks share its disk.
+            figures[name] = value / world
     figures |= fit_alone(timed, hardware.device)
     steps = _time_steps(replace(host, hardware=replace(hardware, **figures)))
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures, measured=[])
-    return Calibration(hardware=final, measured=tuple(figures), error=fit_error(steps, final, slowdown))
+    # The error is that of the fitted figures for the very steps that they were fitted to, relative to each one's time.
+    errors = []
+    for step in steps:
+        dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.dense_gb_per_s
+        known = step.known_ms + (slowdown - 1) * step.kernels_ms
+        errors.append(abs(known + dense + final.step_overhead_ms - step.ms) / step.ms)
+    return Calibration(hardware=final, measured=tuple(figures), error=statistics.median(errors))
 
 
 def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
     """Fit figures of kernels, links, copies and memory to what each rank measured; ``usual``: as in ``fit_kernels``."""
     kernels = []
-    for times in zip(*(rank["kernels"] for rank in timed), strict=True):
+    for times in zip(*map(operator.itemgetter("kernels"), timed), strict=True):
         # One record for the ranks' records of one shape: the first one's counts, and median times.
         record = dict(times[0])
         for name in ("lookup_ms", "update_ms"):
-            record[name] = statistics.median(time[name] for time in times)
+            record[name] = statistics.median(map(operator.itemgetter(name), times))
         kernels.append(KernelTime(**record))
     figures = fit_kernels(kernels, device, usual)
-    figures |= fit_links([LinkTime(**time) for time in timed[0]["links"]])
-    process = max(rank["process_bytes"] for rank in timed) / GIB
+    # An all-to-all ends on all ranks at about the same time, so one rank's times stand for theirs.
+    links = [LinkTime(**time) for time in timed[0]["links"]]
+    figures |= fit_links(links)
+    process = max(map(operator.itemgetter("process_bytes"), timed)) / GIB
     # Some kernels, as gVisor's, do not say.
     if process:
         figures["process_gib"] = process
@@ -122,14 +129,16 @@ def _time_rank(config: Config) -> dict[str, Any]:
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     process = pss_bytes()
-    kernels = [dataclasses.asdict(time) for time in time_kernels(device, dist.barrier)]
-    links = [dataclasses.asdict(time) for time in time_links(device)]
+    kernels = list(map(dataclasses.asdict, time_kernels(device, dist.barrier)))
+    links = list(map(dataclasses.asdict, time_links(device)))
     return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device)}
 
 
 def copy_rate(device: torch.device) -> dict[str, float]:
     """The rate of copies from host memory to a GPU, by its name in the hardware; {} on a CPU."""
-    return {"hbm_to_ddr_gb_per_s": time_copies(device)} if device.type == "cuda" else {}
+    if device.type != "cuda":
+        return {}
+    return {"hbm_to_ddr_gb_per_s": time_copies(device)}
 
 
 def _time_steps(config: Config) -> list[StepTime]:
@@ -199,13 +208,3 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
         global_batch=config.train.batch,
         tables=tables,
     )
-
-
-def fit_error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
-    """The median relative error of the fitted figures for the steps they were fitted to."""
-    errors = []
-    for step in steps:
-        dense = step.gflop / hardware.dense_gflop_per_s * 1e3 + step.megabytes / hardware.dense_gb_per_s
-        known = step.known_ms + (slowdown - 1) * step.kernels_ms
-        errors.append(abs(known + dense + hardware.step_overhead_ms - step.ms) / step.ms)
-    return statistics.median(errors)

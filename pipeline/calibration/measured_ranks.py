@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import multiprocessing
@@ -36,7 +37,14 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
         NightjarError: A rank's own.
         LaunchError: A rank died without an error or ended without an answer, or all were silent for LIMIT_SECONDS.
     """
-    context: Any = multiprocessing.get_context("fork" if _can_fork(device) else "spawn")
+    # A fork saves ranks the import of torch, but has no CUDA and no pools of threads: there must be no threads that
+    # Python did not start. Where /proc does not say how many there are, nothing is forked.
+    method = "spawn"
+    if device == "cpu" and "torchrec" in sys.modules:
+        with contextlib.suppress(OSError):
+            if len(list(Path("/proc/self/task").iterdir())) == threading.active_count():
+                method = "fork"
+    context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory() as folder:
         messages = context.Queue()
         meeting = (f"{folder}/group", world, device)
@@ -55,15 +63,6 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
                 # One that hangs in what its signal cannot end.
                 process.kill()
                 process.join()
-
-
-def _can_fork(device: str) -> bool:
-    # A fork saves ranks the import of torch, but has no CUDA and no pools of threads.
-    try:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return False
-    return device == "cpu" and threads == threading.active_count() and "torchrec" in sys.modules
 
 
 def _collect(ranks: list[Any], messages: Any) -> list[Any]:

@@ -72,8 +72,8 @@ def _measure(config: Config) -> dict[str, Any]:
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=True)
     process = pss_bytes()
-    kernels = [dataclasses.asdict(record) for record in time_kernels(device, dist.barrier, SHAPES)]
-    links = [dataclasses.asdict(record) for record in time_links(device, LINKS, STEPS)]
+    kernels = list(map(dataclasses.asdict, time_kernels(device, dist.barrier, SHAPES)))
+    links = list(map(dataclasses.asdict, time_links(device, LINKS, STEPS)))
     steps = [_step_ms(config, trial, device) for trial in TRIALS]
     return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device), "steps": steps}
 

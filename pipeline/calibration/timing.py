@@ -200,6 +200,7 @@ def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
         # O_DIRECT needs page-aligned memory.
         with mmap.mmap(-1, PAGE) as buffer:
             done = 0
+            # The threads take turns, so no two of them read a page.
             for page in pages[first::DEPTH]:
                 done += os.preadv(file, [buffer], page * PAGE) == PAGE
                 if time.perf_counter() > end:
@@ -215,6 +216,7 @@ def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
 def _read_in_order(file: int, size: int, seconds: float) -> int:
     # One block at least, whatever else the machine does meanwhile.
     end, at = time.perf_counter() + seconds, 0
+    # Page-aligned, as O_DIRECT needs it.
     with mmap.mmap(-1, BLOCK) as buffer:
         while at < size:
             at += os.preadv(file, [buffer], at)

@@ -78,12 +78,19 @@ def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
     from pipeline.specs.id_mapping import access_histogram
 
     rng, count = np.random.default_rng(seed), trial.batch * batches
+    columns = []
+    for number, rows in enumerate(trial.rows):
+        columns.append(SparseColumn(name=f"C{number}", rows=rows))
+    # As Parquet cuts them: whole groups, and the rest.
+    groups = [GROUP] * (count // GROUP)
+    if count % GROUP:
+        groups.append(count % GROUP)
     schema = DatasetSchema(
         dense=tuple(f"I{i}" for i in range(DENSE)),
-        sparse=tuple(SparseColumn(name=f"C{i}", rows=rows) for i, rows in enumerate(trial.rows)),
+        sparse=tuple(columns),
         rows={"train": count, "test": 0},
         files={"train": ["train/part-00000.parquet"], "test": []},
-        groups={"train": [[min(GROUP, count - at) for at in range(0, count, GROUP)]], "test": []},
+        groups={"train": [groups], "test": []},
     )
     ids, profiles = {}, {}
     for column in schema.sparse:
@@ -145,4 +152,5 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
     times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
     times = times[len(times) // 2 :]
-    return {"step_ms": statistics.median(times) if times else 0.0, "bytes": status_bytes("VmHWM") - before}
+    step_ms = statistics.median(times) if times else 0.0
+    return {"step_ms": step_ms, "bytes": status_bytes("VmHWM") - before}

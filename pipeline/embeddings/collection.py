@@ -54,6 +54,7 @@ def _bag_config(table: TableSchema, keys: Sequence[str], model: ModelConfig) -> 
         name=table.name,
         embedding_dim=model.dim_of(table.name),
         num_embeddings=table.rows,
+        # TorchRec's word for the keys of a lookup: a table of sequences has one, its own name.
         feature_names=[*keys],
         pooling=_POOLINGS[model.table(table.name).pooling],
         weight_init_max=model.table(table.name).init_bound,
@@ -75,29 +76,30 @@ def feature_vectors(
         by_name = dict(separate)
         if pooled is not None:
             by_name = {**pooled.to_dict(), **by_name}
-        vectors = [by_name[name] for name in features]
-        return torch.stack(vectors, dim=1) if even else torch.cat(vectors, dim=1)
-    assert pooled is not None
-    return pooled_stack(pooled, features) if even else concat_features(pooled, features)
+    else:
+        assert pooled is not None
+        if even:
+            return pooled_stack(pooled, features)
+        if pooled.keys() == [*features]:
+            return pooled.values()
+        by_name = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
+    vectors = [by_name[name] for name in features]
+    if even:
+        return torch.stack(vectors, dim=1)
+    return torch.cat(vectors, dim=1)
 
 
 def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     """Return the embeddings of ``features`` in that order: [B, F, D].
 
-    All widths must be equal and ``features`` must be all keys, as ``build_collection`` makes them.
+    Args:
+        pooled: What a collection returned, all of one width.
+        features: All keys of ``pooled``, as ``build_collection`` makes them.
     """
     # A sharded collection returns its features in the order of its shards, so ``values()`` alone is wrong.
     values = pooled.values()
     stacked = values.view(values.shape[0], len(features), -1)
     return reordered(stacked, pooled.keys(), features)
-
-
-def concat_features(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
-    """Return the embeddings of ``features``, of any widths, concatenated in that order: [B, sum of widths]."""
-    if pooled.keys() == [*features]:
-        return pooled.values()
-    parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
-    return torch.cat([parts[name] for name in features], dim=1)
 
 
 def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:
@@ -110,8 +112,8 @@ def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> T
 
 @lru_cache(maxsize=16)
 def _permutation(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    index = {name: i for i, name in enumerate(given)}
-    order = torch.tensor([index[name] for name in wanted], device=device)
+    # Kept on the device: building it anew would make the host wait for a copy in every step.
+    order = torch.tensor(list(map(given.index, wanted)), device=device)
     return order, torch.argsort(order)
 
 
@@ -131,10 +133,12 @@ class _Reorder(torch.autograd.Function):
 def penalised(embeddings: Tensor, factors: Tensor) -> Tensor:
     """Return ``embeddings`` unchanged; their backward pass adds the gradient of an L2 penalty.
 
-    The penalty of a sample is ``factors`` [B] / 2 times the squared norm of its embeddings. It reaches the rows that a
-    batch looks up, and is not part of the loss that is reported. Of an embedding that is a sum of several rows, the sum
-    is penalised.
-    ``embeddings``: [B, F, D] or [B, sum of widths].
+    The penalty reaches the rows that a batch looks up, and is not part of the loss that is reported. Of an embedding
+    that is a sum of several rows, the sum is penalised.
+
+    Args:
+        embeddings: [B, F, D] or [B, sum of widths].
+        factors: [B]. A sample's penalty is half of its factor times the squared norm of its embeddings.
     """
     return cast(Tensor, _Penalised.apply(embeddings, factors))
 

@@ -41,7 +41,7 @@ def compile_tables(
         optimizer = rules.of(kernel.tables[0].name)
         if kernel.data_parallel or kernel.tables[0].name in weighted or not compiled_on(optimizer, device):
             continue
-        if all(len(weights) < _MAX_IDS for weights in storage_of(kernel.module)):
+        if max(map(len, storage_of(kernel.module))) < _MAX_IDS:
             kernel.module.forward = CompiledTables(kernel, optimizer, load_kernels("steps"))
 
 
@@ -53,12 +53,13 @@ class CompiledTables:
 
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, steps: Any) -> None:
         self._module = kernel.module
-        self._names = [table.name for table in kernel.tables]
         self._fbgemm: Callable[..., Tensor] = kernel.module.forward
         self._eps = optimizer.fused()[1]["eps"]
         self._weights = storage_of(kernel.module)
+        self._names: list[str] = []
         self._table_of_feature: list[int] = []
         for number, table in enumerate(kernel.tables):
+            self._names.append(table.name)
             self._table_of_feature += [number] * len(table.feature_names)
         states = [state[0] for state in states_of(kernel.module)]
         mean = kernel.module.pooling_mode == PoolingMode.MEAN
@@ -84,27 +85,25 @@ class CompiledTables:
 
     def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Return the pooled embeddings, without a backward pass."""
-        pooled = self._tables.look_up(indices, offsets)
-        if pooled is None:
-            raise self._wrong_row(indices, offsets)
-        return pooled
-
-    def learn(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
-        """Train the rows by the ``gradient`` of the pooled embeddings."""
-        self._train(indices, offsets, gradient.contiguous(), self._module.get_learning_rate(), self._eps)
-
-    def _wrong_row(self, indices: Tensor, offsets: Tensor) -> GuardError:
+        pooled: Tensor | None = self._tables.look_up(indices, offsets)
+        if pooled is not None:
+            return pooled
+        # The kernels say only that a row is outside of its table; which one is found here.
         batch = (offsets.numel() - 1) // len(self._table_of_feature)
         for feature, table in enumerate(self._table_of_feature):
             ids = indices[offsets[feature * batch] : offsets[(feature + 1) * batch]]
             rows = len(self._weights[table])
             wrong = ids[(ids < 0) | (ids >= rows)]
             if len(wrong):
-                return GuardError(
+                raise GuardError(
                     f"table {self._names[table]!r}: row {int(wrong[0])} is looked up, expected 0 to {rows - 1}",
                     hint="ingest the data again: stages=[ingest] force=true",
                 )
-        return GuardError("a row outside of its table is looked up", hint="ingest the data again")
+        raise GuardError("a row outside of its table is looked up", hint="ingest the data again")
+
+    def learn(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
+        """Train the rows by the ``gradient`` of the pooled embeddings."""
+        self._train(indices, offsets, gradient.contiguous(), self._module.get_learning_rate(), self._eps)
 
 
 class _LookUp(torch.autograd.Function):

@@ -31,11 +31,6 @@ class EventLookups:
     segments: tuple[Segment, ...]
 
     @property
-    def samples(self) -> tuple[Segment, ...]:
-        """Segments with one row a sample: of the pooled features of the tables."""
-        return tuple(segment for segment in self.segments if not segment.sequence)
-
-    @property
     def events(self) -> tuple[Segment, ...]:
         """Segments with one row an event."""
         return tuple(segment for segment in self.segments if segment.sequence)
@@ -44,8 +39,9 @@ class EventLookups:
     def features(self) -> tuple[str, ...]:
         """The pooled features of the tables."""
         names: list[str] = []
-        for segment in self.samples:
-            names += segment.columns.values()
+        for segment in self.segments:
+            if not segment.sequence:
+                names += segment.columns.values()
         return tuple(names)
 
 
@@ -57,7 +53,11 @@ def event_lookups(schema: DatasetSchema) -> EventLookups | None:
     segments = []
     # 1. The pooled features: segment i has the i-th feature of every table that has one.
     for i in range(max(len(table.features) for table in tables)):
-        segments.append(Segment("", {table.name: table.features[i] for table in tables if i < len(table.features)}))
+        columns = {}
+        for table in tables:
+            if i < len(table.features):
+                columns[table.name] = table.features[i]
+        segments.append(Segment("", columns))
     # 2. The sequences: columns share a segment until two of them have the same table.
     for sequence in schema.sequences:
         groups: list[dict[str, str]] = []
@@ -68,5 +68,6 @@ def event_lookups(schema: DatasetSchema) -> EventLookups | None:
                     break
             else:
                 groups.append({column.owner: column.name})
-        segments += [Segment(sequence.name, group) for group in groups]
+        for group in groups:
+            segments.append(Segment(sequence.name, group))
     return EventLookups(tuple(table.name for table in tables), tuple(segments))

@@ -48,6 +48,7 @@ def sparse_memory(count: int) -> Tensor:
     """Return float32 zeros [count] that take memory only where they are touched, however many they are."""
     if not count:
         return torch.empty(0)
+    # Reserved, all of it would count against what Linux may promise, and a table larger than memory would be refused.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
 
@@ -89,8 +90,9 @@ def _large_pages_allowed(enabled: Path = _ENABLED) -> bool:
 
 def _madvise(address: int, size: int, advice: int) -> int:
     library = ctypes.CDLL(None, use_errno=True)
-    failed = library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
-    return ctypes.get_errno() if failed else 0
+    if library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice):
+        return ctypes.get_errno()
+    return 0
 
 
 def _memory_ranges(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:

@@ -36,14 +36,14 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
     counter-based generator of its own, so any range costs at most two blocks more than itself.
     """
     bound = table.initial_bound
-    parts = []
+    parts = [np.empty((0, table.dim), np.float32)]
     for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(block_key(seed, table, block), "little")))
         first = block * INIT_BLOCK_ROWS
         size = min(INIT_BLOCK_ROWS, table.rows - first)
         values = generator.random((size, table.dim), dtype=np.float32)
         parts.append(values[max(start - first, 0) : stop - first])
-    flat = np.concatenate(parts) if parts else np.empty((0, table.dim), dtype=np.float32)
+    flat = np.concatenate(parts)
     # numpy, not torch: blocks are small, and threads for them would wait for one another.
     flat *= np.float32(2 * bound)
     flat -= np.float32(bound)
@@ -56,10 +56,18 @@ def block_key(seed: int, table: TableSpec, block: int) -> bytes:
 
 
 def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return what ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
+    """Return what ``initial_rows`` gives scattered rows: float32 [n, dim].
+
+    Args:
+        seed: Of the training.
+        table: Whose rows they are.
+        rows: Their global numbers, int64 [n], in any order.
+    """
     step = max(1, _PIECE_FLOATS // table.dim)
-    parts = [_rows_of_piece(seed, table, rows[start : start + step]) for start in range(0, len(rows), step)]
-    return np.concatenate(parts) if parts else np.empty((0, table.dim), np.float32)
+    parts = [np.empty((0, table.dim), np.float32)]
+    for start in range(0, len(rows), step):
+        parts.append(_rows_of_piece(seed, table, rows[start : start + step]))
+    return np.concatenate(parts)
 
 
 def _rows_of_piece(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -32,8 +32,10 @@ def squared_norms(access: RowAccess) -> Tensor:
     The sum over all ranks is the squared norms, however the tables are sharded.
     float64, on the CPU.
     """
-    rows = {name: sampled(table) for name, table in access.tables.items()}
-    squares = {name: torch.zeros(len(numbers), dtype=torch.float64) for name, numbers in rows.items()}
+    rows, squares = {}, {}
+    for name, table in access.tables.items():
+        rows[name] = sampled(table)
+        squares[name] = torch.zeros(len(rows[name]), dtype=torch.float64)
     for shard in access.local_shards():
         places = rows[shard.table] - shard.row
         local = torch.nonzero((places >= 0) & (places < shard.rows)).flatten()

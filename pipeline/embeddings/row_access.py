@@ -107,8 +107,18 @@ def _copy(source: Tensor, places: Places, destination: Tensor) -> None:
 
 
 def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
-    """Cut ``state`` by name, [n] or [n, k], to ``columns``; a state of whole rows [n] stays as it is."""
-    return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
+    """Cut the ``state`` of n rows to ``columns``.
+
+    Args:
+        state: By name, [n, k] of each value or [n] of whole rows; the latter stays as it is.
+        columns: Of the k.
+    """
+    parts = {}
+    for name, values in state.items():
+        if values.dim() > 1:
+            values = values[:, columns]
+        parts[name] = values
+    return parts
 
 
 class RowStore(Protocol):
@@ -175,10 +185,11 @@ class RowAccess:
         self._dmp = dmp
         self.rules: TableRules = cast(Any, dmp).table_rules
         self._store: RowStore | None = getattr(dmp, "row_store", None)
+        self.tables: dict[str, TableSpec] = {}
         if tables:
-            self.tables = {table.name: table for table in tables}
+            for table in tables:
+                self.tables[table.name] = table
             return
-        self.tables = {}
         for collection in sharded_collections(dmp).values():
             for config in collection._embedding_bag_configs:
                 self.tables[config.name] = TableSpec(

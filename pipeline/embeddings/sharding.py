@@ -105,8 +105,9 @@ def _check_table(name: str, table: TablePlan, plan: Plan, table_ranks: Sequence[
         )
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return
-    cells, inside = 0, True
+    cells, inside, ranks = 0, True, []
     for shard in table.shards:
+        ranks.append(shard.rank)
         cells += shard.rows * shard.columns
         rows_fit = 0 <= shard.row <= shard.row + shard.rows <= table.rows
         columns_fit = 0 <= shard.column < shard.column + shard.columns <= table.dim
@@ -117,7 +118,6 @@ def _check_table(name: str, table: TablePlan, plan: Plan, table_ranks: Sequence[
             f"on ranks {table_ranks[0]} to {table_ranks[-1]}",
             hint=_REPLAN,
         )
-    ranks = [shard.rank for shard in table.shards]
     if table.sharding == ShardingType.ROW_WISE.value and ranks != list(table_ranks):
         raise PlanError(
             f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {len(table_ranks)} in order",
@@ -156,9 +156,10 @@ def _parameter_sharding(table: TablePlan, plan: Plan, table_ranks: Sequence[int]
 
 
 def _find_collections(
-    model: nn.Module, plan: Plan, paths: Sequence[str], device: torch.device
+    model: nn.Module, plan: Plan, paths: str | Sequence[str], device: torch.device, workers: Workers | None
 ) -> dict[str, EmbeddingBagCollection]:
-    # PlanError where ``plan`` is for other tables, ranks or devices than those of ``model``.
+    # PlanError where ``plan`` is for other tables, ranks or devices than those of ``model``, or has tables on the ranks
+    # of ``workers``, which hold none.
     if plan.world_size != dist.get_world_size():
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, but {dist.get_world_size()} are running",
@@ -171,7 +172,7 @@ def _find_collections(
         )
     collections: dict[str, EmbeddingBagCollection] = {}
     built: dict[str, tuple[int, int]] = {}
-    for path in paths:
+    for path in [paths] if isinstance(paths, str) else paths:
         collection = model.get_submodule(path)
         if not isinstance(collection, EmbeddingBagCollection):
             raise TypeError(f"{path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
@@ -183,6 +184,15 @@ def _find_collections(
         if built.get(name) != planned.get(name):
             raise PlanError(
                 f"table {name!r} is (rows, dim) {planned.get(name)} in the plan, but {built.get(name)} in the model",
+                hint=_REPLAN,
+            )
+    if workers is None:
+        return collections
+    for name, table in plan.tables.items():
+        if table.sharding not in SHARDINGS or not set(workers.ranks).isdisjoint(table.ranks):
+            raise PlanError(
+                f"table {name!r} is {table.sharding} on ranks {table.ranks}, expected {' or '.join(SHARDINGS)} on "
+                f"embedding hosts: ranks {workers.count} to {workers.world - 1}",
                 hint=_REPLAN,
             )
     return collections
@@ -225,7 +235,8 @@ def any_width(device: torch.device) -> Iterator[None]:
         offsets, size = [], 0
         for rows, width, *_ in specs:
             offsets.append(size)
-            size += rows if rowwise else rows * width
+            values = 1 if rowwise else width
+            size += rows * values
         placements = [EmbeddingLocation.HOST] * len(offsets)
         return fbgemm.SplitState(dev_size=0, host_size=size, uvm_size=0, placements=placements, offsets=offsets)
 
@@ -265,10 +276,8 @@ def shard_model(
         PlanError: Plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
     """
     # 1. Check that plan, model, ranks and optimizers go together.
-    collections = _find_collections(model, plan, [module_path] if isinstance(module_path, str) else module_path, device)
     remote_workers = workers if workers is not None and workers.remote else None
-    if remote_workers is not None:
-        _check_embedding_hosts(plan, remote_workers)
+    collections = _find_collections(model, plan, module_path, device, remote_workers)
     # TorchRec divides gradients of tables by the ranks; with embedding hosts the caller does (`Workers.averaged`).
     set_gradient_division(remote_workers is None)
     on_disk = plan.tables_on("ssd")
@@ -286,18 +295,20 @@ def shard_model(
         weighted |= _prepare_tables(collection, rules, plan.device, row_store, threaded=threaded)
 
     # 3. Shard.
-    sharder = (_GroupSharder if among else EmbeddingBagCollectionSharder)(
-        # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
-        fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
-        qcomm_codecs_registry=codecs,
-    )
+    sharder_class, ranks, env = EmbeddingBagCollectionSharder, None, None
+    if among:
+        sharder_class, ranks = _GroupSharder, among.ranks
+        env = group_env(len(ranks), ranks.index(dist.get_rank()), among.group)
+    # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
+    fused_params = {"bounds_check_mode": BoundsCheckMode.FATAL}
+    sharder = sharder_class(fused_params=fused_params, qcomm_codecs_registry=codecs)
     with row_store.building_kernels() if row_store is not None else nullcontext(), any_width(device):
         dmp = DistributedModelParallel(
             module=model,
             device=device,
-            plan=_convert_plan(plan, collections, among.ranks if among else None, prefetch),
+            plan=_convert_plan(plan, collections, ranks, prefetch),
             sharders=[sharder],  # type: ignore[list-item]
-            env=group_env(len(among.ranks), among.ranks.index(dist.get_rank()), among.group) if among else None,
+            env=env,
             init_data_parallel=trained and plan.world_size > 1,
             data_parallel_wrapper=_data_parallel_wrapper(model, among, remote_workers),
         )
@@ -317,16 +328,6 @@ def shard_model(
     replicas = [kernel for kernel in kernels(dmp) if kernel.data_parallel]
     dmp.replicas = ReplicaOptimizer(replicas, rules) if replicas else None
     return dmp
-
-
-def _check_embedding_hosts(plan: Plan, workers: Workers) -> None:
-    for name, table in plan.tables.items():
-        if table.sharding not in SHARDINGS or any(shard.rank in workers.ranks for shard in table.shards):
-            raise PlanError(
-                f"table {name!r} is {table.sharding} on ranks {table.ranks}, expected {' or '.join(SHARDINGS)} on "
-                f"embedding hosts: ranks {workers.count} to {workers.world - 1}",
-                hint=_REPLAN,
-            )
 
 
 def _prepare_tables(
@@ -350,7 +351,10 @@ def _convert_plan(
 ) -> ShardingPlan:
     whole = ShardingPlan(plan={})
     for path, collection in collections.items():
-        tables = {config.name: plan.tables[config.name] for config in collection.embedding_bag_configs()}
+        # A collection has some of the plan's tables, and TorchRec takes a plan for no others.
+        tables = {}
+        for config in collection.embedding_bag_configs():
+            tables[config.name] = plan.tables[config.name]
         whole.plan |= to_sharding_plan(replace(plan, tables=tables), path, ranks, prefetch=prefetch).plan
     return whole
 

@@ -46,6 +46,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
 
     Call it after the optimizer is fused and before the tables are sharded.
     """
+    # Parts differ by one table at most: their kernels run side by side, and the slowest is waited for.
     parts = min(parts, len(parameters))
     for number, parameter in enumerate(parameters):
         separate_kernel([parameter], f"part {number * parts // len(parameters)}")
@@ -73,8 +74,9 @@ def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
             if isinstance(inner, ThreadedLookup):
                 modules.append(inner)
-            else:
-                modules += [embedding.emb_module for embedding in inner._emb_modules]
+                continue
+            for embedding in inner._emb_modules:
+                modules.append(embedding.emb_module)
     return modules
 
 
@@ -85,8 +87,14 @@ class _LocalForward:
         self._collection, self._torchrec_forward = collection, collection.forward
         self.lookups = []
         for lookup in collection._lookups:
-            if _gains_from_threads(lookup):
-                lookup = ThreadedLookup(lookup._emb_modules, lookup._feature_splits)
+            embeddings = [] if isinstance(lookup, DistributedDataParallel) else list(lookup._emb_modules)
+            single_threaded = 0
+            for embedding in embeddings:
+                # Compiled tables use all threads themselves.
+                compiled = isinstance(embedding.emb_module.forward, CompiledTables)
+                single_threaded += hasattr(embedding, "fused_optimizer") and not compiled
+            if single_threaded == len(embeddings) > 1 and torch.get_num_threads() > 1:
+                lookup = ThreadedLookup(embeddings, lookup._feature_splits)
             self.lookups.append(lookup)
 
     def __call__(self, features: KeyedJaggedTensor) -> Any:
@@ -97,24 +105,15 @@ class _LocalForward:
         with torch.no_grad():
             if collection._has_features_permute:
                 features = features.permute(collection._features_order, collection._features_order_tensor)
-            parts = features.split(collection._feature_splits) if len(self.lookups) > 1 else [features]
+            parts = [features]
+            if len(self.lookups) > 1:
+                parts = features.split(collection._feature_splits)
         pooled = [lookup(part) for lookup, part in zip(self.lookups, parts, strict=True)]
+        # A single lookup's embeddings need no copy.
+        values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
         return KeyedTensor(
-            keys=collection._embedding_names,
-            length_per_key=collection._embedding_dims,
-            values=pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1),
-            key_dim=1,
+            keys=collection._embedding_names, length_per_key=collection._embedding_dims, values=values, key_dim=1
         )
-
-
-def _gains_from_threads(lookup: Any) -> bool:
-    if isinstance(lookup, DistributedDataParallel) or len(lookup._emb_modules) <= 1 or torch.get_num_threads() <= 1:
-        return False
-    for embedding in lookup._emb_modules:
-        # Compiled tables use all threads themselves.
-        if not hasattr(embedding, "fused_optimizer") or isinstance(embedding.emb_module.forward, CompiledTables):
-            return False
-    return True
 
 
 class ThreadedLookup(nn.Module):
@@ -179,7 +178,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, pool: ThreadPoolExecutor, outputs: list[Tensor]) -> Tensor:
         ctx.pool, ctx.outputs = pool, outputs
-        return torch.cat([output.detach() for output in outputs], dim=1)
+        return torch.cat(list(map(torch.detach, outputs)), dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
@@ -197,6 +196,9 @@ def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:
         torch.set_flush_denormal(True)
         barrier.wait()
 
-    for future in [pool.submit(start) for _ in range(count)]:
+    # All are submitted before the first is waited for: none gets past the barrier alone.
+    started = [pool.submit(start) for _ in range(count)]
+    for future in started:
         future.result()
+    # ``set_num_threads`` in one thread also sets what threads that begin later get.
     torch.set_num_threads(threads)

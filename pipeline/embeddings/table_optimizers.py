@@ -208,7 +208,10 @@ class Ftrl(TableOptimizer):
     replica_passes = 10
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr)) if lr else None
+        if not lr:
+            # As in ``update``: the formula would divide by it.
+            return None
+        return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         # At a rate of 0 nothing moves; the formula would divide by it.
@@ -323,7 +326,9 @@ class TableRules:
 
 def as_rules(optimizer: TableOptimizer | TableRules) -> TableRules:
     """Return the rules of tables that all learn by ``optimizer``; rules as they are."""
-    return optimizer if isinstance(optimizer, TableRules) else TableRules(optimizer)
+    if isinstance(optimizer, TableRules):
+        return optimizer
+    return TableRules(optimizer)
 
 
 def table_rules(model: ModelConfig, train: TrainConfig) -> TableRules:

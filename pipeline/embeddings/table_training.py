@@ -40,8 +40,10 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         settings: dict[str, Any] = {}
         if optimizer.fused_on(device):
             optimizer_class, settings = optimizer.fused()
-        parameters = [collection.embedding_bags[name].weight for name in names]
-        for parameter in parameters:
+        parameters = []
+        for name in names:
+            parameter = collection.embedding_bags[name].weight
+            parameters.append(parameter)
             # As torch's _apply_optimizer_in_backward, but no optimizer is made for a parameter on the meta device,
             # whose first state has torch import its symbolic shapes for a quarter of a second.
             parameter._optimizer_classes = [optimizer_class]  # type: ignore[attr-defined]
@@ -84,22 +86,20 @@ class ReplicaOptimizer(torch.optim.Optimizer):
     def __init__(self, kernels: Sequence[Kernel], rules: TableRules) -> None:
         self._rules, self.steps, self.factor = rules, 0, 1.0
         self._groups: list[_ReplicaGroup] = []
+        parameters = []
         for kernel in kernels:
+            parameters.append(kernel.module.weights)
             self._groups += self._group_tables(kernel)
-        super().__init__([kernel.module.weights for kernel in kernels], {"lr": 0.0})
+        super().__init__(parameters, {"lr": 0.0})
 
     def _group_tables(self, kernel: Kernel) -> list[_ReplicaGroup]:
         # Neighbours of one width and kind are updated together, as one table. The kernel keeps the state by table.
         module = kernel.module
         tables = list(zip(kernel.tables, module.embedding_specs, strict=True))
-
-        def width_and_kind(table: tuple[Any, tuple[int, int]]) -> tuple[int, str]:
-            return int(table[1][1]), self._rules.kind(table[0].name)
-
         groups: list[_ReplicaGroup] = []
         states: list[TableState] = []
         first = 0
-        for (dim, _), members in itertools.groupby(tables, key=width_and_kind):
+        for (dim, _), members in itertools.groupby(tables, lambda t: (int(t[1][1]), self._rules.kind(t[0].name))):
             names, rows = [], []
             for table, (table_rows, _) in members:
                 names.append(table.name)
@@ -176,17 +176,16 @@ def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
     """Let lookups inside take no step and lock no row of a cache."""
     # FBGEMM's kernels count forward passes, by which some optimizers correct a bias. They also lock the rows of a
     # cache, and with ``train.pipeline=prefetch`` only a backward pass would unlock them.
-    counters = []
+    before = []
     for kernel in kernels(dmp):
         for name in ("iter", "iter_cpu", "lxu_cache_locking_counter"):
             counter = getattr(kernel.module, name, None)
             if isinstance(counter, Tensor):
-                counters.append(counter)
-    before = [counter.clone() for counter in counters]
+                before.append((counter, counter.clone()))
     try:
         yield
     finally:
-        for counter, value in zip(counters, before, strict=True):
+        for counter, value in before:
             counter.copy_(value)
 
 
@@ -226,7 +225,8 @@ def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:
     ranks = dist.get_world_size(table_group(dmp))
     for kernel in kernels(dmp):
         # The gradient that reaches a fused kernel is the mean already; a replica has the gradient of its own rank.
-        kernel.module.register_forward_hook(partial(_clip, limit * ranks if kernel.data_parallel else limit))
+        own_limit = limit * ranks if kernel.data_parallel else limit
+        kernel.module.register_forward_hook(partial(_clip, own_limit))
 
 
 def _clip(limit: float, module: Any, args: tuple[Any, ...], output: Tensor) -> None:
@@ -252,11 +252,13 @@ class RowOptimizer:
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, on_disk: Sequence[str] = ()) -> None:
         self._optimizer, self.steps, self.lr = optimizer, 0, 0.0
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
-        self._features = [len(table.feature_names) for table in kernel.tables]
-        self._tables = [weights.detach() for weights in storage_of(kernel.module)]
+        self._features: list[int] = []
+        self._tables: list[Tensor] = []
         self._states: list[TableState] = []
-        for table, weights in zip(kernel.tables, self._tables, strict=True):
+        for table, weights in zip(kernel.tables, storage_of(kernel.module), strict=True):
             sparse = table.name in on_disk and weights.device.type == "cpu"
+            self._features.append(len(table.feature_names))
+            self._tables.append(weights.detach())
             self._states.append(new_state(weights, optimizer.columns, sparse=sparse))
         self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
         keep_state(kernel.module, self._states)
@@ -270,7 +272,10 @@ class RowOptimizer:
         fit = all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables)
         if kernels is None or not fit:
             return None
-        states = [[state[column.name] for column in self._optimizer.columns] for state in self._states]
+        states = []
+        for state in self._states:
+            # In the order of the spec's columns, which the compiled formula counts on.
+            states.append([state[column.name] for column in self._optimizer.columns])
         return kernels.tables(self._tables, states, self._features, mean=self._mean)
 
     def _replace_backward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
@@ -289,10 +294,13 @@ class RowOptimizer:
             return
         step = self._optimizer.compiled_step(self.lr, self.steps)
         if step is not None and self._compiled is not None:
+            id_weights = lookup.weights
+            if id_weights is not None:
+                id_weights = id_weights.float().contiguous()
             self._compiled.learn(
                 lookup.indices.long().contiguous(),
                 lookup.offsets.long().contiguous(),
-                None if lookup.weights is None else lookup.weights.float().contiguous(),
+                id_weights,
                 gradient.float().contiguous(),
                 step,
                 lazy=self._optimizer.lazy,
@@ -374,7 +382,10 @@ def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool =
     if wide:
         # Values [rows, dim] of a row lie beside each other, so that a step finds them in one place of the memory.
         wide_state = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True))
-    return {column.name: wide_state[column.name] if column.per_value else zeros(rows) for column in columns}
+    state: TableState = {}
+    for column in columns:
+        state[column.name] = wide_state[column.name] if column.per_value else zeros(rows)
+    return state
 
 
 class _Learn(torch.autograd.Function):

@@ -37,7 +37,9 @@ class TableSpec:
     @property
     def initial_bound(self) -> float:
         """``bound`` or its default."""
-        return 1.0 / math.sqrt(self.rows) if self.bound is None else self.bound
+        if self.bound is None:
+            return 1.0 / math.sqrt(self.rows)
+        return self.bound
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
     """Yield every kernel of this rank, in a fixed order."""
     for collection in sharded_collections(dmp).values():
         for lookup in collection._lookups:
+            # TorchRec wraps the lookup of data-parallel tables in DDP, and their kernel has no optimizer.
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
             for embedding in inner._emb_modules:
                 data_parallel = not hasattr(embedding, "fused_optimizer")
@@ -81,6 +84,7 @@ def table_group(dmp: DistributedModelParallel) -> dist.ProcessGroup | None:
 
 def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
     """Return the parameters outside the tables, by a name that does not depend on world size, DDP or torch.compile."""
+    # Without the dot, a path would also stand for a module whose name begins like it.
     prefixes = tuple(f"{path}." for path in sharded_collections(dmp))
     parameters = {}
     for name, parameter in dmp.module.named_parameters():

@@ -49,19 +49,20 @@ class TouchedRows:
         rules = getattr(dmp, "table_rules", None)
         for kernel in kernels(dmp):
             weights = kernel.module.split_embedding_weights()
-            sizes = [len(weight) for weight in weights]
+            sizes = list(map(len, weights))
             marks = torch.zeros(sum(sizes), dtype=torch.uint8, device=weights[0].device)
             mask = _TouchedMask(marks, list(marks.split(sizes)), replicated=kernel.data_parallel)
             self._masks.append(mask)
-            frozen = [rules is not None and rules.of(table.name).frozen for table in kernel.tables]
-            if not all(frozen):
-                hook = _Marker(kernel, mask, frozen)
-                # Before the hook of tier ssd, which turns rows into slots.
-                self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+            frozen = []
             for table, view in zip(kernel.tables, mask.views, strict=True):
                 metadata = table.local_metadata
                 row, column = metadata.shard_offsets if metadata is not None else (0, 0)
                 self._mask_by_shard[(table.name, row, column)] = view
+                frozen.append(rules is not None and rules.of(table.name).frozen)
+            if not all(frozen):
+                hook = _Marker(kernel, mask, frozen)
+                # Before the hook of tier ssd, which turns rows into slots.
+                self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
 
     def mask(self, key: ShardKey) -> Tensor:
         """Return the uint8 [rows] of the shard ``key``: 1 where the row was touched. A view; ``clear`` zeroes it."""
@@ -126,6 +127,7 @@ class _Marker:
         # On a device: adds the first mark of its table to every id, so that the host waits for nothing.
         features, bags = len(self._views), offsets.numel() - 1
         if bags < features:
+            # No samples, so no feature has a first bag.
             return
         first = offsets.narrow(0, 0, bags).view(features, -1).select(1, 0)
         last = offsets.narrow(0, 1, bags).view(features, -1).select(1, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -25,14 +26,19 @@ class Projections(nn.Module):
         by_width: dict[int, list[int]] = {}
         for i, (name, width) in enumerate(widths.items()):
             by_width.setdefault(width, []).append(i)
-            if width != dim:
-                weights[name] = _initial_matrix(seed, name, width, dim)
+            if width == dim:
+                continue
+            # Uniform, of variance 1 / width: it keeps the size of embeddings.
+            digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+            bound = math.sqrt(3.0 / width)
+            weights[name] = nn.Parameter((torch.rand(width, dim, generator=generator) * 2 - 1) * bound)
         # From a dict, ParameterDict sorts by name: the order of parameters is part of stored states.
         self.weights = nn.ParameterDict(weights)
         # Features of one width are multiplied together, so vectors come in the order of widths.
         self._groups = [by_width[width] for width in sorted(by_width)]
-        order = [i for group in self._groups for i in group]
-        self._places = [order.index(i) for i in range(len(order))]
+        order = list(itertools.chain(*self._groups))
+        self._places = list(map(order.index, range(len(order))))
 
     def forward(self, embeddings: Tensor) -> Tensor:
         names = list(self.widths)
@@ -52,11 +58,3 @@ def projections(widths: Mapping[str, int], dim: int, seed: int) -> Projections |
     if set(widths.values()) <= {dim}:
         return None
     return Projections(widths, dim, seed)
-
-
-def _initial_matrix(seed: int, name: str, width: int, dim: int) -> nn.Parameter:
-    # Uniform, of variance 1 / width: it keeps the size of embeddings.
-    digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    bound = math.sqrt(3.0 / width)
-    return nn.Parameter((torch.rand(width, dim, generator=generator) * 2 - 1) * bound)

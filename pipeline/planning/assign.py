@@ -158,8 +158,13 @@ def _place_picks(
         if state is not None:
             states.append(state)
     states.sort(key=lambda state: state.ms)
-    improved = [improve(state, bound) for state in states[:2]]
-    return min(improved, key=lambda state: state.ms, default=None)
+    best: PartialAssignment | None = None
+    for state in states[:2]:
+        # The search is greedy: the better start need not be the better end.
+        improved = improve(state, bound)
+        if best is None or improved.ms < best.ms:
+            best = improved
+    return best
 
 
 def _solve_whole(

@@ -70,8 +70,10 @@ class AssignmentModel:
     @property
     def scale(self) -> float:
         """A ms about the answer's, so that the solvers' tolerances mean the same for every problem."""
-        least = sum(min(option.total_ms for option in options) for options in self.options) / self.ranks
-        return max(float(self.base.max()) + least, 1e-9)
+        cheapest = []
+        for options in self.options:
+            cheapest.append(min(option.total_ms for option in options))
+        return max(float(self.base.max()) + sum(cheapest) / self.ranks, 1e-9)
 
 
 def build_model(problem: AssignmentProblem) -> AssignmentModel | None:
@@ -101,8 +103,10 @@ def build_model(problem: AssignmentProblem) -> AssignmentModel | None:
 
 
 def _build_option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) -> Option | None:
-    ms = np.array([shard.ms for shard in candidate.shards], np.float64)
-    usage = np.array([shard.usage for shard in candidate.shards], np.float64)
+    ms = np.zeros(len(candidate.shards))
+    usage = np.zeros((len(candidate.shards), capacity.shape[1]))
+    for number, shard in enumerate(candidate.shards):
+        ms[number], usage[number] = shard.ms, shard.usage
     places = None
     if candidate.places is None:
         fits_somewhere = np.any(np.all(usage[:, None, :] <= capacity, axis=2), axis=1)
@@ -115,7 +119,7 @@ def _build_option(table: str, index: int, candidate: Candidate, capacity: np.nda
         places = places[(usage <= capacity[places]).all(axis=(1, 2))]
         if not len(places):
             return None
-    order = sorted(range(len(ms)), key=lambda shard: (-ms[shard], *-usage[shard], shard))
+    order = sorted(range(len(ms)), key=lambda number: (-ms[number], *-usage[number], number))
     return Option(
         index=index,
         ms=ms,
@@ -172,10 +176,13 @@ class PartialAssignment:
                 score = score + weight * (after * per_unit[option.places]).max(axis=(1, 2))
             score = np.where((after <= capacity[option.places]).all(axis=(1, 2)), score, np.inf)
             best = int(score.argmin())
-            return None if score[best] == np.inf else option.places[best]
+            if score[best] == np.inf:
+                return None
+            return option.places[best]
 
         ranks = np.zeros(len(option.ms), np.int64)
         load, used = self.load, self.used
+        # The option's own shards fill the ranks for those after them; a single shard needs no copy.
         several = len(option.order) > 1
         if several:
             load, used = load.copy(), used.copy()

@@ -6,6 +6,7 @@ The average says which option each table should have, and bounds what any assign
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ class Program:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csc_array
 
-        rows, columns, values = (np.concatenate(part) for part in zip(*self.entries, strict=True))
+        rows, columns, values = map(np.concatenate, zip(*self.entries, strict=True))
         matrix = csc_array((values, (rows, columns)), shape=(len(self.low), len(self.upper)))
         cost, whole, upper = np.zeros(len(self.upper)), np.ones(len(self.upper)), np.array(self.upper)
         cost[0], whole[0], upper[0] = 1, 0, cutoff
@@ -86,6 +87,7 @@ class Program:
 
 
 def count_columns(model: AssignmentModel) -> int:
+    """Count the integer columns that ``ProblemColumns`` adds for the whole problem."""
     count = 0
     for options in model.options:
         for option in options:
@@ -111,10 +113,14 @@ def solve_exact(
     ``spare``: share of every capacity left unused, against the solver's rounding. ``among`` (bool): the ranks for
     shards that may lie anywhere. ``ceiling`` (ms): where finite, a rank may be so slow without counting as the slowest.
     """
+    # 1. The columns, and what each of them puts on which rank.
     scale = model.scale
     program = Program()
-    columns = ProblemColumns(model, program, np.ones(model.ranks, bool) if among is None else among)
-    at, ranks, ms, usage = (np.concatenate(part) for part in zip(*columns.entries, strict=True))
+    anywhere = among if among is not None else np.ones(model.ranks, bool)
+    columns = ProblemColumns(model, program, anywhere)
+    at, ranks, ms, usage = map(np.concatenate, zip(*columns.entries, strict=True))
+
+    # 2. The rows: what a rank has time and room for.
     for rank in range(model.ranks):
         here = ranks == rank
         # No rank is slower than the slowest, which is column 0.
@@ -131,8 +137,12 @@ def solve_exact(
         for first, second in _pair_equal_ranks(model):
             here = (ranks == first) | (ranks == second)
             program.add_row(at[here], np.where(ranks[here] == first, ms[here], -ms[here]) / scale, 0.0, np.inf)
+
+    # 3. HiGHS' integers are floats within a tolerance of them.
     x, bound, infeasible = program.solve(nodes, gap, cutoff / scale)
-    state = None if x is None else columns.read(np.round(x).astype(np.int64))
+    state = None
+    if x is not None:
+        state = columns.read(np.round(x).astype(np.int64))
     return state, bound * scale, infeasible
 
 
@@ -199,14 +209,13 @@ def _group_equal_shards(option: Option) -> list[np.ndarray]:
 
 
 def _pair_equal_ranks(model: AssignmentModel) -> list[tuple[int, int]]:
-    every_option = [option for options in model.options for option in options]
-    keys = [(float(model.base[rank]), *model.capacity[rank].tolist()) for rank in range(model.ranks)]
+    keys = np.column_stack([model.base, model.capacity]).tolist()
     # Each rank with the next one like it: a chain orders all of them.
     pairs = []
     for first in range(model.ranks):
         for second in range(first + 1, model.ranks):
             if keys[second] == keys[first]:
-                if all(_may_exchange(option, first, second) for option in every_option):
+                if all(_may_exchange(option, first, second) for option in itertools.chain(*model.options)):
                     pairs.append((first, second))
                 break
     return pairs
@@ -222,9 +231,10 @@ def _may_exchange(option: Option, first: int, second: int) -> bool:
     exchange = {first: second, second: first}
     known, exchanged = set(), set()
     for place in option.places.tolist():
-        shards = list(zip(place, kinds.tolist(), strict=True))
-        known.add(tuple(sorted(shards)))
-        exchanged.add(tuple(sorted((exchange.get(rank, rank), kind) for rank, kind in shards)))
+        # A place has a rank once, so a set of (rank, kind) loses nothing.
+        known.add(frozenset(zip(place, kinds.tolist(), strict=True)))
+        swapped = [exchange.get(rank, rank) for rank in place]
+        exchanged.add(frozenset(zip(swapped, kinds.tolist(), strict=True)))
     return exchanged <= known
 
 
@@ -252,13 +262,18 @@ class FlatOptions:
 
     @staticmethod
     def of(model: AssignmentModel) -> FlatOptions:
-        flat = [option for options in model.options for option in options]
+        flat = list(itertools.chain(*model.options))
+        total_ms, peak_ms, usage = [], [], []
+        for option in flat:
+            total_ms.append(option.total_ms)
+            peak_ms.append(option.peak_ms)
+            usage.append(option.total_usage)
         return FlatOptions(
             options=flat,
-            table=np.repeat(np.arange(len(model.tables)), [len(options) for options in model.options]),
-            total_ms=np.array([option.total_ms for option in flat]),
-            peak_ms=np.array([option.peak_ms for option in flat]),
-            usage=np.array([option.total_usage for option in flat]),
+            table=np.repeat(np.arange(len(model.tables)), list(map(len, model.options))),
+            total_ms=np.array(total_ms),
+            peak_ms=np.array(peak_ms),
+            usage=np.array(usage),
         )
 
 
@@ -288,7 +303,8 @@ def solve_averaged(
         sizes = [option.usage[:, tier] for option in flat.options]
         _add_crowd_rows(program, picks, sizes, float(model.capacity[:, tier].max()), model.ranks)
     if np.isfinite(below):
-        _add_crowd_rows(program, picks, [option.ms for option in flat.options], below - base.min(), model.ranks)
+        times = [option.ms for option in flat.options]
+        _add_crowd_rows(program, picks, times, below - base.min(), model.ranks)
     x, bound, infeasible = program.solve(nodes, 1e-3, below / ms)
     return AveragedSolution(picks=_read_picks(model, flat, picks, x), bound=bound * ms, infeasible=infeasible)
 
@@ -343,10 +359,12 @@ def _add_forced_rows(program: Program, model: AssignmentModel, flat: FlatOptions
 
 
 def _add_crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray], whole: float, ranks: int) -> None:
-    # Pigeonhole: at most q x ranks shards are larger than 1/(q + 1) of a whole rank.
+    # Pigeonhole: at most q x ranks shards are larger than 1/(q + 1) of a whole rank. ``sizes``: the shards' of each
+    # option, in the unit of ``whole``, what a rank has.
     every = np.concatenate(sizes)
-    owner = np.repeat(np.arange(len(sizes)), [len(shards) for shards in sizes])
+    owner = np.repeat(np.arange(len(sizes)), list(map(len, sizes)))
     for q in CROWD_SIZES:
+        # Of shards of exactly this share q + 1 fit, which rounding must not deny them. An option may have several.
         large = np.bincount(owner[every > whole / (q + 1) * (1 + 1e-9)], minlength=len(sizes)).astype(np.float64)
         if large.any():
             program.add_row(picks[large > 0], large[large > 0], -np.inf, float(q * ranks))
@@ -357,6 +375,8 @@ def _read_picks(
 ) -> tuple[int, ...] | None:
     if x is None:
         return None
+    # An option's number counts from the first of its table.
     starts = np.searchsorted(flat.table, np.arange(len(model.tables)))
+    # HiGHS' ones and zeros are within a tolerance of them.
     picked = np.flatnonzero(x[picks] > 0.5)
-    return tuple(int(number - starts[flat.table[number]]) for number in picked)
+    return tuple((picked - starts[flat.table[picked]]).tolist())

@@ -59,7 +59,8 @@ def place(model: AssignmentModel, picks: Sequence[int], target: float, weight: f
             return state
         if order[0] == failed:
             break
-        order = [failed, *(table for table in order if table != failed)]
+        order.remove(failed)
+        order.insert(0, failed)
     return None
 
 
@@ -239,13 +240,14 @@ def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, lim
     for table in tables:
         touched[state.ranks[table]] = True
         rest.remove(table)
-    numbers, options = [], []
+    names, numbers, options = [], [], []
     for table in tables:
         useful = _useful_options(state, table, slowest - float(rest.load.min()))
+        names.append(state.model.tables[table])
         numbers.append(useful)
         options.append(tuple(state.model.options[table][number] for number in useful))
     model = AssignmentModel(
-        tables=tuple(state.model.tables[table] for table in tables),
+        tables=tuple(names),
         options=tuple(options),
         capacity=state.model.capacity - rest.used,
         base=rest.load,
@@ -264,8 +266,9 @@ def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, lim
     for at, table in enumerate(tables):
         rest.add(table, numbers[at][solved.chosen[at]], solved.ranks[at])
     rest = rest.recompute()
-    gained = rest.load[touched].max() < slowest * (1 - NEIGHBOURHOOD_GAIN / 2) and rest.ms <= slowest * (1 + 1e-9)
-    return rest if gained and rest.fits() else None
+    if rest.load[touched].max() >= slowest * (1 - NEIGHBOURHOOD_GAIN / 2) or rest.ms > slowest * (1 + 1e-9):
+        return None
+    return rest if rest.fits() else None
 
 
 def _choose_neighbourhood(
@@ -298,7 +301,10 @@ def _choose_neighbourhood(
         cost = 0
         for number in _useful_options(state, table, state.ms - float(state.model.base.min())):
             option = state.model.options[table][number]
-            cost += int(wider.sum()) + 1 if option.places is None else len(option.places)
+            if option.places is not None:
+                cost += len(option.places)
+            else:
+                cost += int(wider.sum()) + 1
         if tables and columns + cost > limit:
             continue
         tables.append(table)
@@ -309,5 +315,10 @@ def _choose_neighbourhood(
 
 
 def _useful_options(state: PartialAssignment, table: int, peak_ms: float) -> list[int]:
-    options = state.model.options[table]
-    return [n for n, option in enumerate(options) if option.peak_ms < peak_ms or n == state.chosen[table]]
+    # An option with a shard of ``peak_ms`` makes its rank as slow as the slowest is now, wherever it goes. The table's
+    # own option stays, so that the small problem always has an assignment.
+    useful = []
+    for number, option in enumerate(state.model.options[table]):
+        if option.peak_ms < peak_ms or number == state.chosen[table]:
+            useful.append(number)
+    return useful

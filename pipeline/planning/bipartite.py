@@ -17,7 +17,7 @@ from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch, s
 from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
 from pipeline.planning.problem import dense_bytes
-from pipeline.planning.step_prediction import Prediction, predict
+from pipeline.planning.step_prediction import Prediction, predict, slowest_phases
 from pipeline.records.plan import Plan, TablePlan
 
 
@@ -81,7 +81,7 @@ def bipartite_plan(inputs: PlanInputs, plan_tables: Callable[[PlanInputs], Plan]
     return replace(
         plan,
         phases=[rounded] * workers + table_plan.phases,
-        predicted_step_ms=round(whole_step_ms(spent, table_plan.phases), 6),
+        predicted_step_ms=round(step_ms(slowest_phases([spent, *table_plan.phases])), 6),
     )
 
 
@@ -105,7 +105,7 @@ def predict_any(plan: Plan, inputs: PlanInputs) -> Prediction:
         phases=[spent] * workers + of_tables.phases,
         tables=[0] * workers + of_tables.tables,
         reserved=[_reserve_worker(inputs)] * workers + of_tables.reserved,
-        whole_ms=whole_step_ms(spent, of_tables.phases),
+        whole_ms=step_ms(slowest_phases([spent, *of_tables.phases])),
     )
 
 
@@ -123,14 +123,6 @@ def worker_phases(plan: Plan, inputs: PlanInputs) -> dict[str, float]:
     return phases
 
 
-def whole_step_ms(worker: dict[str, float], owners: list[dict[str, float]]) -> float:
-    """Add up ms of a step of a worker and the slowest rank with tables, whose works follow each other."""
-    whole = {}
-    for phase in worker:
-        whole[phase] = max(rank[phase] for rank in [worker, *owners])
-    return step_ms(whole)
-
-
 def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:
     # Bytes that a worker needs, by purpose. A GPU's are not planned.
     workers = worker_side(inputs)
@@ -144,4 +136,6 @@ def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:
             hint=f"train.global_batch={max(inputs.batch // 2, workers.world_size)}, or "
             f"hardware.{memory}_gib={need / GIB:.3g}",
         )
-    return reserved if memory == "ddr" else {}
+    if memory != "ddr":
+        return {}
+    return reserved

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,9 +18,9 @@ from typing import NamedTuple
 from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.assign import assign
 from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
-from pipeline.planning.candidates import OVERLAPPED, STOCK_CACHE, Offer, allowed_places
+from pipeline.planning.candidates import STOCK_CACHE, Offer, allowed_places
 from pipeline.planning.choices import ROW_WISE, TABLE_ROW_WISE
-from pipeline.planning.cost import step_ms
+from pipeline.planning.cost import OVERLAPPED, serial_ms, step_ms
 from pipeline.planning.hardware import Capacity
 from pipeline.records.plan import PHASES
 
@@ -33,6 +34,8 @@ NEAR = 1.003
 # The assignment of a large problem may end this far above its bound.
 TOLERANCE = 0.01
 ROUNDING = 1 + 1e-9
+# What a placement costs in our model and in TorchRec's.
+_our_ms, _stock_ms = operator.attrgetter("step_ms"), operator.attrgetter("stock_ms")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,15 +59,12 @@ class Placement:
     @cached_property
     def step_ms(self) -> float:
         """Our model's step: the slowest rank's, overlap excluded."""
-        return max(step_ms(phases) for phases in self.phases)
+        return max(map(step_ms, self.phases))
 
     @property
     def waits(self) -> bool:
         """Whether the slowest rank waits for work that overlaps with its step: the exchange of ids, rows from SSD."""
-        slowest = 0.0
-        for phases in self.phases:
-            slowest = max(slowest, sum(ms for phase, ms in phases.items() if phase != OVERLAPPED))
-        return self.step_ms > slowest
+        return self.step_ms > max(map(serial_ms, self.phases))
 
     @cached_property
     def stock_ms(self) -> float:
@@ -141,14 +141,20 @@ class PlacementSpace:
             offer.ms, offer.overlapped_ms, offer.stock_ms, offer.bytes, strict=True
         ):
             ms = weights.step * step + weights.overlapped * overlapped + weights.stock * stock
-            shards.append(ShardCost(ms=ms, usage=(*size, stock) if limited else size))
+            usage: tuple[float, ...] = size
+            if limited:
+                usage = (*size, stock)
+            shards.append(ShardCost(ms=ms, usage=usage))
         return Candidate(shards=tuple(shards), places=allowed_places(self.hardware, offer.layout))
 
 
 def find_feasible(space: PlacementSpace) -> Placement | None:
     """Find any placement that fits: the quick answer to whether the tables fit."""
     assigned = _assign(space, CostWeights(0.5, 0.5), tolerance=math.inf)
-    return assigned[0] if assigned else None
+    if assigned is None:
+        return None
+    placement, _ = assigned
+    return placement
 
 
 def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement | None:
@@ -163,40 +169,41 @@ def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement
         if default is None:
             return None
         return BestPlacement(placement=default, gap=1.0, remark="found by TorchRec's search alone: no bound is known")
-    plans = [plan for plan, _ in rated]
-    # 2. Of the plans that TorchRec's model rates well enough, the fastest.
-    placement = min(plans, key=_step) if default is None else _choose_rated_well(space, plans, default)
+    plans, bounds = zip(*rated, strict=True)
+    # 2. Of the plans that TorchRec's model rates well enough, the fastest. Without a plan of TorchRec's own there is
+    # nothing to be better than.
+    placement = min(plans, key=_our_ms)
+    if default is not None:
+        placement = _choose_rated_well(space, plans, default)
     # 3. Every weighting of the costs bounds the step from below; the best bound counts.
-    bound = max(bound for _, bound in rated)
-    return BestPlacement(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
+    return BestPlacement(placement=placement, gap=max(0.0, placement.step_ms / max(bounds) - 1))
 
 
-def _choose_rated_well(space: PlacementSpace, plans: list[Placement], default: Placement) -> Placement:
-    # The least cost in TorchRec's model that can be had says which limits are worth a search.
+def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], default: Placement) -> Placement:
+    # 1. The least cost in TorchRec's model that can be had says which limits are worth a search.
     candidates = [*plans, default]
     cheapest = _assign(space, CostWeights(0.0, 0.0, 1.0), thorough=False)
     if cheapest is not None:
         candidates.append(cheapest[0])
-    least = min(plan.stock_ms for plan in candidates)
+    least = min(map(_stock_ms, candidates))
     goal = default.stock_ms / STOCK_GAIN
-    # The first limit lies between the two and only adds candidates. A plan is taken that keeps the goal, else one that
-    # keeps the default's own cost.
+    # 2. The first limit lies between the two and only adds candidates. A plan is taken that keeps the goal, else one
+    # that keeps the default's own cost, which is a candidate itself.
     for limit in (math.sqrt(goal * least), goal, default.stock_ms):
-        if limit >= least and min(candidates, key=_step).stock_ms > limit * ROUNDING:
-            candidates += [plan for plan, _ in _search_ours(space, limit)]
+        # Where the fastest so far keeps the limit, a search within it has nothing to add.
+        fastest = min(candidates, key=_our_ms)
+        if limit >= least and fastest.stock_ms > limit * ROUNDING:
+            for plan, _ in _search_ours(space, limit):
+                candidates.append(plan)
         if limit < goal:
             continue
         within = [p for p in candidates if p.stock_ms <= limit * ROUNDING and p.step_ms <= default.step_ms]
         if within:
-            # Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
-            fastest = min(within, key=_step)
-            near = [plan for plan in within if plan.step_ms <= fastest.step_ms * NEAR]
-            return min(near, key=lambda plan: plan.stock_ms)
+            # 3. Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
+            least_ms = min(map(_our_ms, within))
+            near = [plan for plan in within if plan.step_ms <= least_ms * NEAR]
+            return min(near, key=_stock_ms)
     return default
-
-
-def _step(placement: Placement) -> float:
-    return placement.step_ms
 
 
 def _search_ours(space: PlacementSpace, most_stock_ms: float) -> list[tuple[Placement, float]]:
@@ -226,7 +233,9 @@ def _assign(
     assignment = assign(problem, tolerance=tolerance, thorough=thorough)
     if assignment is None:
         return None
-    offers = {name: space.offers[name][number] for name, number in assignment.chosen.items()}
+    offers = {}
+    for name, number in assignment.chosen.items():
+        offers[name] = space.offers[name][number]
     return space.placement(offers, assignment.ranks), assignment.bound
 
 
@@ -239,21 +248,25 @@ Proposal = dict[str, Offer]
 
 def default_plan(space: PlacementSpace) -> Placement | None:
     """Find the plan with the least cost in TorchRec's model that its default planner finds; None where none fits."""
-    options = {name: _select_known(space.hardware, offers) for name, offers in space.offers.items()}
-    if not all(options.values()):
-        return None
-    best, tried = None, set()
+    options = {}
+    for name, offers in space.offers.items():
+        options[name] = _select_known(space.hardware, offers)
+        if not options[name]:
+            return None
+    best, least, tried = None, math.inf, set()
+    # In proposals, not in seconds: equal inputs give equal plans.
     budget = SEARCH_BUDGET // (len(options) * (space.hardware.world_size + 8))
     for proposal in itertools.islice(_propose(options, budget), max(budget, 30)):
-        key = tuple(id(offer) for offer in proposal.values())
+        # The proposers meet again and again; an offer is one object, so its identity is the quickest key.
+        key = tuple(map(id, proposal.values()))
         if key in tried:
             continue
         tried.add(key)
-        ranks = _partition(space, proposal, best.stock_ms if best else math.inf)
+        ranks = _partition(space, proposal, least)
         if ranks is not None:
             placement = space.placement(proposal, ranks)
-            if best is None or placement.stock_ms < best.stock_ms:
-                best = placement
+            if placement.stock_ms < least:
+                best, least = placement, placement.stock_ms
     return best
 
 
@@ -277,14 +290,18 @@ def _select_known(hardware: HardwareConfig, offers: Sequence[Offer]) -> list[Off
 
 def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Proposal]:
     """What TorchRec's proposers propose: a grid if it is small, greedy descents by depth and by sum, uniform types."""
-    by_depth = _sort_offers(options, lambda offer: max(offer.stock_ms))
-    by_sum = _sort_offers(options, lambda offer: sum(offer.stock_ms))
-    if math.prod(len(offers) for offers in options.values()) <= min(GRID_PROPOSALS, budget):
-        for offers in itertools.product(*by_depth.values()):
-            yield dict(zip(options, offers, strict=True))
+    by_depth, by_sum = {}, {}
+    shardings: dict[str, None] = {}
+    for name, offers in options.items():
+        by_depth[name] = sorted(offers, key=lambda offer: max(offer.stock_ms))
+        by_sum[name] = sorted(offers, key=lambda offer: sum(offer.stock_ms))
+        for offer in offers:
+            shardings[offer.sharding] = None
+    if math.prod(map(len, options.values())) <= min(GRID_PROPOSALS, budget):
+        for combination in itertools.product(*by_depth.values()):
+            yield dict(zip(options, combination, strict=True))
     yield from _descend(by_depth)
     yield from _descend(by_sum)
-    shardings = dict.fromkeys(offer.sharding for offer in itertools.chain(*options.values()))
     for sharding in shardings:
         uniform = {}
         for name, sorted_offers in by_depth.items():
@@ -294,10 +311,6 @@ def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Propos
                     break
         if len(uniform) == len(options):
             yield uniform
-
-
-def _sort_offers(options: Mapping[str, list[Offer]], key: Callable[[Offer], float]) -> dict[str, list[Offer]]:
-    return {name: sorted(offers, key=key) for name, offers in options.items()}
 
 
 def _descend(options: Mapping[str, list[Offer]]) -> Iterator[Proposal]:
@@ -337,6 +350,8 @@ def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[
     for group in (everywhere, anywhere):
         group.sort(key=lambda entry: entry[0].total_bytes, reverse=True)
     ranks: dict[str, Ranks] = {}
+    # TorchRec's partitioner, too, goes by the size of a table in all, and takes the least loaded place without looking
+    # back: what it cannot place ends the proposal.
     for offer, places in everywhere + anywhere:
         chosen: Ranks | None
         if places is None:
@@ -361,11 +376,10 @@ def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[
 def _find_host(
     offer: Offer, places: Sequence[Ranks], load: list[float], free: list[list[int]], local: int
 ) -> Ranks | None:
-    def host_load(ranks: Ranks) -> float:
-        first = ranks[0] // local * local
-        return sum(load[first : first + local])
-
-    for ranks in sorted(places, key=host_load):
+    # Alternatives are compared by the load of their whole host, as TorchRec does, even where they take a part of it.
+    host_loads = [sum(load[first : first + local]) for first in range(0, len(load), local)]
+    for ranks in sorted(places, key=lambda ranks: host_loads[ranks[0] // local]):
+        # Its shards lie on different ranks, so each needs room by itself.
         if all(_has_room(free[rank], size) for rank, size in zip(ranks, offer.bytes, strict=True)):
             return ranks
     return None

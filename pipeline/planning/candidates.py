@@ -23,7 +23,7 @@ from pipeline.planning.choices import (
     PlannedTable,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
+from pipeline.planning.cost import FLOAT, OVERLAPPED, ShardLoad, missing_rows, serial_ms, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.records.plan import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
@@ -41,8 +41,6 @@ BATCHES_MOVING = 5
 LOOKUP_BYTES = 8
 # A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
 BATCHES_CACHED = 2
-# The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
-OVERLAPPED = "input_exchange"
 
 
 class ShardBlock(NamedTuple):
@@ -59,11 +57,6 @@ class Stock(NamedTuple):
 
     compute: float
     comms: float
-
-    @property
-    def ms(self) -> float:
-        """Both, as TorchRec adds them."""
-        return self.compute + self.comms
 
 
 class CachedRows(NamedTuple):
@@ -106,10 +99,7 @@ class Offer:
     @cached_property
     def ms(self) -> tuple[float, ...]:
         """Our cost by shard, without what overlaps with the step."""
-        costs = []
-        for phases in self.phases:
-            costs.append(sum(ms for phase, ms in phases.items() if phase != OVERLAPPED))
-        return tuple(costs)
+        return tuple(map(serial_ms, self.phases))
 
     @cached_property
     def overlapped_ms(self) -> tuple[float, ...]:
@@ -119,7 +109,7 @@ class Offer:
     @cached_property
     def total_bytes(self) -> tuple[int, int, int]:
         """Over all shards, in the order of MEMORIES."""
-        hbm, ddr, ssd = (sum(sizes) for sizes in zip(*self.bytes, strict=True))
+        hbm, ddr, ssd = map(sum, zip(*self.bytes, strict=True))
         return hbm, ddr, ssd
 
     @cached_property
@@ -158,10 +148,15 @@ class TableWorkload:
         ``host_rows``: that many more are in host memory, behind a GPU's cache.
         """
         table, batch = self.table, self.batch
-        hits = self._hit_rates(hardware, tier, cache_rows)
-        # Rows that leave a GPU's cache come to host memory, so together they serve what one cache of all these would.
-        with_host = self._hit_rates(hardware, tier, cache_rows + host_rows) if host_rows else hits
-        samples = batch / hardware.world_size if self.sharding == DATA_PARALLEL else float(batch)
+        hits = with_host = self._hit_rates(hardware, tier, cache_rows)
+        if host_rows:
+            # Rows that leave a GPU's cache come to host memory, so together they serve what one cache of all these
+            # would.
+            with_host = self._hit_rates(hardware, tier, cache_rows + host_rows)
+        samples = float(batch)
+        if self.sharding == DATA_PARALLEL:
+            # A copy serves its own rank alone.
+            samples = batch / hardware.world_size
         loads = []
         for number, block in enumerate(self.blocks):
             load = ShardLoad(
@@ -248,9 +243,10 @@ def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tup
     # Neighbouring ranks of one host, from any rank on; shards that divide a host evenly begin at multiples of their
     # number alone.
     count = len(layout.shards)
+    stride = count if local % count == 0 else 1
     places = []
     for first in first_ranks:
-        for start in range(0, local, count if local % count == 0 else 1):
+        for start in range(0, local, stride):
             places.append(tuple(first + (start + shard) % local for shard in range(count)))
     return tuple(places)
 
@@ -315,10 +311,15 @@ def _build_offer(
 ) -> Offer:
     table, kernel = workload.table, kernel_of(hardware, tier, layout.sharding)
     loads = workload.loads(hardware, tier, cached.cache, cached.host)
-    # Equal shards cost the same, and row-wise tables have one on every rank.
-    costs = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
-    sizes = []
+    known: dict[ShardLoad, dict[str, float]] = {}
+    phases, sizes, hits, host_hits = [], [], [], []
     for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True):
+        # Equal shards cost the same, and row-wise tables have one on every rank: each load is rated once.
+        if load not in known:
+            known[load] = shard_ms(hardware, load, global_batch=train.batch)
+        phases.append(known[load])
+        hits.append(load.hit_rate)
+        host_hits.append(load.host_rate)
         in_flight = _bytes_in_flight(hardware, train, load)
         sizes.append(shard_bytes(hardware, table, tier, cached, block, buffers, in_flight))
     return Offer(
@@ -327,10 +328,10 @@ def _build_offer(
         tier=tier,
         kernel=kernel,
         cache_rows=cached.cache,
-        hit_rate=workload.mean([load.hit_rate for load in loads]),
+        hit_rate=workload.mean(hits),
         host_rows=cached.host,
-        host_rate=workload.mean([load.host_rate for load in loads]),
-        phases=tuple(costs[load] for load in loads),
+        host_rate=workload.mean(host_hits),
+        phases=tuple(phases),
         stock_ms=_stock_ms(hardware, table, layout.stock[kernel], tier, cached.cache),
         bytes=tuple(sizes),
     )
@@ -371,7 +372,8 @@ def shard_bytes(
         hosted = -(-cached.host * block.rows // table.rows)
         sizes["ddr"] += place_bytes(block.rows + hosted) * block.rows + hosted * (row + HOST_ROW_BYTES)
     else:
-        sizes["hbm" if tier == "hbm" else "ddr"] += block.rows * row
+        home = "hbm" if tier == "hbm" else "ddr"
+        sizes[home] += block.rows * row
     if hardware.device == "cuda":
         sizes[fast] += MARK_BYTES * block.rows
     sizes[fast] += buffers
@@ -389,13 +391,12 @@ def _stock_ms(
     hardware: HardwareConfig, table: PlannedTable, stock: tuple[Stock, ...], tier: str, cache_rows: int
 ) -> tuple[float, ...]:
     # TorchRec's compute is scaled by the bandwidth of our cache size or of the SSD, which it does not know.
+    slower = 1.0
     if tier == "ssd":
         memory = hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s
         slower = memory / hardware.ssd_gb_per_s
     elif tier == "hbm_cached":
         slower = _cached_gb_per_s(hardware, STOCK_CACHE) / _cached_gb_per_s(hardware, cache_rows / table.rows)
-    else:
-        return tuple(shard.ms for shard in stock)
     return tuple(shard.compute * slower + shard.comms for shard in stock)
 
 

@@ -31,6 +31,8 @@ HOST_COPIES = 8
 # At 1 GB/s.
 BYTES_PER_MS = 1e6
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
+# The phase that TorchRec's pipeline works on while the step before runs.
+OVERLAPPED = "input_exchange"
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,16 @@ class EventLengths:
     def of_batch(self, sequence: str, longest: int, samples: int) -> float:
         """Events of ``samples`` rows that 99 of 100 batches do not exceed; not measured, all rows have the longest."""
         known = self.measured.get(sequence)
-        return float(samples * longest) if known is None else events_of_batch(known, samples)
+        if known is None:
+            return float(samples * longest)
+        return events_of_batch(known, samples)
 
     def mean_length(self, sequence: str, longest: int) -> float:
         """Mean events of a row, at least 1 where they were measured."""
         known = self.measured.get(sequence)
-        return float(longest) if known is None else max(known.looked_up, 1.0)
+        if known is None:
+            return float(longest)
+        return max(known.looked_up, 1.0)
 
 
 NO_EVENTS = EventLengths()
@@ -149,9 +155,20 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
         phases["update"] = hardware.table_overhead_us / 1e3 + passes
         return phases
     # The rank that sends pays for an exchange, and what stays is free. Links work both ways, and both of them at once.
-    ids = load.lookups * FLOAT * (2 if load.weighted else 1) + min(load.pooled_rows, global_batch) * FLOAT
-    phases["input_exchange"] = max(links_ms(hardware, ids)) + _host_ms(hardware, load) + _ssd_ms(hardware, load)
-    phases["output_exchange"] = phases["gradient_exchange"] = _outputs_ms(hardware, load.sharding, pooled)
+    values = 2 if load.weighted else 1
+    ids = load.lookups * FLOAT * values + min(load.pooled_rows, global_batch) * FLOAT
+    host_ms, ssd_ms = _rows_ahead_ms(hardware, load)
+    phases["input_exchange"] = max(links_ms(hardware, ids)) + host_ms + ssd_ms
+    if load.sharding == TABLE_ROW_WISE and hardware.hosts > 1:
+        # Partial sums are reduced within the host first; one of its ranks' parts each then leaves it.
+        local = hardware.ranks_per_host
+        within = pooled * (local - 1) / local / hardware.intra_host_gb_per_s
+        between = pooled / local * (hardware.hosts - 1) / hardware.hosts / hardware.inter_host_gb_per_s
+        outputs_ms = (within + between) / BYTES_PER_MS
+    else:
+        outputs_ms = max(links_ms(hardware, pooled))
+    # Gradients come back by the way that the outputs went.
+    phases["output_exchange"] = phases["gradient_exchange"] = outputs_ms
     return phases
 
 
@@ -175,7 +192,13 @@ def fixed_ms(
 
 
 def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
-    """Predict ms of the dense part of one rank's slice of ``batch``: forward, backward, optimizer, all-reduce."""
+    """Predict ms of the dense part on one rank: forward, backward, optimizer, all-reduce.
+
+    Args:
+        costs: FLOPs and activations of a sample, and the parameters.
+        hardware: Whose ranks share the batch and reduce the gradients.
+        batch: Samples of a step on all ranks.
+    """
     samples = local_batch(batch, hardware.world_size)
     # Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
@@ -203,8 +226,7 @@ def dense_costs(
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
     """Count the costs of ``model`` on the dense features and one vector, ready made, of each feature and sequence."""
     dim = model.embedding_dim
-    names = [column.name for column in schema.sparse] + [sequence.name for sequence in schema.sequences]
-    inputs = ModelInputs(dense=schema.dense, vectors=tuple(names), dim=dim, tasks=task_inputs(schema.tasks))
+    inputs = ModelInputs(dense=schema.dense, vectors=schema.vectors, dim=dim, tasks=task_inputs(schema.tasks))
     costs = model_costs(model, inputs)
     # Embeddings of another width are projected: a product forward, two backward.
     weights = values = 0
@@ -222,11 +244,14 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
 
 def step_ms(phases: Mapping[str, float]) -> float:
     """Add up a step's ms from those of its phases: all one after the other, but the exchange of ids."""
-    # TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``input_exchange`` counts
-    # only what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited
-    # for.
-    rest = sum(ms for phase, ms in phases.items() if phase != "input_exchange")
-    return max(rest, phases.get("input_exchange", 0.0))
+    # TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``OVERLAPPED`` counts only
+    # what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited for.
+    return max(serial_ms(phases), phases.get(OVERLAPPED, 0.0))
+
+
+def serial_ms(phases: Mapping[str, float]) -> float:
+    """Add up the ms of the phases that follow each other."""
+    return sum(ms for phase, ms in phases.items() if phase != OVERLAPPED)
 
 
 def local_batch(batch: int, world_size: int) -> int:
@@ -245,45 +270,41 @@ def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
     # '' stands for the device's own memory.
     if hardware.device == "cpu":
         return hardware.ddr_gb_per_s
-    return hardware.hbm_to_ddr_gb_per_s if tier == "ddr" else hardware.hbm_gb_per_s
+    if tier == "ddr":
+        # FBGEMM's kernel reads rows of this tier over the link, by unified virtual memory.
+        return hardware.hbm_to_ddr_gb_per_s
+    return hardware.hbm_gb_per_s
 
 
 def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: float) -> float:
     # The distinct rows move once; rows read ahead from SSD are in memory by then.
     far = missing_rows(load) if load.tier == "hbm_cached" else 0.0
-    near = (distinct - far) * row / _gb_per_s(hardware, load.tier)
-    return (near + (far * row / hardware.hbm_to_ddr_gb_per_s if far else 0.0)) / BYTES_PER_MS
+    ms = (distinct - far) * row / _gb_per_s(hardware, load.tier)
+    if far:
+        ms += far * row / hardware.hbm_to_ddr_gb_per_s
+    return ms / BYTES_PER_MS
 
 
-def _host_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
-    if load.tier != "ssd" or hardware.device != "cuda":
-        return 0.0
-    # A missing row comes over the GPU's link while another one goes back. Host memory reads and writes each of the
-    # two twice: where it is kept, and where the link takes it from.
-    moved = missing_rows(load) * (load.columns * FLOAT + load.optimizer.state_bytes(load.columns))
-    return (moved / hardware.hbm_to_ddr_gb_per_s + HOST_COPIES * moved / hardware.ddr_gb_per_s) / BYTES_PER_MS
-
-
-def _ssd_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
+def _rows_ahead_ms(hardware: HardwareConfig, load: ShardLoad) -> tuple[float, float]:
+    # What tier ssd moves ahead of the next batch: ms of a GPU's link and host memory, and ms of the disk.
+    host_ms = 0.0
     if load.tier != "ssd":
-        return 0.0
+        return host_ms, 0.0
+    missing = missing_rows(load)
+    if hardware.device == "cuda":
+        # A missing row comes over the GPU's link while another one goes back. Host memory reads and writes each of the
+        # two twice: where it is kept, and where the link takes it from.
+        moved = missing * (load.columns * FLOAT + load.optimizer.state_bytes(load.columns))
+        host_ms = (moved / hardware.hbm_to_ddr_gb_per_s + HOST_COPIES * moved / hardware.ddr_gb_per_s) / BYTES_PER_MS
     # Rows that no memory has are read page by page; when they leave memory they are written one after another. Room is
     # made for them meanwhile: as many bytes as are written are read from segments that are emptied.
-    rows = min(missing_rows(load), load.lookups * max(0.0, 1.0 - load.hit_rate - load.host_rate))
+    rows = min(missing, load.lookups * max(0.0, 1.0 - load.hit_rate - load.host_rate))
     row = load.columns * FLOAT + load.columns * load.optimizer.value_bytes
     pages = rows * -(-row // PAGE)
     transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
     moved = 2 * write_amplification(hardware.ssd_spare) * rows * row
-    return max(pages / hardware.ssd_read_iops * 1e3, transfer) + moved / hardware.ssd_gb_per_s / BYTES_PER_MS
-
-
-def _outputs_ms(hardware: HardwareConfig, sharding: str, size: float) -> float:
-    if sharding == TABLE_ROW_WISE and hardware.hosts > 1:
-        # Partial sums are reduced within the host first; one of its ranks' parts each then leaves it.
-        local = hardware.ranks_per_host
-        within = size * (local - 1) / local / hardware.intra_host_gb_per_s
-        return (within + size / local * (hardware.hosts - 1) / hardware.hosts / hardware.inter_host_gb_per_s) / 1e6
-    return max(links_ms(hardware, size))
+    ssd_ms = max(pages / hardware.ssd_read_iops * 1e3, transfer) + moved / hardware.ssd_gb_per_s / BYTES_PER_MS
+    return host_ms, ssd_ms
 
 
 def links_ms(hardware: HardwareConfig, size: float) -> tuple[float, float]:
@@ -318,4 +339,6 @@ def latency_ms(hardware: HardwareConfig) -> float:
     """Ms of a small collective over all ranks."""
     if hardware.hosts > 1 or hardware.only_tables:
         return hardware.inter_host_latency_us / 1e3
-    return hardware.intra_host_latency_us / 1e3 if hardware.ranks_per_host > 1 else 0.0
+    if hardware.ranks_per_host > 1:
+        return hardware.intra_host_latency_us / 1e3
+    return 0.0

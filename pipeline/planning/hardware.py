@@ -34,8 +34,12 @@ class Capacity:
 
 def memories(hardware: HardwareConfig) -> tuple[str, ...]:
     """The memories this device has, fastest first: HBM on cuda, DDR, and SSD where ``ssd_gib`` is above 0."""
-    ram = ("hbm", "ddr") if hardware.device == "cuda" else ("ddr",)
-    return (*ram, "ssd") if hardware.ssd_gib > 0 else ram
+    known = ["ddr"]
+    if hardware.device == "cuda":
+        known.insert(0, "hbm")
+    if hardware.ssd_gib > 0:
+        known.append("ssd")
+    return tuple(known)
 
 
 def tiers(hardware: HardwareConfig) -> tuple[str, ...]:
@@ -86,7 +90,10 @@ def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
     """TorchRec's kernel for a table of ``tier``: always fused on a CPU, dense for a replica."""
     if sharding == "data_parallel":
         return "dense"
-    return KERNEL_OF_TIER[tier] if hardware.device == "cuda" else "fused"
+    if hardware.device != "cuda":
+        # Every tier is host memory there, so a kernel of unified memory has nothing to move.
+        return "fused"
+    return KERNEL_OF_TIER[tier]
 
 
 def figures(hardware: HardwareConfig) -> dict[str, float]:

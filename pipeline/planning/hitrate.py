@@ -55,6 +55,7 @@ class HitCurve:
     @staticmethod
     def zipf(rows: int, exponent: float) -> HitCurve:
         """Build the curve of a table whose r-th hottest row is read in proportion to r^-exponent; 0: all rows alike."""
+        # Where ranks are not summed one by one, rank r stands for [r - 1/2, r + 1/2].
         points = int(np.ceil(np.log10(max(rows, 2)) * KNOTS_PER_DECADE)) + 1
         knots = np.unique(np.concatenate([[0], np.geomspace(1, rows, points).round()]))
         first = min(rows, EXACT_RANKS)
@@ -87,9 +88,10 @@ class HitCurve:
 
     def within(self, row: int, rows: int) -> HitCurve:
         """The curve of the lookups that fall on ``rows`` rows from ``row`` on, where the hottest rows are the first."""
+        # With the knots inside, it is exact where this curve is.
         inner = self.knots[(self.knots > row) & (self.knots < row + rows)]
         knots = np.concatenate([[row], inner, [row + rows]])
-        served = np.array([self.share(k) for k in knots])
+        served = np.array(list(map(self.share, knots)))
         total = served[-1] - served[0]
         if total <= 0:
             return HitCurve.zipf(rows, 0.0)
@@ -121,6 +123,7 @@ class HitCurve:
     @cached_property
     def _bins(self) -> tuple[np.ndarray, np.ndarray]:
         """(rows, popularity of one of them) of log-spaced groups of rows that are read about as often."""
+        # A segment of ranks k + 1 to l covers [k + 1/2, l + 1/2].
         start, end = self.knots[:-1, None] + 0.5, self.knots[1:, None] + 0.5
         edges = start * (end / start) ** np.linspace(0, 1, BINS + 1)
         steep = self._steepness[:, None]
@@ -137,6 +140,7 @@ class HitCurve:
         times = np.concatenate([[0.0], np.geomspace(1e-3, 50 / read.min(), 600)])
         present = -np.expm1(-np.outer(times, popularity))
         occupied, hit = present @ rows, present @ (rows * popularity)
+        # Points that rounding makes equal would be no function to interpolate.
         grows = np.concatenate([[True], np.diff(occupied) > 0])
         return occupied[grows], hit[grows]
 

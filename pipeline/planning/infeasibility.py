@@ -33,14 +33,17 @@ def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) ->
     ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
     """
     # Over all ranks and memories when every table takes its least: weights, optimizer state, buffers.
-    need = sum(min(sum(offer.total_bytes) for offer in offers) for offers in space.offers.values())
+    need = 0
+    for offers in space.offers.values():
+        need += min(sum(offer.total_bytes) for offer in offers)
     missing = _missing_bytes(space, need)
     largest = max(problem.tables, key=lambda table: table.bytes)
-    offers = space.offers[largest.name]
     # Its least on one rank: the largest shard of the offer where that is smallest.
-    shards, shardings = [], dict.fromkeys(offer.sharding for offer in offers)
-    for offer in offers:
-        shards.append(max(sum(size) for size in offer.bytes))
+    shards: list[int] = []
+    shardings: dict[str, None] = {}
+    for offer in space.offers[largest.name]:
+        shards.append(max(map(sum, offer.bytes)))
+        shardings[offer.sharding] = None
     message = (
         f"the tables do not fit hardware {problem.inputs.hardware.name!r}: with optimizer state and buffers they need "
         f"{size_text(need)}, {_describe_room(problem, space)}; {_describe_shortfall(problem.inputs, missing)}; "
@@ -76,7 +79,7 @@ def _missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
 
 
 def _fits_with(space: PlacementSpace, memory: str, extra: int) -> bool:
-    room = {name: space.room.of(name) for name in MEMORIES}
+    room = dict(zip(MEMORIES, space.room.each, strict=True))
     room[memory] += extra
     return find_feasible(replace(space, room=Capacity(**room))) is not None
 
@@ -120,23 +123,30 @@ def _find_remedies(
     yield from _lift_pins(problem, place)
     if ROW_WISE not in inputs.plan.sharding_types and inputs.world_size > 1:
         yield from _try_values(inputs, place, "plan.sharding_types", [[*inputs.plan.sharding_types, ROW_WISE]])
-    buffers_to_blame = sum(table.bytes for table in problem.tables) <= sum(space.room.each) * inputs.world_size
+    buffers_to_blame = problem.table_bytes <= sum(space.room.each) * inputs.world_size
     batches = []
     for power in range(1, 2 * TRIES + 1):
         if inputs.batch >> power >= inputs.world_size:
             batches.append(inputs.batch >> power)
     if buffers_to_blame:
-        # The same model from parts of the batch, before another batch.
-        parts = [inputs.train.accumulate << power for power in range(1, TRIES)]
-        fitting = [each for each in parts if each * inputs.world_size <= inputs.batch]
+        # The same model from parts of the batch, before another batch; one that looks at the whole batch cannot.
+        parts = []
+        for power in range(1, TRIES):
+            if (inputs.train.accumulate << power) * inputs.world_size <= inputs.batch:
+                parts.append(inputs.train.accumulate << power)
         if not inputs.model.batch_statistics and not inputs.train.rank_loss.active:
-            yield from _try_values(inputs, place, "train.accumulate", fitting)
+            yield from _try_values(inputs, place, "train.accumulate", parts)
         yield from _try_values(inputs, place, "train.global_batch", batches)
     yield from _add_ssd(problem, place)
     for memory, size in sorted(missing.items(), key=lambda item: item[1]):
         yield from _try_values(inputs, place, f"hardware.{memory}_gib", _larger_sizes(inputs, memory, size))
     yield from _try_values(inputs, place, "hardware.hosts", _more_hosts(inputs, space, need))
-    yield from _try_values(inputs, place, "model.embedding_dim", _smaller_dims(inputs.model.embedding_dim))
+    dims, dim = [], inputs.model.embedding_dim
+    for _ in range(TRIES):
+        dim = int(dim * 0.75) // COLUMN_STEP * COLUMN_STEP
+        if dim >= COLUMN_STEP:
+            dims.append(dim)
+    yield from _try_values(inputs, place, "model.embedding_dim", dims)
     if not buffers_to_blame:
         yield from _try_values(inputs, place, "train.global_batch", batches)
 
@@ -151,10 +161,14 @@ def _try_place(inputs: PlanInputs, place: Place) -> Placement | None:
 def _try_values(inputs: PlanInputs, place: Place, path: str, values: Iterable[object]) -> Iterator[str]:
     """The override of the setting at ``path`` with the first of ``values`` that makes the tables fit."""
     for value in values:
-        if _try_place(inputs.changed(path, value), place) is not None:
-            text = f"{value:g}" if isinstance(value, float) else str(value).replace("'", "").replace(" ", "")
-            yield f"{path}={text}"
-            return
+        if _try_place(inputs.changed(path, value), place) is None:
+            continue
+        # A list as Hydra reads it from a shell: no quotes, no spaces.
+        text = str(value).replace("'", "").replace(" ", "")
+        if isinstance(value, float):
+            text = f"{value:g}"
+        yield f"{path}={text}"
+        return
 
 
 def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:
@@ -175,15 +189,16 @@ def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:
 def _add_ssd(problem: PlanningProblem, place: Place) -> Iterator[str]:
     # As much SSD as the coldest tables need, with their names. An ample disk shows which these are.
     inputs = problem.inputs
-    size = {table.name: table.bytes for table in problem.tables}
-    ample = inputs.hardware.ssd_gib + 4 * math.ceil(sum(size.values()) / GIB) + 1
+    ample = inputs.hardware.ssd_gib + 4 * math.ceil(problem.table_bytes / GIB) + 1
     placement = _try_place(inputs.changed("hardware.ssd_gib", ample), place)
     if placement is None:
         return
-    used = max(memory[MEMORIES.index("ssd")] for memory in placement.memory) / GIB
-    gib = _round_up(used / (1 - inputs.plan.ssd_reserve) * 1.01)
-    cold = [name for name, offer in placement.offers.items() if offer.tier == "ssd"]
-    cold.sort(key=lambda name: -size[name])
+    _, _, on_ssd = zip(*placement.memory, strict=True)
+    gib = _round_up(max(on_ssd) / GIB / (1 - inputs.plan.ssd_reserve) * 1.01)
+    cold = []
+    for table in sorted(problem.tables, key=lambda table: -table.bytes):
+        if placement.offers[table.name].tier == "ssd":
+            cold.append(table.name)
     if gib <= inputs.hardware.ssd_gib or not cold:
         return
     names = ", ".join(cold[:NAMED_TABLES])
@@ -216,14 +231,6 @@ def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterato
         if hosts * hardware.ranks_per_host <= inputs.batch:
             yield hosts
         hosts = math.ceil(hosts * 1.25)
-
-
-def _smaller_dims(dim: int) -> Iterator[int]:
-    for _ in range(TRIES):
-        dim = int(dim * 0.75) // COLUMN_STEP * COLUMN_STEP
-        if dim < COLUMN_STEP:
-            return
-        yield dim
 
 
 def _round_up(gib: float) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.config.hardware import HardwareConfig
 from pipeline.config.plan import TIERS
 from pipeline.core.units import GIB
 from pipeline.planning.candidate_search import PlacementSpace
@@ -33,7 +33,7 @@ def plan_summary(plan: Plan) -> dict:
     """``result.json``'s ``plan`` part: predicted bytes by tier over all ranks, step ms, and each table's place."""
     tiers, tables = {}, {}
     for tier in MEMORIES:
-        tiers[f"{tier}_bytes"] = sum(rank[tier] for rank in plan.memory)
+        tiers[f"{tier}_bytes"] = sum(map(operator.itemgetter(tier), plan.memory))
     for name, table in plan.tables.items():
         tables[name] = {"tier": table.tier, "sharding": table.sharding, "ranks": table.ranks}
     return {"tiers": tiers, "predicted_step_ms": plan.predicted_step_ms, "tables": tables}
@@ -66,18 +66,19 @@ def render_plan(plan: Plan, width: int = 80) -> str:
 def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
     lines = _heading("table", COLUMNS, width)
     for name, table in tables[:SHOWN_TABLES]:
-        cells = [
-            f"{table.rows:,}" if table.rows < 1e9 else f"{table.rows}",
-            str(table.dim),
-            f"{table.bytes / GIB:.3f}",
-            SHORT.get(table.tier, table.tier),
-            SHORT.get(table.sharding, table.sharding),
-            # The one rank by number, several by count, as in x16.
-            str(table.ranks[0]) if len(table.ranks) == 1 else f"x{len(table.ranks)}",
-            f"{table.cost_ms:.3f}",
-        ]
+        rows = f"{table.rows:,}"
+        if table.rows >= 1e9:
+            # Commas would burst the column.
+            rows = str(table.rows)
+        # The one rank by number, several by count, as in x16.
+        ranks = f"x{len(table.ranks)}"
+        if len(table.ranks) == 1:
+            ranks = str(table.ranks[0])
+        size, tier = f"{table.bytes / GIB:.3f}", SHORT.get(table.tier, table.tier)
+        sharding = SHORT.get(table.sharding, table.sharding)
+        cells = [rows, str(table.dim), size, tier, sharding, ranks, f"{table.cost_ms:.3f}"]
         lines.append(_line(name, cells, width))
-    rest = [table for _, table in tables[SHOWN_TABLES:]]
+    rest = dict(tables[SHOWN_TABLES:]).values()
     if rest:
         lines.append(f"... and {len(rest)} smaller tables, {_gib(rest)} GiB in all")
     return lines
@@ -87,23 +88,24 @@ def _tier_lines(plan: Plan, width: int) -> list[str]:
     # Tables, bytes, kernels and sharding types by tier sum up a plan of 1,000 tables.
     if len(plan.tables) < 2:
         return []
+    by_tier: dict[str, dict[str, list[TablePlan]]] = {}
+    for table in plan.tables.values():
+        by_tier.setdefault(table.tier, {}).setdefault(table.kernel, []).append(table)
     lines = _heading("tier", TIER_COLUMNS, width)
-    unknown = {table.tier for table in plan.tables.values()} - set(TIERS)
+    unknown = by_tier.keys() - set(TIERS)
     for tier in [*TIERS, *sorted(unknown)]:
         label = SHORT.get(tier, tier)
-        tables = [table for table in plan.tables.values() if table.tier == tier]
-        for kernel, _ in _most_frequent(table.kernel for table in tables):
-            of_kernel = [table for table in tables if table.kernel == kernel]
-            shardings = _most_frequent(SHORT.get(table.sharding, table.sharding) for table in of_kernel)
-            counts = ", ".join(f"{number} {sharding}" for sharding, number in shardings)
-            cells = [str(len(of_kernel)), _gib(of_kernel), kernel, counts]
+        # Kernels and sharding types by how many tables have them, then by name.
+        kernels = by_tier.get(tier, {})
+        for kernel, tables in sorted(kernels.items(), key=lambda item: (-len(item[1]), item[0])):
+            shardings = Counter(SHORT.get(table.sharding, table.sharding) for table in tables)
+            counts = []
+            for sharding, number in sorted(shardings.items(), key=lambda item: (-item[1], item[0])):
+                counts.append(f"{number} {sharding}")
+            cells = [str(len(tables)), _gib(tables), kernel, ", ".join(counts)]
             lines.append(_line(label, cells, width, TIER_COLUMNS))
             label = ""
     return lines
-
-
-def _most_frequent(values: Iterable[str]) -> list[tuple[str, int]]:
-    return sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
 
 
 def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
@@ -126,7 +128,7 @@ def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
 
 
 def _reason_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    # Why the largest tables are where they are; equal reasons are written once.
+    # Why the largest tables are where they are. Alike tables have the same reason, which would fill the page.
     names: dict[str, list[str]] = {}
     for name, table in tables[:SHOWN_REASONS]:
         if table.reason:
@@ -154,7 +156,7 @@ def _memory_lines(plan: Plan, width: int) -> list[str]:
                 mean[tier] = mean.get(tier, 0) + size
         for tier in mean:
             mean[tier] /= count
-        reserved = sum(plan.reserved_bytes(rank) for rank in range(count)) / count
+        reserved = sum(map(plan.reserved_bytes, range(count))) / count
         lines += _tier_bars(plan, f"{count} ranks, mean", mean, reserved)
         order = sorted(range(count), key=lambda rank: (-_fullness(plan, rank), rank))
         shown = [(f"fullest {order[0]}", order[0]), (f"emptiest {order[-1]}", order[-1])]
@@ -225,36 +227,46 @@ def _phase_lines(plan: Plan, width: int) -> list[str]:
 
 
 def _closing_lines(plan: Plan) -> list[str]:
-    size = size_text(sum(table.bytes for table in plan.tables.values()))
+    size = on_ssd = 0
+    for table in plan.tables.values():
+        size += table.bytes
+        if table.tier == "ssd":
+            on_ssd += table.bytes
     plural = "" if len(plan.tables) == 1 else "s"
-    lines = [f"{len(plan.tables)} table{plural}, {size} with optimizer state"]
-    on_ssd = sum(table.bytes for table in plan.tables.values() if table.tier == "ssd")
+    lines = [f"{len(plan.tables)} table{plural}, {size_text(size)} with optimizer state"]
     if on_ssd:
         lines.append(f"SSD: {size_text(on_ssd)} for a checkpoint's copy of the rows there, beside the rows")
     part = "embedding step"
     # A plan of version 1 has neither phases nor gap.
     if plan.phases:
-        gap = f"at most {plan.gap:.2%} above the best possible" if plan.gap > 5e-5 else "proven to be the best"
+        part, gap = "step", "proven to be the best"
+        if plan.gap > 5e-5:
+            # Less would be shown as 0.00 %.
+            gap = f"at most {plan.gap:.2%} above the best possible"
         lines.append(f"tiers: {gap}, by the cost model")
-        part = "step"
-    where = "a worker's dense part and the slowest embedding rank" if plan.embedding_hosts else "on the slowest rank"
+    where = "on the slowest rank"
+    if plan.embedding_hosts:
+        where = "a worker's dense part and the slowest embedding rank"
     lines.append(f"predicted {part}: {plan.predicted_step_ms:.3f} ms {where}")
     return lines
 
 
 def _heading(name: str, columns: Sequence[tuple[str, int]], width: int) -> list[str]:
-    return [_line(name, [heading for heading, _ in columns], width, columns), "-" * width]
+    headings, _ = zip(*columns, strict=True)
+    return [_line(name, headings, width, columns), "-" * width]
 
 
 def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[str, int]] = COLUMNS) -> str:
     aligned = []
     for cell, (heading, size) in zip(cells, columns, strict=True):
-        aligned.append(f"{cell:<{size}}" if heading in LEFT else f"{cell:>{size}}")
+        side = "<" if heading in LEFT else ">"
+        aligned.append(f"{cell:{side}{size}}")
     rest = " ".join(aligned)
     # A long last cell is cut, not the name.
     room = max(width - len(rest) - 1, len("hbm+cache"))
-    short = name if len(name) <= room else name[: max(room - 2, 1)] + ".."
-    return f"{short:<{room}} {rest}"
+    if len(name) > room:
+        name = name[: max(room - 2, 1)] + ".."
+    return f"{name:<{room}} {rest}"
 
 
 def _gib(tables: Iterable[TablePlan]) -> str:
@@ -263,7 +275,19 @@ def _gib(tables: Iterable[TablePlan]) -> str:
 
 def explain(table: PlannedTable, choice: Choice, offer: Offer, space: PlacementSpace) -> str:
     """Say in one sentence why ``table`` gets ``offer`` of all its offers in ``space``; its tier if not the fastest."""
-    return _explain_sharding(table, choice, offer, space) + _explain_tier(space.hardware, table, offer)
+    reason, hardware = _explain_sharding(table, choice, offer, space), space.hardware
+    if offer.tier == fast_memory(hardware):
+        return reason
+    density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"
+    if offer.tier == "ddr":
+        return f"{reason}; HBM has no room for every table, so this one, with {density}, stays in DDR"
+    memory = fast_memory(hardware).upper()
+    cached = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
+    if offer.tier == "hbm_cached":
+        return f"{reason}; HBM has no room for every table, so this one stays in DDR behind a cache: {cached}"
+    if offer.host_rows:
+        cached += f", {offer.host_rows:,} more in DDR another {offer.host_rate:.1%}"
+    return f"{reason}; memory has no room for every table, so this one, with {density}, is on SSD: {cached}"
 
 
 def _explain_sharding(table: PlannedTable, choice: Choice, offer: Offer, space: PlacementSpace) -> str:
@@ -286,18 +310,3 @@ def _explain_sharding(table: PlannedTable, choice: Choice, offer: Offer, space: 
                 return f"split over {count} shards: the busiest rank spends {saved:.1f}x less on it than whole"
             break
     return f"split over {count} shards, which evens out memory or work between the ranks"
-
-
-def _explain_tier(hardware: HardwareConfig, table: PlannedTable, offer: Offer) -> str:
-    if offer.tier == fast_memory(hardware):
-        return ""
-    density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"
-    if offer.tier == "ddr":
-        return f"; HBM has no room for every table, so this one, with {density}, stays in DDR"
-    memory = fast_memory(hardware).upper()
-    cached = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
-    if offer.tier == "hbm_cached":
-        return f"; HBM has no room for every table, so this one stays in DDR behind a cache: {cached}"
-    if offer.host_rows:
-        cached += f", {offer.host_rows:,} more in DDR another {offer.host_rate:.1%}"
-    return f"; memory has no room for every table, so this one, with {density}, is on SSD: {cached}"

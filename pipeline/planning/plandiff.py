@@ -61,19 +61,20 @@ def find_plan(store: Store, text: str) -> StoredPlan:
         return StoredPlan(name=name, plan=plan, settings=_settings_of(manifest.config))
     if keys:
         raise ArtifactError(
-            f"{text!r} is a prefix of {len(keys)} plans' keys: {_list_some([key[:KEY] for key in keys])}",
+            f"{text!r} is a prefix of {len(keys)} plans' keys: {_list_some(keys, KEY)}",
             hint="use more characters of the key",
         )
     runs = [run for run in store.names("runs") if _find_plan_of_run(store, run)]
     raise ArtifactError(
         f"{text!r} names no plan in store {store.url}: expected a run ({_list_some(runs)}), a prefix of a plan's key "
-        f"({_list_some([key[:KEY] for key in all_keys])}) or a path to {FILE}",
+        f"({_list_some(all_keys, KEY)}) or a path to {FILE}",
         hint="--store <URL of its store>, or nightjar plan makes one",
     )
 
 
-def _list_some(names: list[str]) -> str:
-    shown = names[:SHOWN]
+def _list_some(names: list[str], length: int | None = None) -> str:
+    # The first ``SHOWN`` names, each cut to ``length`` characters.
+    shown = [name[:length] for name in names[:SHOWN]]
     if len(names) > SHOWN:
         shown.append("..")
     return ", ".join(shown) or "none"
@@ -88,7 +89,10 @@ def _find_plan_of_run(store: Store, run: str) -> str:
         paths = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
     except (KeyError, TypeError):
         return ""
-    return str(paths[0]) if paths and store.exists(f"{paths[0]}/{FILE}") else ""
+    # The artifact may be gone. Then the run names no plan, and the error lists those that do.
+    if not paths or not store.exists(f"{paths[0]}/{FILE}"):
+        return ""
+    return str(paths[0])
 
 
 def _read_file(path: Path) -> StoredPlan:
@@ -111,7 +115,14 @@ def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
     """Compare two plans: what moved, at what cost, and which change of the inputs explains it."""
     a, b = first.plan, second.plan
-    shared = [name for name in a.tables if name in b.tables]
+    shared, only_in_first, only_in_second = [], [], []
+    for name in dict.fromkeys([*a.tables, *b.tables]):
+        if name not in b.tables:
+            only_in_first.append(name)
+        elif name not in a.tables:
+            only_in_second.append(name)
+        else:
+            shared.append(name)
     changes = _find_changes(first, second)
     of_plan = {path: pair for path, pair in changes.items() if not path.startswith(PINS)}
     own, moved = {}, {}
@@ -135,7 +146,8 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         table = _describe_move(old, new, because)
         if table.places:
             moved[name] = table
-    order = sorted(moved, key=lambda name: (-moved[name].bytes_moved, -moved[name].bytes, name))
+    # The tables that cost most to move come first.
+    moved = dict(sorted(moved.items(), key=lambda item: (-item[1].bytes_moved, -item[1].bytes, item[0])))
     # Ms on the slowest rank of either plan.
     phases = {}
     if a.phases and b.phases:
@@ -147,10 +159,10 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         second=_describe_side(second),
         changes=of_plan,
         own=own,
-        tables={name: moved[name] for name in order},
+        tables=moved,
         tables_in_both=len(shared),
-        only_in_first=[name for name in a.tables if name not in b.tables],
-        only_in_second=[name for name in b.tables if name not in a.tables],
+        only_in_first=only_in_first,
+        only_in_second=only_in_second,
         bytes_moved=sum(table.bytes_moved for table in moved.values()),
         step_ms=[a.predicted_step_ms, b.predicted_step_ms],
         phases=phases,
@@ -209,7 +221,7 @@ def _find_changes(first: StoredPlan, second: StoredPlan) -> dict[str, Pair]:
         sides.append(inputs)
     changes = {}
     for path in dict.fromkeys([*sides[0], *sides[1]]):
-        pair = [side.get(path) for side in sides]
+        pair = [sides[0].get(path), sides[1].get(path)]
         if pair[0] != pair[1]:
             changes[path] = pair
     return changes
@@ -222,11 +234,14 @@ def _describe_move(old: TablePlan, new: TablePlan, because: list[str]) -> MovedT
             places[key] = [getattr(old, key), getattr(new, key)]
     texts, kinds = [], []
     for table in (old, new):
-        count = len(table.ranks)
-        where = f"{table.tier} {table.sharding} on "
-        text = where + (f"rank {table.ranks[0]}" if count == 1 else f"{count} ranks")
-        # The place without its numbers, equal for tables that moved alike.
-        kind = where + ("one rank" if count == 1 else f"{count} ranks")
+        # ``kind`` is the place without its numbers, equal for tables that moved alike.
+        text = kind = f"{table.tier} {table.sharding} on "
+        if len(table.ranks) == 1:
+            text += f"rank {table.ranks[0]}"
+            kind += "one rank"
+        else:
+            text += f"{len(table.ranks)} ranks"
+            kind += f"{len(table.ranks)} ranks"
         if table.cache_rows:
             text += f", {table.cache_rows:,} rows cached"
             kind += ", cached"
@@ -317,14 +332,19 @@ def _find_difference(then: Any, now: Any, path: str) -> str:
             if difference:
                 return difference
         return ""
-    return "" if then == now else f"{path[1:]} was {then}, is {now}"
+    if then == now:
+        return ""
+    return f"{path[1:]} was {then}, is {now}"
 
 
 def _find_table_difference(plan: Plan, schema: DatasetSchema, profile: Profile) -> str:
     names = {table.name for table in schema.tables}
     different = names ^ plan.tables.keys()
     if different:
-        return f"table {min(different)} is {'new' if min(different) in names else 'gone'}"
+        # One is enough to say why; the same one each time.
+        name = min(different)
+        change = "new" if name in names else "gone"
+        return f"table {name} is {change}"
     for table in schema.tables:
         then, pooling = plan.tables[table.name], profile.table(table.columns).pooling
         if then.rows != table.rows:

@@ -53,7 +53,9 @@ def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
             # 3. Every way to place every table, priced by both cost models.
             space = build_space(problem, offered)
             # 4. What TorchRec's planner would do; with one layout a table it has nothing to say.
-            default = None if _lies_whole(hardware, offered) else default_plan(space)
+            default = None
+            if not _lies_whole(hardware, offered):
+                default = default_plan(space)
             # 5. The fastest placement of all that is not rated worse.
             chosen = find_best(space, default)
             if chosen is not None:
@@ -73,9 +75,11 @@ def sketch(inputs: PlanInputs) -> Placement | None:
 
 def build_space(problem: PlanningProblem, offered: dict[str, Choice]) -> PlacementSpace:
     hardware, train = problem.inputs.hardware, problem.inputs.train
+    layouts = {}
     if _lies_whole(hardware, offered):
         # TorchRec has nothing to say, and loading it would take longer than the rest.
-        layouts = {table.name: [whole_layout(train.batch, table)] for table in problem.tables}
+        for table in problem.tables:
+            layouts[table.name] = [whole_layout(train.batch, table)]
     else:
         from pipeline.planning.torchrec_planner import TorchRecPlanner
 
@@ -108,18 +112,26 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     inputs, placement = problem.inputs, chosen.placement
     hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
     margin = int(memory_gib(hardware, fast) * GIB * float(getattr(inputs.plan, f"{fast}_reserve")))
-    phases = [{phase: round(ms, 6) for phase, ms in spent.items()} for spent in placement.phases]
+    tables = {}
+    for table in problem.tables:
+        tables[table.name] = _plan_table(problem, space, chosen, table)
+    memory, phases, reserved = [], [], []
+    for used, spent in zip(placement.memory, placement.phases, strict=True):
+        memory.append(dict(zip(MEMORIES, used, strict=True)))
+        # Rounded, so that plan.json does not show the last bits of sums.
+        phases.append({phase: round(ms, 6) for phase, ms in spent.items()})
+        reserved.append({**problem.reserved, "margin": margin})
     return Plan(
         hardware=hardware.name,
         device=hardware.device,
         world_size=hardware.world_size,
         ranks_per_host=hardware.ranks_per_host,
         global_batch=inputs.batch,
-        tables={table.name: _plan_table(problem, space, chosen, table) for table in problem.tables},
-        memory=[dict(zip(MEMORIES, used, strict=True)) for used in placement.memory],
+        tables=tables,
+        memory=memory,
         predicted_step_ms=round(placement.step_ms, 6),
         phases=phases,
-        reserved=[{**problem.reserved, "margin": margin} for _ in range(hardware.world_size)],
+        reserved=reserved,
         reserved_tier=fast,
         gap=round(chosen.gap, 6),
         figures=figures(hardware),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from pipeline.config.fields import check_values
@@ -12,7 +13,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.units import GIB
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizers import table_rules
-from pipeline.planning.candidates import OVERLAPPED, ShardBlock, compute_workload
+from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     MIN_COLUMNS,
@@ -28,7 +29,16 @@ from pipeline.planning.choices import (
     tables_of,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, dense_costs, fixed_ms, kept_activations, local_batch, shard_ms, vector_costs
+from pipeline.planning.cost import (
+    FLOAT,
+    OVERLAPPED,
+    dense_costs,
+    fixed_ms,
+    kept_activations,
+    local_batch,
+    shard_ms,
+    vector_costs,
+)
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
 from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.records.dataset import DatasetSchema, Profile
@@ -66,13 +76,16 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     pooled = batch * FLOAT * sum(len(table.features) * model.dim_of(table.name) for table in schema.tables)
     pooled += int(event_bytes(inputs, batch))
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
+    copies, runtime = 2, RUNTIME
+    if linked:
+        copies, runtime = 4, RUNTIME + RUNTIME_LINKED
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * activations),
         "inputs": int(BATCHES_IN_WORK * batch * row_bytes(schema, inputs.profile)),
-        "communication": pooled * (4 if linked else 2),
+        "communication": pooled * copies,
         "staging": 0,
-        "runtime": RUNTIME + (RUNTIME_LINKED if linked else 0),
+        "runtime": runtime,
     }
     if hardware.only_tables:
         # The dense part is there, but it has no samples and learns nothing.
@@ -97,7 +110,7 @@ def event_bytes(inputs: PlanInputs, samples: int) -> float:
         return 0.0
     longest = {sequence.name: sequence.max_length for sequence in inputs.schema.sequences}
     rows = sum(inputs.events.of_batch(event.sequence, longest[event.sequence], samples) for event in lookups.events)
-    return rows * FLOAT * sum(inputs.model.dim_of(table) for table in lookups.tables)
+    return rows * FLOAT * sum(map(inputs.model.dim_of, lookups.tables))
 
 
 def host_bytes(inputs: PlanInputs) -> dict[str, int]:
@@ -124,7 +137,7 @@ def _decoded_rows(inputs: PlanInputs) -> int:
     # Rows of decoded windows in memory: each lane's, and those ahead. A window is decoded into memory of its own, and
     # its rows are mixed into that of the lane (``training/lane_reader.py``). Rows that are not shuffled need less.
     train = inputs.train
-    groups = [rows for file in inputs.schema.groups.get("train", []) for rows in file]
+    groups = list(itertools.chain(*inputs.schema.groups.get("train", [])))
     largest = max(groups, default=inputs.ingest.rows_per_group)
     lanes = fitting_lanes(train.lanes, train.batch, len(groups))
     groups_per_window = max(1, -(-train.shuffle_window_groups // lanes))
@@ -171,6 +184,11 @@ class PlanningProblem:
     room: Capacity
     fixed: dict[str, float]
 
+    @property
+    def table_bytes(self) -> int:
+        """Weights and optimizer state of all tables."""
+        return sum(table.bytes for table in self.tables)
+
 
 def build_problem(inputs: PlanInputs) -> PlanningProblem:
     """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side.
@@ -214,8 +232,10 @@ def _build_choices(
         load = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
         split = not large or load >= HEAVY_SHARE
         replicas = not large or _has_cheap_replicas(hardware, batch, table, min(hardware.world_size, len(tables)))
-        free = _build_free_choice(plan.sharding_types, hardware, table, split, replicas)
-        offered[table.name] = free if pin is None else apply_pin(hardware, table, pin, free)
+        choice = _build_free_choice(plan.sharding_types, hardware, table, split, replicas)
+        if pin is not None:
+            choice = apply_pin(hardware, table, pin, choice)
+        offered[table.name] = choice
     return offered
 
 
@@ -263,12 +283,11 @@ def search_rounds(problem: PlanningProblem) -> list[dict[str, Choice]]:
     """List the choices for each round of the search: the fastest memory alone first, then with slower ones."""
     hardware = problem.inputs.hardware
     known, all_tiers = memories(hardware), tiers(hardware)
-    need = sum(table.bytes for table in problem.tables)
     allowances, allowed = [], all_tiers
     have = 0
     for memory in known:
         have += problem.room.of(memory) * problem.inputs.world_size
-        if memory == known[-1] or need <= have:
+        if memory == known[-1] or problem.table_bytes <= have:
             allowed = all_tiers[: all_tiers.index(memory) + 1]
             allowances.append({name: _within(choice, allowed) for name, choice in problem.offered.items()})
 
@@ -283,9 +302,9 @@ def search_rounds(problem: PlanningProblem) -> list[dict[str, Choice]]:
             break
         small.add(table.name)
     if small and len(allowed) > 1:
-        with_small = {}
-        for name, choice in allowances[-1].items():
-            with_small[name] = _within(choice, all_tiers[:1] if name in small else allowed)
+        with_small = dict(allowances[-1])
+        for name in small:
+            with_small[name] = _within(with_small[name], all_tiers[:1])
         allowances.insert(-1, with_small)
     return allowances
 
@@ -293,5 +312,7 @@ def search_rounds(problem: PlanningProblem) -> list[dict[str, Choice]]:
 def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
     offered = tuple(tier for tier in choice.tiers if tier in allowed)
     sharding = tuple(name for name in choice.sharding if tiers_of(name, offered))
-    # A choice that has none of the allowed tiers stays as it is, because a pin wins.
-    return replace(choice, tiers=offered, sharding=sharding) if sharding else choice
+    if not sharding:
+        # A choice that has none of the allowed tiers stays as it is, because a pin wins.
+        return choice
+    return replace(choice, tiers=offered, sharding=sharding)

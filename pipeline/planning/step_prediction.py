@@ -37,7 +37,9 @@ class Prediction:
     @property
     def step_ms(self) -> float:
         """A step of the slowest rank, or that of all together."""
-        return max(cost.step_ms(phases) for phases in self.phases) if self.whole_ms is None else self.whole_ms
+        if self.whole_ms is not None:
+            return self.whole_ms
+        return max(map(cost.step_ms, self.phases))
 
     @property
     def bytes(self) -> int:
@@ -58,7 +60,10 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
     hardware, batch, world = inputs.hardware, inputs.batch, plan.world_size
-    phases = [cost.fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events) for _ in range(world)]
+    phases, reserved = [], []
+    for _ in range(world):
+        phases.append(cost.fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events))
+        reserved.append(dense_bytes(inputs))
     tables, staged = [0] * world, [0] * world
     for table in tables_of(inputs):
         placed = plan.tables[table.name]
@@ -69,7 +74,6 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
             # The copy of rows on SSD lies on SSD.
             row = 0 if placed.tier == "ssd" else table.row_bytes(shard.columns)
             staged[shard.rank] += shard.rows * staged_row(row)
-    reserved = [dense_bytes(inputs) for _ in range(world)]
     if hardware.device == "cpu":
         # A plan reserves for tables spread evenly; now it is known what each rank stages.
         for purposes, size in zip(reserved, staged, strict=True):
@@ -81,7 +85,9 @@ def shard_phases(
     hardware: HardwareConfig, batch: int, table: PlannedTable, placed: TablePlan
 ) -> list[dict[str, float]]:
     """Ms by phase of each shard of ``placed``, as the planner priced them."""
-    blocks = [ShardBlock(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
+    blocks = []
+    for shard in placed.shards:
+        blocks.append(ShardBlock(shard.row, shard.rows, shard.column, shard.columns))
     workload = compute_workload(hardware.world_size, batch, table, placed.sharding, blocks)
     loads = workload.loads(hardware, placed.tier, placed.cache_rows, placed.host_rows)
     return [cost.shard_ms(hardware, load, global_batch=batch) for load in loads]
@@ -152,8 +158,7 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
     hardware = inputs.hardware
     if hardware.embedding_hosts:
         return _split_bipartite_step(inputs, predicted)
-    step_times = [cost.step_ms(phases) for phases in predicted.phases]
-    rank = step_times.index(max(step_times))
+    rank = max(range(len(predicted.phases)), key=lambda rank: cost.step_ms(predicted.phases[rank]))
     phases = predicted.phases[rank]
     dense, latency = _dense_reduce_ms(inputs), cost.latency_ms(hardware)
     # Outputs, their gradients, the dense part's gradients.
@@ -168,15 +173,24 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
         "all_reduce": reduced,
     }
     longer = max(phases["input_exchange"] - sum(parts.values()) - exchanged, 0.0)
-    parts[slower_link(hardware)] = max(exchanged, 0.0) + longer
+    # An all-to-all over all ranks uses both links at once and waits for the slower one.
+    within, between = cost.links_ms(hardware, 1.0)
+    slower_link = BETWEEN if between > within else WITHIN
+    parts[slower_link] = max(exchanged, 0.0) + longer
     return parts
+
+
+def slowest_phases(by_rank: list[dict[str, float]]) -> dict[str, float]:
+    """Ms by phase on the rank that is slowest in it, where ranks of different kinds work one after the other."""
+    slowest = {}
+    for phase in by_rank[0]:
+        slowest[phase] = max(rank[phase] for rank in by_rank)
+    return slowest
 
 
 def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str, float]:
     # A step is the work of a worker and of the slowest rank with tables.
-    phases = {}
-    for phase in predicted.phases[0]:
-        phases[phase] = max(rank[phase] for rank in predicted.phases)
+    phases = slowest_phases(predicted.phases)
     waits = 2 * inputs.hardware.inter_host_latency_us / 1e3
     reduced = _dense_reduce_ms(worker_side(inputs))
     parts = {
@@ -188,12 +202,6 @@ def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str
     }
     parts[BETWEEN] += max(phases["input_exchange"] - sum(parts.values()), 0.0)
     return parts
-
-
-def slower_link(hardware: HardwareConfig) -> str:
-    """The link that an all-to-all over all ranks waits for."""
-    within, between = cost.links_ms(hardware, 1.0)
-    return BETWEEN if between > within else WITHIN
 
 
 def _dense_reduce_ms(inputs: PlanInputs) -> float:

@@ -52,8 +52,9 @@ class Enumerator(EmbeddingEnumerator):
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
         """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
         options = super().enumerate(module, sharders)
-        tables = list(dict.fromkeys(option.name for option in options))
-        order = {name: number for number, name in enumerate(tables)}
+        order: dict[str, int] = {}
+        for option in options:
+            order.setdefault(option.name, len(order))
         return sorted(options, key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
 
 
@@ -75,7 +76,9 @@ class OncePerSize(ShardEstimator):
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
         self._inner.estimate(sharding_options, *args, **kwargs)
         for option, shards in zip(sharding_options, all_shards, strict=True):
-            perf = {tuple(shard.size): shard.perf for shard in option.shards}
+            perf = {}
+            for shard in option.shards:
+                perf[tuple(shard.size)] = shard.perf
             for shard in shards:
                 shard.perf = perf[tuple(shard.size)]
             option.shards = shards
@@ -101,12 +104,14 @@ class TorchRecPlanner:
 
     def layouts(self) -> dict[str, list[TableSharding]]:
         """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
-        options: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
+        options: dict[str, dict[str, list[ShardingOption]]] = {}
         for option in self._enumerator.enumerate(self._collection, self._sharders):
-            options[option.name].setdefault(option.sharding_type, []).append(option)
-        layouts = {}
+            options.setdefault(option.name, {}).setdefault(option.sharding_type, []).append(option)
+        layouts: dict[str, list[TableSharding]] = {}
         for table in self._tables:
-            layouts[table.name] = [_build_layout(same, table.optimizer) for same in options[table.name].values()]
+            layouts[table.name] = []
+            for of_type in options.get(table.name, {}).values():
+                layouts[table.name].append(_build_layout(of_type, table.optimizer))
         return layouts
 
 
@@ -154,9 +159,13 @@ def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer],
 
     It knows only these: state beyond two values a weight is left out of its own search.
     """
+    if optimizer.value_bytes > FLOAT:
+        return Adam, 0, 2
     if optimizer.value_bytes:
-        return (Adam, 0, 2) if optimizer.value_bytes > FLOAT else (Adagrad, 0, 1)
-    return (RowWiseAdagrad, 1, 0) if optimizer.row_bytes else (SGD, 0, 0)
+        return Adagrad, 0, 1
+    if optimizer.row_bytes:
+        return RowWiseAdagrad, 1, 0
+    return SGD, 0, 0
 
 
 def _constrain(table: PlannedTable, choice: Choice, hardware: Hardware) -> ParameterConstraints:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -83,7 +84,7 @@ def kept_together(partition: PartitionConfig, shared: Iterable[Sequence[str]]) -
 
     ``shared``: those of each table.
     """
-    groups = [list(group) for group in partition.groups]
+    groups = list(map(list, partition.groups))
     for names in shared:
         if len(names) < 2:
             continue
@@ -145,16 +146,16 @@ def check_partition(
 
 
 def _check_pins_and_groups(partition: PartitionConfig, features: Sequence[str], count: int) -> None:
-    named = [("partition.pins", name) for name in partition.pins]
-    for group in partition.groups:
-        named += [("partition.groups", name) for name in group]
-    for setting, name in named:
-        if name not in features:
-            near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"{setting} names {name!r}, which is not a feature; the nearest is {near!r}",
-                hint=f"use {near} instead of {name}; the features are {', '.join(features)}",
-            )
+    named = {"partition.pins": [*partition.pins], "partition.groups": [*itertools.chain(*partition.groups)]}
+    for setting, names in named.items():
+        for name in names:
+            if name not in features:
+                # With a cutoff of 0 something is always nearest.
+                near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
+                raise ConfigError(
+                    f"{setting} names {name!r}, which is not a feature; the nearest is {near!r}",
+                    hint=f"use {near} instead of {name}; the features are {', '.join(features)}",
+                )
     for name, tower in partition.pins.items():
         if not 0 <= tower < count:
             raise ConfigError(
@@ -185,30 +186,37 @@ def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequenc
         pinned = {member: partition.pins[member] for member in (*features, name) if member in partition.pins}
         if len(set(pinned.values())) <= 1:
             continue
-        shown = ", ".join(f"{member} to tower {tower}" for member, tower in pinned.items())
         first_tower = next(iter(pinned.values()))
-        moves = [f"++partition.pins.{member}={first_tower}" for member, tower in pinned.items() if tower != first_tower]
+        sent, moves = [], []
+        for member, tower in pinned.items():
+            sent.append(f"{member} to tower {tower}")
+            if tower != first_tower:
+                moves.append(f"++partition.pins.{member}={first_tower}")
         raise ConfigError(
-            f"partition.pins sends {shown}, but the events of sequence {name!r} are looked up in the tables of "
-            f"{', '.join(features)}: a sequence and its tables lie in one tower",
+            f"partition.pins sends {', '.join(sent)}, but the events of sequence {name!r} are looked up in the tables "
+            f"of {', '.join(features)}: a sequence and its tables lie in one tower",
             hint=" ".join(moves),
         )
 
 
 def _check_enough_features(partition: PartitionConfig, features: Sequence[str], count: int, hosts: int) -> None:
     # Features without a pin must be enough for the towers that no pin names; a group counts as one.
-    units = set(group_units(features, partition.groups))
-    pinned = {unit for unit in units if any(name in partition.pins for name in unit)}
+    free = []
+    for unit in group_units(features, partition.groups):
+        if partition.pins.keys().isdisjoint(unit):
+            free.append(", ".join(unit))
     empty = sorted(set(range(count)) - set(partition.pins.values()))
-    free = [", ".join(unit) for unit in units - pinned]
-    if len(free) < len(empty):
-        fewer = largest_count(count - len(empty) + len(free), hosts)
-        left = f"only {'; '.join(sorted(free))} can go there" if free else "every feature is pinned elsewhere"
-        raise ConfigError(
-            f"towers {', '.join(map(str, empty))} of {count} would get no feature: {left} "
-            f"(groups stay together, and each tower needs a feature)",
-            hint=f"partition.towers={fewer}, or fewer partition.pins and partition.groups",
-        )
+    if len(free) >= len(empty):
+        return
+    fewer = largest_count(count - len(empty) + len(free), hosts)
+    left = "every feature is pinned elsewhere"
+    if free:
+        left = f"only {'; '.join(sorted(free))} can go there"
+    raise ConfigError(
+        f"towers {', '.join(map(str, empty))} of {count} would get no feature: {left} "
+        f"(groups stay together, and each tower needs a feature)",
+        hint=f"partition.towers={fewer}, or fewer partition.pins and partition.groups",
+    )
 
 
 def group_units(features: Sequence[str], groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
@@ -238,16 +246,24 @@ def strided(
     home: dict[str, int] = {}
     free = []
     for unit in group_units(features, groups):
-        pinned = [pins[name] for name in unit if name in pins]
-        if pinned:
-            home |= dict.fromkeys(unit, pinned[-1])
-        else:
+        tower = None
+        for name in unit:
+            tower = pins.get(name, tower)
+        if tower is None:
             free.append(unit)
+        else:
+            home |= dict.fromkeys(unit, tower)
     for turn, unit in enumerate(free):
+        tower = turn % count
+        # Pins shift whom the turn meets, so the last units may all be due at towers that have something.
         empty = sorted(set(range(count)) - set(home.values()))
-        tower = empty[0] if len(free) - turn <= len(empty) else turn % count
+        if len(free) - turn <= len(empty):
+            tower = empty[0]
         home |= dict.fromkeys(unit, tower)
-    return [[name for name in features if home[name] == tower] for tower in range(count)]
+    towers: list[list[str]] = [[] for _ in range(count)]
+    for name in features:
+        towers[home[name]].append(name)
+    return towers
 
 
 def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) -> ModelCosts:

@@ -23,40 +23,50 @@ Ids: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # lengths, values, weight
 
 def by_key(ids: KeyedJaggedTensor) -> dict[str, Ids]:
     """Return the ids of every key."""
-    return {key: (jagged.lengths(), jagged.values(), jagged.weights_or_none()) for key, jagged in ids.to_dict().items()}
+    parts: dict[str, Ids] = {}
+    for key, jagged in ids.to_dict().items():
+        parts[key] = (jagged.lengths(), jagged.values(), jagged.weights_or_none())
+    return parts
 
 
 def merge_kjts(parts: Mapping[str, Ids], keys: Sequence[str], stride: int, *, weighted: bool) -> KeyedJaggedTensor:
     """Return the ids of ``keys``, in order, of ``stride`` rows; where ``weighted``, ids without weights count 1."""
-    lengths, values, weights = _concat_ids([parts[key] for key in keys], weighted=weighted)
+    of_keys = [parts[key] for key in keys]
+    lengths, values, weights = _concat_ids(of_keys, weighted=weighted)
     return KeyedJaggedTensor(keys=[*keys], values=values, lengths=lengths, weights=weights, stride=stride)
 
 
 def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, events: Sequence[Tensor]) -> dict[str, Ids]:
     """Return the ids of ``Batch.lookups`` by feature and column; an event is one more id of its sample.
 
-    ``events``: of each sequence the samples of its events.
+    Args:
+        lookups: What the rows of ``ids`` are.
+        ids: By table.
+        samples: Their number.
+        events: Of each sequence the samples of its events.
     """
     sequences = dict.fromkeys(segment.sequence for segment in lookups.events)
-    rows_of = dict(zip(sequences, events, strict=True))
-    counts = {name: torch.bincount(rows, minlength=samples).int() for name, rows in rows_of.items()}
-    sizes = [len(rows_of[segment.sequence]) if segment.sequence else samples for segment in lookups.segments]
+    events_by_sample, event_counts = {}, {}
+    for name, rows in zip(sequences, events, strict=True):
+        events_by_sample[name] = torch.bincount(rows, minlength=samples).int()
+        event_counts[name] = len(rows)
+    sizes = [event_counts.get(segment.sequence, samples) for segment in lookups.segments]
     ids_of: dict[str, Ids] = {}
     for table, (lengths, values, weights) in by_key(ids).items():
-        # The last rows fill the lookup up to those of other ranks.
+        # The last rows fill the lookup up to those of other ranks. They are no segment, so ``zip`` drops them below.
         lengths_by_segment = lengths.split([*sizes, len(lengths) - sum(sizes)])
         ids_by_segment = [int(part.sum()) for part in lengths_by_segment]
         values_by_segment = values.split(ids_by_segment)
-        weights_by_segment = None if weights is None else weights.split(ids_by_segment)
-        for number, segment in enumerate(lookups.segments):
+        weights_by_segment: Sequence[Tensor | None] = [None] * len(ids_by_segment)
+        if weights is not None:
+            weights_by_segment = weights.split(ids_by_segment)
+        parts = zip(lookups.segments, lengths_by_segment, values_by_segment, weights_by_segment, strict=False)
+        for segment, own_lengths, own_values, own_weights in parts:
             column = segment.columns.get(table)
-            if column is None:
-                continue
-            ids_of[column] = (
-                counts[segment.sequence] if segment.sequence else lengths_by_segment[number],
-                values_by_segment[number],
-                None if weights_by_segment is None else weights_by_segment[number],
-            )
+            if column is not None:
+                # A row of an event has one id; its sample has as many as it has events.
+                own_lengths = events_by_sample.get(segment.sequence, own_lengths)
+                ids_of[column] = (own_lengths, own_values, own_weights)
     return ids_of
 
 
@@ -93,8 +103,10 @@ class TowerEvents:
         every, mine = event_lookups(schema), event_lookups(own)
         assert every is not None
         self.every, self.mine, self.blocks, self.vectors, self.tables = every, mine, blocks, vectors, tables
-        self.columns = {each.name: [column.name for column in each.columns] for each in schema.sequences}
-        self._own = [each.name for each in own.sequences]
+        self.columns: dict[str, list[str]] = {}
+        for sequence in schema.sequences:
+            self.columns[sequence.name] = [column.name for column in sequence.columns]
+        self._own = [sequence.name for sequence in own.sequences]
         self._group, self._weighted = group, weighted
 
     def lookup(self, parts: Mapping[str, Ids], samples: int) -> tuple[KeyedJaggedTensor, list[Tensor]]:
@@ -108,42 +120,46 @@ class TowerEvents:
             rows_of_events = torch.arange(samples, device=lengths.device).repeat_interleave(lengths)
             events.append(rows_of_events)
             event_counts[name] = len(rows_of_events)
-        rows = [event_counts.get(segment.sequence, samples) for segment in self.mine.segments]
+        rows, total = [], 0
+        for segment in self.mine.segments:
+            rows.append(event_counts.get(segment.sequence, samples))
+            total += event_counts.get(segment.sequence, 0)
         # 2. Empty rows behind them, so that all ranks of the group look up equally many.
-        total = sum(event_counts[segment.sequence] for segment in self.mine.events)
         most = total
         if dist.get_world_size(self._group) > 1:
             largest = torch.tensor([total], device=events[0].device)
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
             most = int(largest)
         padding = most - total
-        # 3. The ids of every table, segment by segment.
+        # 3. The ids of every table, segment by segment. Where a table has no column, the segment's rows are empty, of
+        # the dtypes that others have.
+        some_lengths, some_values, _ = next(iter(parts.values()))
+        no_values = some_values.new_zeros(0)
         tables = {}
         for table in self.mine.tables:
-            chosen = []
+            chosen: list[Ids] = []
             for segment, count in zip(self.mine.segments, rows, strict=True):
-                chosen.append(_segment_ids(parts, segment.columns.get(table), count, bool(segment.sequence)))
-            chosen.append(_segment_ids(parts, None, padding, False))
+                column = segment.columns.get(table)
+                if column is None:
+                    chosen.append((some_lengths.new_zeros(count), no_values, None))
+                    continue
+                lengths, values, weights = parts[column]
+                if segment.sequence:
+                    # A row of an event has one id.
+                    lengths = lengths.new_ones(count)
+                chosen.append((lengths, values, weights))
+            chosen.append((some_lengths.new_zeros(padding), no_values, None))
             tables[table] = _concat_ids(chosen, weighted=self._weighted)
         return merge_kjts(tables, self.mine.tables, sum(rows) + padding, weighted=self._weighted), events
 
 
-def _segment_ids(parts: Mapping[str, Ids], column: str | None, rows: int, of_events: bool) -> Ids:
-    if column is None:
-        # No ids, of the dtypes that others have.
-        lengths, values, _ = next(iter(parts.values()))
-        return lengths.new_zeros(rows), values.new_zeros(0), None
-    lengths, values, weights = parts[column]
-    # A row of an event has one id.
-    return (lengths.new_ones(rows) if of_events else lengths), values, weights
-
-
 def _concat_ids(parts: Sequence[Ids], *, weighted: bool) -> Ids:
-    lengths = torch.cat([part[0] for part in parts])
-    values = torch.cat([part[1] for part in parts])
+    lengths, values, weights = zip(*parts, strict=True)
     if not weighted:
-        return lengths, values, None
-    weights = []
-    for _, ids, own_weights in parts:
-        weights.append(torch.ones(len(ids), device=ids.device) if own_weights is None else own_weights)
-    return lengths, values, torch.cat(weights)
+        return torch.cat(lengths), torch.cat(values), None
+    known_weights = []
+    for ids, own_weights in zip(values, weights, strict=True):
+        if own_weights is None:
+            own_weights = torch.ones(len(ids), device=ids.device)
+        known_weights.append(own_weights)
+    return torch.cat(lengths), torch.cat(values), torch.cat(known_weights)

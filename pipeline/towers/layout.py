@@ -7,6 +7,7 @@ where ranks per host and hosts differ; here the peers come in the order of the g
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,14 +56,12 @@ class TowerLayout:
         return tuple(groups)
 
     @property
-    def ranks_per_tower(self) -> int:
-        """The number of ranks of each group of tower hosts."""
-        return len(self.tower_hosts[0].hosts) * self.ranks_per_host
-
-    @property
     def features(self) -> tuple[str, ...]:
         """All features, group by group: the order in which the peers exchange them."""
-        return tuple(feature for group in self.tower_hosts for feature in group.features)
+        features: tuple[str, ...] = ()
+        for group in self.tower_hosts:
+            features += group.features
+        return features
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -73,8 +72,8 @@ class TowerLayout:
         names = []
         for group in self.tower_hosts:
             for number in group.towers:
-                count = module.vectors(len(towers[number].features))
-                names += [f"{i} of tower {number}" for i in range(count)]
+                for vector in range(module.vectors(len(towers[number].features))):
+                    names.append(f"{vector} of tower {number}")
         return tuple(names)
 
     def tower_ranks(self, group: int) -> list[int]:
@@ -104,7 +103,9 @@ def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_hos
 def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -> None:
     """Raise ConfigError unless each of ``features`` is in one tower and the towers divide the ``hosts`` evenly."""
     home: dict[str, int] = {}
+    groups = set()
     for number, tower in enumerate(towers):
+        groups.add(tower.hosts)
         if not tower.features:
             raise ConfigError(
                 f"tower {number} has no feature, expected at least one in each of {len(towers)} towers",
@@ -120,16 +121,18 @@ def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -
     missing = [name for name in features if name not in home]
     unknown = [name for name in home if name not in features]
     if missing or unknown:
-        what = f"no tower has: {', '.join(missing)}" if missing else f"not in the dataset: {', '.join(unknown)}"
+        what = f"not in the dataset: {', '.join(unknown)}"
+        if missing:
+            what = f"no tower has: {', '.join(missing)}"
         raise ConfigError(f"the towers and the dataset have different features; {what}", hint=_AGAIN)
 
-    groups = {tower.hosts for tower in towers}
-    placed = sorted(host for group in groups for host in group)
-    if placed != list(range(hosts)) or len({len(group) for group in groups}) != 1:
-        shown = "; ".join(f"{', '.join(t.features)} on hosts {list(t.hosts)}" for t in towers)
+    # Groups that overlap name a host twice, which the comparison with all hosts finds, too.
+    placed = sorted(itertools.chain(*groups))
+    if placed != list(range(hosts)) or len(set(map(len, groups))) != 1:
+        shown = [f"{', '.join(tower.features)} on hosts {list(tower.hosts)}" for tower in towers]
         raise ConfigError(
             f"the towers do not divide the {hosts} hosts, expected equally many hosts for each tower, two towers to "
-            f"share all hosts or none, and hosts 0 to {hosts - 1} all used; got {shown}",
+            f"share all hosts or none, and hosts 0 to {hosts - 1} all used; got {'; '.join(shown)}",
             hint=_AGAIN,
         )
 
@@ -139,7 +142,11 @@ def tower_hosts_settings(
 ) -> tuple[PlanConfig, HardwareConfig]:
     """Return the settings with which the planner places the ``tables`` of one group of tower hosts."""
     types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
-    pins = {table: kind for table, kind in plan.tables.items() if table in tables}
+    pins = {}
+    for table, pin in plan.tables.items():
+        # The planner refuses a pin of a table that it does not have.
+        if table in tables:
+            pins[table] = pin
     # The global batch stays: every rank of the group looks up the samples of all its peers.
     return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
 
@@ -147,26 +154,32 @@ def tower_hosts_settings(
 def united_plan(layout: TowerLayout, plans: Sequence[Plan], features: Sequence[str]) -> Plan:
     """Return the ``plans`` of all tower hosts as one plan of all ranks, tables in the order ``features``."""
     tables: dict[str, TablePlan] = {}
+    memory, phases, reserved = [], [], []
     for group, plan in enumerate(plans):
+        # A group's plan numbers its own ranks from 0.
         ranks = layout.tower_ranks(group)
         for name, table in plan.tables.items():
             shards = tuple(replace(shard, rank=ranks[shard.rank]) for shard in table.shards)
             tables[name] = replace(table, shards=shards)
+        memory.append(plan.memory)
+        phases.append(plan.phases)
+        reserved.append(plan.reserved)
     return replace(
         plans[0],
         world_size=layout.hosts * layout.ranks_per_host,
         ranks_per_host=layout.ranks_per_host,
         tables={name: tables[name] for name in features},
-        memory=_by_global_rank(layout, [plan.memory for plan in plans]),
-        phases=_by_global_rank(layout, [plan.phases for plan in plans]),
-        reserved=_by_global_rank(layout, [plan.reserved for plan in plans]),
+        memory=_by_global_rank(layout, memory),
+        phases=_by_global_rank(layout, phases),
+        reserved=_by_global_rank(layout, reserved),
+        # A step takes as long as that of the slowest group: the exchange of vectors makes all of them wait for it.
         predicted_step_ms=max(plan.predicted_step_ms for plan in plans),
         gap=max(plan.gap for plan in plans),
     )
 
 
 def _by_global_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> list[Any]:
-    # A plan may lack these figures.
+    # A plan may lack these figures, and a list with those of some ranks alone would be read as that of all.
     if not all(figures):
         return []
     by_rank: dict[int, Any] = {}

@@ -60,6 +60,7 @@ class Links:
     def _counted(self, function: Callable[..., Any], parts: Callable[..., Sequence[int]]) -> Callable[..., Any]:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            # A checkpoint is not a part of the step, whenever it happens to be written.
             if not threading.current_thread().name.startswith(_CHECKPOINT_THREADS):
                 ranks = self._ranks_of(kwargs.get("group"))
                 self._add(parts(len(ranks), *args, **kwargs), ranks)
@@ -93,9 +94,11 @@ class Links:
     def reduced(self, size: int, ranks: Sequence[int], *, dense: bool = True) -> None:
         """Count an all-reduce of ``size`` bytes over the global ``ranks``, which include this one."""
         count = len(ranks)
-        # A ring sends to the next rank.
+        # A ring sends to the next rank: of a reduce-scatter and then of an all-gather all parts but one.
         following = ranks[(ranks.index(dist.get_rank()) + 1) % count]
-        field = "intra_host" if self._on_this_host(following) else "inter_host"
+        field = "inter_host"
+        if self._on_this_host(following):
+            field = "intra_host"
         if dense:
             field = f"dense_{field}"
         setattr(self.sent, field, getattr(self.sent, field) + 2 * (count - 1) / count * size)

@@ -117,7 +117,9 @@ def projected_tower(
     ``even``: every feature of the model has that width, and embeddings come as [B, F, ``dim``].
     """
     module = build_tower(spec, len(widths), dim, seed, number)
-    return module if even else ProjectedTower(Projections(widths, dim, seed), module)
+    if even:
+        return module
+    return ProjectedTower(Projections(widths, dim, seed), module)
 
 
 def tower_module(spec: TowerModuleSpec, features: int, width: int) -> EvenModule:
@@ -126,12 +128,15 @@ def tower_module(spec: TowerModuleSpec, features: int, width: int) -> EvenModule
         return PassThrough(features, width)
     if spec.name == "dlrm":
         return DlrmTower(features, width, spec)
-    return (LowRankTower if spec.name == "low_rank" else DcnTower)(features, width, spec)
+    if spec.name == "low_rank":
+        return LowRankTower(features, width, spec)
+    return DcnTower(features, width, spec)
 
 
 def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, number: int) -> EvenModule:
     """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
     module = tower_module(spec, features, width)
+    # A generator of its own: the values do not depend on what was drawn before, or on which rank builds the tower.
     generator = torch.Generator().manual_seed((seed + 7919 * (number + 1)) % 2**63)
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

@@ -54,7 +54,13 @@ def place(distances: Matrix, dimensions: int = PLANE) -> Floats:
     positions = _classical(distances, dimensions)
     last = stress(positions, distances)
     for _ in range(MOST_ITERATIONS):
-        positions = _majorise(positions, distances)
+        # One Guttman transform: the least point of a parabola that lies above the stress and touches it here.
+        apart = between(positions, positions)
+        ratio = np.divide(distances, apart, out=np.zeros_like(apart), where=apart > 1e-12)
+        step = -ratio
+        np.fill_diagonal(step, 0.0)
+        np.fill_diagonal(step, -step.sum(1))
+        positions = step @ positions / len(positions)
         now = stress(positions, distances)
         if last - now <= LEAST_GAIN * max(last, 1e-12):
             break
@@ -89,16 +95,6 @@ def _classical(distances: Matrix, dimensions: int) -> Floats:
     positions[:, 0] += 1e-4 * np.cos(angle)
     positions[:, 1 % dimensions] += 1e-4 * np.sin(angle)
     return positions
-
-
-def _majorise(positions: Floats, distances: Matrix) -> Floats:
-    # One Guttman transform.
-    now = between(positions, positions)
-    ratio = np.divide(distances, now, out=np.zeros_like(now), where=now > 1e-12)
-    step = -ratio
-    np.fill_diagonal(step, 0.0)
-    np.fill_diagonal(step, -step.sum(1))
-    return step @ positions / len(positions)
 
 
 def stretched(similarity: Matrix) -> Matrix:
@@ -260,14 +256,20 @@ def make_problem(
 
     ``room``: by name, the share of a load that any tower may hold.
     """
+    room = room or {}
     rows, capacity = [], []
     for name, load in loads.items():
-        shares = np.array([load[list(item)].sum() for item in items]) / max(load.sum(), 1e-300)
-        if shares.sum() > 0:
+        of_items = np.array([load[list(item)].sum() for item in items])
+        shares = of_items / max(load.sum(), 1e-300)
+        if shares.sum() <= 0:
+            continue
+        rows.append(shares)
+        # A tower may always hold the largest item, which no assignment divides.
+        largest = max((1 + imbalance) / towers, shares.max(), room.get(name, 0.0))
+        if np.ptp(load) == 0:
             # Equal loads come in whole numbers: 26 features in 4 towers are 7 in the largest at best.
-            least = -(-len(load) // towers) / len(load) if np.ptp(load) == 0 else 0.0
-            rows.append(shares)
-            capacity.append(max((1 + imbalance) / towers, least, shares.max(), (room or {}).get(name, 0.0)))
+            largest = max(largest, -(-len(load) // towers) / len(load))
+        capacity.append(largest)
     return ClusteringProblem(
         towers=towers, items=items, loads=np.array(rows), capacity=np.array(capacity), pinned=pinned
     )
@@ -285,7 +287,7 @@ class ExchangeDescent:
         self._pair = problem.membership @ distances @ problem.membership.T / len(distances)
         self._own = np.diag(self._pair).copy()
         self._loads = problem.loads / problem.capacity[:, None]
-        self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
+        self._free = np.setdiff1d(np.arange(len(problem.items)), list(problem.pinned))
         self._count()
         # Rounding may leave a tower empty: it gets the free item that is farthest from the others of its own tower.
         for tower in np.flatnonzero(self._items == 0):
@@ -296,8 +298,10 @@ class ExchangeDescent:
     def run(self) -> tuple[Ints, float]:
         """Change until no move or swap helps; returns (towers [items], their cost)."""
         for _ in range(MOST_PASSES):
-            changed = [self._improve(int(item)) for item in self._free]
-            if not any(changed):
+            changed = False
+            for item in self._free:
+                changed |= self._improve(int(item))
+            if not changed:
                 break
         inside = float(self._near[np.arange(len(self.assigned)), self.assigned].sum())
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
@@ -316,8 +320,9 @@ class ExchangeDescent:
     def _improve(self, item: int) -> bool:
         # Make the best move or swap of ``item`` if it helps; whether it did.
         gains = np.concatenate([self._moves(item), self._swaps(item)])
-        best = int(gains.argmin()) if len(gains) else 0
-        if not len(gains) or gains[best] > -TOLERANCE:
+        best = int(gains.argmin())
+        # Gains of rounding alone would swap the same two items pass after pass.
+        if gains[best] > -TOLERANCE:
             return False
         if best < self.problem.towers:
             self.assigned[item] = best
@@ -332,7 +337,9 @@ class ExchangeDescent:
         tower, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
         now = self._over(self._used)
+        # Both towers' loads change: the excess of the one may fall by more than that of the other rises.
         excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
+        # A tower keeps one item at least.
         bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
         return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
 
@@ -377,9 +384,12 @@ def partition(
     positions = place(separation)
     # 2. Items are what moves as one: groups, and all other features by themselves.
     index_of = {name: index for index, name in enumerate(features)}
-    items = [[index_of[name] for name in group] for group in settings.groups if group]
-    grouped = {index for item in items for index in item}
-    items += [[index] for index in range(len(features)) if index not in grouped]
+    items = []
+    for group in filter(None, settings.groups):
+        items.append([index_of[name] for name in group])
+    alone = set(range(len(features))).difference(*items)
+    for index in sorted(alone):
+        items.append([index])
     pinned = {}
     for number, item in enumerate(items):
         for index in item:
@@ -391,10 +401,12 @@ def partition(
     problem = make_problem(items, count, arrays, pinned, settings.imbalance, room)
     # 3. Towers of bounded load.
     assigned = cluster(problem, positions, separation, seed)
-    home: dict[str, int] = {}
+    tower_of = np.empty(len(features), np.int64)
     for item, tower in zip(items, assigned, strict=True):
-        home |= dict.fromkeys((features[index] for index in item), int(tower))
-    towers = [[name for name in features if home[name] == tower] for tower in range(count)]
+        tower_of[item] = tower
+    towers: list[list[str]] = [[] for _ in range(count)]
+    for name, number in zip(features, tower_of.tolist(), strict=True):
+        towers[number].append(name)
     evidence = TowerEvidence(
         strategy=settings.strategy,
         source=source,
@@ -402,7 +414,7 @@ def partition(
         similarity=np.round(similarity, DIGITS).tolist(),
         placement=np.round(positions, DIGITS).tolist(),
         loads={name: list(values) for name, values in loads.items()},
-        reasons=_reasons(features, towers, settings, similarity),
+        reasons=_reasons(index_of, towers, settings, similarity),
         # The share by which the fullest tower is above an even share of some load.
         excess=float(np.max(problem.used(assigned), initial=1 / count) * count - 1),
     )
@@ -410,24 +422,26 @@ def partition(
 
 
 def _reasons(
-    features: Sequence[str], towers: Sequence[Sequence[str]], settings: PartitionConfig, similarity: Matrix
+    index_of: Mapping[str, int], towers: Sequence[Sequence[str]], settings: PartitionConfig, similarity: Matrix
 ) -> dict[str, str]:
     # A sentence for every feature: the pin or group that decided, else how near its tower is and the next one.
-    index_of = {name: index for index, name in enumerate(features)}
-    members = [[index_of[name] for name in tower] for tower in towers]
-    home = {name: number for number, tower in enumerate(towers) for name in tower}
+    members: list[list[int]] = []
+    home: dict[str, int] = {}
+    for number, tower in enumerate(towers):
+        members.append([index_of[name] for name in tower])
+        home |= dict.fromkeys(tower, number)
     group_of: dict[str, list[str]] = {}
     for group in settings.groups:
         group_of |= dict.fromkeys(group, group)
     reasons = {}
-    for name in features:
+    for name, index in index_of.items():
         others = [other for other in group_of.get(name, []) if other != name]
         if name in settings.pins:
             reasons[name] = f"pinned to tower {settings.pins[name]}"
         elif others:
             reasons[name] = f"stays with {', '.join(others)}"
         else:
-            reasons[name] = _nearness(index_of[name], home[name], members, settings.strategy, similarity)
+            reasons[name] = _nearness(index, home[name], members, settings.strategy, similarity)
     return reasons
 
 
@@ -436,12 +450,15 @@ def _nearness(feature: int, home: int, members: Sequence[list[int]], strategy: s
         return "alone in its tower"
     means = []
     for tower in members:
-        means.append(float(np.mean([similarity[feature, other] for other in tower if other != feature])))
+        # A feature is fully similar to itself, which says nothing about its tower.
+        others = [other for other in tower if other != feature]
+        means.append(float(np.mean(similarity[feature, others])))
     text = f"similarity {means[home]:.2f} to its tower"
-    others = [number for number in range(len(members)) if number != home]
-    if not others:
+    if len(members) == 1:
         return text
+    # Diverse towers want little similarity inside them, so the best of the others is the least similar.
     sign = -1 if strategy == "coherent" else 1
-    best = min(others, key=lambda number: sign * means[number])
+    other_towers = [number for number in range(len(members)) if number != home]
+    best = min(other_towers, key=lambda number: sign * means[number])
     word = "nearer" if sign * means[best] < sign * means[home] else "next"
     return f"{text}; tower {best} would be {word} with {means[best]:.2f}"

@@ -52,14 +52,17 @@ class Groups:
 
 def make_groups(layout: TowerLayout) -> Groups:
     """Make the process groups of ``layout``. Collective."""
-    # Every rank makes all of them, in the same order.
-    tower_ranks = [layout.tower_ranks(number) for number in range(len(layout.tower_hosts))]
-    tower_groups = [dist.new_group(ranks) for ranks in tower_ranks]
-    peer_groups = [dist.new_group(layout.peers(position)) for position in range(layout.ranks_per_tower)]
+    # ``new_group`` is collective over the whole world: every rank makes all groups, in the same order, and keeps two.
+    tower_groups, peer_groups = [], []
+    for group in range(len(layout.tower_hosts)):
+        tower_groups.append(dist.new_group(layout.tower_ranks(group)))
     rank = dist.get_rank()
     number = layout.tower_hosts_of(rank)
-    position = tower_ranks[number].index(rank)
-    return Groups(number, tuple(tower_ranks[number]), tower_groups[number], peer_groups[position])
+    tower_ranks = layout.tower_ranks(number)
+    # All groups of tower hosts have equally many ranks.
+    for position in range(len(tower_ranks)):
+        peer_groups.append(dist.new_group(layout.peers(position)))
+    return Groups(number, tuple(tower_ranks), tower_groups[number], peer_groups[tower_ranks.index(rank)])
 
 
 class TowerEmbeddings(nn.Module):
@@ -131,7 +134,10 @@ class TowerEmbeddings(nn.Module):
     def read_as(self) -> torch.dtype | None:
         """What the tower modules round embeddings to before anything else reads them; None: they stay as they are."""
         by_a_product = self.layout.towers.module.rounds_first and self.even and self._events is None
-        return self.dtype if by_a_product and not self.penalty else None
+        # A penalty reads them in float32, before any product does.
+        if by_a_product and not self.penalty:
+            return self.dtype
+        return None
 
     def module_features(self, path: str) -> dict[str, list[str]]:
         """The features of each tower, by what the names of its module's parameters start with; ``path``: of this.
@@ -147,10 +153,14 @@ class TowerEmbeddings(nn.Module):
     def parameters_of(self, group: int) -> list[nn.Parameter]:
         """The parameters that the ranks of the tower hosts with number ``group`` train: of modules and sequences."""
         hosts = self.layout.tower_hosts[group]
-        vectors: Mapping[str, nn.Module] = dict(self._events.vectors.items()) if self._events is not None else {}
-        modules = [self.tower[number] for number in hosts.towers]
-        modules += [vectors[name] for name in hosts.features if name in vectors]
-        return [parameter for module in modules for parameter in module.parameters()]
+        parameters: list[nn.Parameter] = []
+        for number in hosts.towers:
+            parameters += self.tower[number].parameters()
+        if self._events is not None:
+            for name in hosts.features:
+                if name in self._events.vectors:
+                    parameters += self._events.vectors[name].parameters()
+        return parameters
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters of towers that this rank trains."""
@@ -158,8 +168,10 @@ class TowerEmbeddings(nn.Module):
 
     def unshared_parameters(self) -> list[nn.Parameter]:
         """The parameters of all towers, which only the ranks of some hosts train."""
-        groups = range(len(self.layout.tower_hosts))
-        return [parameter for group in groups for parameter in self.parameters_of(group)]
+        parameters: list[nn.Parameter] = []
+        for group in range(len(self.layout.tower_hosts)):
+            parameters += self.parameters_of(group)
+        return parameters
 
     @torch.no_grad()
     def send(
@@ -176,8 +188,11 @@ class TowerEmbeddings(nn.Module):
             parts = by_key(ids) | by_sample(self._events.every, lookups, samples, events)
             ids = merge_kjts(parts, self._keys, samples, weighted=weighted)
         elif self._keys != ids.keys():
-            ids = ids.permute([ids.keys().index(key) for key in self._keys])
-        return cast(Sent, self._send(ids)) if len(self.layout.tower_hosts) > 1 else NoWait(NoWait(ids))
+            ids = ids.permute(list(map(ids.keys().index, self._keys)))
+        if len(self.layout.tower_hosts) == 1:
+            # This rank is its own only peer.
+            return NoWait(NoWait(ids))
+        return cast(Sent, self._send(ids))
 
     def forward(
         self,
@@ -201,12 +216,16 @@ class TowerEmbeddings(nn.Module):
         embeddings = self._embeddings(received, weights)
         # This rank's towers: [B, F of its tower hosts, N] -> [B, V of its tower hosts, dim] float32; where tables
         # differ in width, from [B, sum of widths].
-        positions = dict.fromkeys(self._widths, 1) if self.even else self._widths
         numbers = self.layout.tower_hosts[self.groups.number].towers
-        sizes = [sum(positions[name] for name in self.layout.towers.towers[number].features) for number in numbers]
+        sizes = []
+        for number in numbers:
+            features = self.layout.towers.towers[number].features
+            sizes.append(len(features) if self.even else sum(self._widths[name] for name in features))
         parts = embeddings.split(sizes, dim=1)
+        outputs = []
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
-            outputs = [self.tower[number](part).float() for number, part in zip(numbers, parts, strict=True)]
+            for number, part in zip(numbers, parts, strict=True):
+                outputs.append(self.tower[number](part).float())
             vectors = concat_parts(outputs)
         if len(self.layout.tower_hosts) > 1:
             vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
@@ -218,24 +237,32 @@ class TowerEmbeddings(nn.Module):
             assert self.collection is not None
             return self._penalised(feature_vectors(self.collection(mine), None, self._pooled, even=self.even), weights)
         samples, parts, blocks = mine.stride(), by_key(mine), self._events.blocks
+        # 1. The tables of events first: they give pooled features, too, and the other tables are left with the rest.
         lookup, places = self._events.lookup(parts, samples)
-        taken, pooled = blocks.take(self.event_tables(lookup), samples, places), None
+        taken = blocks.take(self.event_tables(lookup), samples, places)
+        pooled = None
         if self.collection is not None:
             plain = [name for name in self._pooled if name not in taken.pooled]
             pooled = self.collection(merge_kjts(parts, plain, samples, weighted=mine.weights_or_none() is not None))
+        # 2. All pooled features; none in a tower of sequences alone.
         if self._pooled:
             features = feature_vectors(pooled, taken.pooled, self._pooled, even=self.even)
+        elif self.even:
+            features = torch.zeros((samples, 0, self._width), device=lookup.device())
         else:
-            # A tower of sequences alone.
-            features = torch.zeros((samples, 0, self._width) if self.even else (samples, 0), device=lookup.device())
+            features = torch.zeros((samples, 0), device=lookup.device())
         features = self._penalised(features, weights)
+        # 3. A vector a sequence: [B, S, D].
         with torch.autocast(features.device.type, self.dtype, enabled=self.dtype is not None):
             vectors = blocks(taken, places)
-        # Features and sequences, the vectors [B, S, D], in the order of this rank's towers.
-        sizes = [1 if self.even else self._widths[name] for name in self._pooled]
+        # 4. Both, in the order of this rank's towers.
+        sequences = [name for name in self._widths if name not in self._pooled]
+        if self.even:
+            sizes, by_sequence = [1] * len(self._pooled), vectors.split(1, dim=1)
+        else:
+            sizes, by_sequence = [self._widths[name] for name in self._pooled], vectors.unbind(1)
         columns = dict(zip(self._pooled, features.split(sizes, dim=1), strict=True))
-        sequences = [name for name in self._widths if name not in columns]
-        columns |= dict(zip(sequences, vectors.split(1, dim=1) if self.even else vectors.unbind(1), strict=True))
+        columns |= zip(sequences, by_sequence, strict=True)
         return torch.cat([columns[name] for name in self._widths], dim=1)
 
     def _penalised(self, embeddings: Tensor, weights: Tensor | None) -> Tensor:
@@ -252,11 +279,14 @@ class TowerEmbeddings(nn.Module):
         grads = [p.grad for p in self.own_parameters() if p.grad is not None]
         if not grads or dist.get_world_size(self.groups.tower) == 1:
             return
-        flat = torch.cat([grad.flatten() for grad in grads])
+        # One collective for all gradients: each of its own would cost the latency of the links.
+        flat = torch.cat(list(map(torch.flatten, grads)))
         dist.all_reduce(flat, group=self.groups.tower)
         flat /= dist.get_world_size(self.groups.tower)
-        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
+        first = 0
+        for grad in grads:
+            grad.copy_(flat[first : first + grad.numel()].view_as(grad))
+            first += grad.numel()
 
 
 def exchange_codecs(exchange: str) -> QuantizedCommCodecs | None:
@@ -273,16 +303,21 @@ def exchange_codecs(exchange: str) -> QuantizedCommCodecs | None:
 
 def flat_exchange_codecs(exchange: str, plan: Plan) -> dict[str, QuantizedCommCodecs] | None:
     """Codecs of a flat model's collectives, by TorchRec's names; ConfigError names tables that cannot use them."""
-    if exchange == "fp32":
-        return None
-    summed = [name for name, table in plan.tables.items() if table.sharding in _SUMMED]
-    if exchange == "int8" and summed:
-        raise ConfigError(
-            f"partition.exchange is int8, but the row-wise tables {', '.join(summed)} need sums on the way, which int8 "
-            "cannot do",
-            hint="partition.exchange=bf16, or plan.sharding_types=[data_parallel,table_wise,column_wise]",
-        )
-    made = {CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: exchange_codecs(exchange)}
+    operations = [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name]
     if exchange != "int8":
-        made[CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name] = exchange_codecs(exchange)
-    return {name: codec for name, codec in made.items() if codec is not None}
+        operations.append(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
+    else:
+        summed = [name for name, table in plan.tables.items() if table.sharding in _SUMMED]
+        if summed:
+            raise ConfigError(
+                f"partition.exchange is int8, but the row-wise tables {', '.join(summed)} need sums on the way, which "
+                "int8 cannot do",
+                hint="partition.exchange=bf16, or plan.sharding_types=[data_parallel,table_wise,column_wise]",
+            )
+    made = {}
+    for operation in operations:
+        codecs = exchange_codecs(exchange)
+        if codecs is None:
+            return None
+        made[operation] = codecs
+    return made

@@ -152,7 +152,8 @@ class Uring:
         return taken
 
     def _enter(self, count: int, least: int) -> int:
-        return _call(_ENTER, self._fd, count, least, _GET_EVENTS if least else 0, None, ctypes.c_size_t(0))
+        flags = _GET_EVENTS if least else 0
+        return _call(_ENTER, self._fd, count, least, flags, None, ctypes.c_size_t(0))
 
     def wait(self, least: int) -> tuple[I64, I64]:
         while True:
@@ -248,7 +249,10 @@ class Threads:
 
     def _transfer(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
         done = call(fd, ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_longlong(offset))
-        self._done.put((number, done if done >= 0 else -ctypes.get_errno()))
+        if done < 0:
+            # As io_uring and Linux AIO say it.
+            done = -ctypes.get_errno()
+        self._done.put((number, done))
 
     def wait(self, least: int) -> tuple[I64, I64]:
         done = [self._done.get() for _ in range(max(least, self._done.qsize()))]
@@ -262,17 +266,6 @@ class Threads:
 ENGINES = (Uring, Aio, Threads)
 
 
-def best_engine(memory: mmap.mmap | None = None, among: Sequence[Any] = ENGINES) -> tuple[IoEngine, dict[str, str]]:
-    """Return the first engine that works here, and why those before it do not, by name."""
-    refused: dict[str, str] = {}
-    for kind in among:
-        try:
-            return kind(memory), refused
-        except OSError as error:
-            refused[kind.name] = error.strerror or str(error)
-    raise failed(errno.ENOSYS)
-
-
 class DiskQueue:
     """A queue of reads into 8 MiB of memory of its own, by the first of the ``engines`` that works. For one thread.
 
@@ -283,8 +276,15 @@ class DiskQueue:
         self._map = mmap.mmap(-1, _STAGING)
         self._memory = np.frombuffer(self._map, np.float32)
         self._start = self._memory.ctypes.data
-        self._engine, self.refused = best_engine(self._map, engines)
         self._closed = False
+        self.refused: dict[str, str] = {}
+        for kind in engines:
+            try:
+                self._engine: IoEngine = kind(self._map)
+                return
+            except OSError as error:
+                self.refused[kind.name] = error.strerror or str(error)
+        raise failed(errno.ENOSYS)
 
     @property
     def engine(self) -> str:
@@ -315,7 +315,9 @@ class DiskQueue:
             which = request_of_slot[places]
             wrong = results[results != lengths[which]]
             if len(wrong):
-                raise failed(-int(wrong[0]) if wrong[0] < 0 else errno.EIO)
+                # Fewer bytes than were asked for: the file ends too early.
+                error = -int(wrong[0]) if wrong[0] < 0 else errno.EIO
+                raise failed(error)
             yield which, places * (stride // 4), self._memory
             free, in_flight = np.concatenate([free, places]), in_flight - len(places)
 

@@ -69,9 +69,18 @@ class HostRows:
 
         Returns their places, and the rows that leave to make room, with their values and kinds.
         """
-        leaving = self._first_in_line(len(rows) - self._unused)
+        # 1. As many as need a place leave, first come, first gone; some turns in line are no longer anybody's.
+        found, count = [np.empty(0, np.int64)], len(rows) - self._unused
+        while count > 0:
+            line = self._line[self._first : min(self._end, self._first + max(count, _TURNS))]
+            waiting = np.flatnonzero(self._in_turn(line, self._first))[:count]
+            found.append(line[waiting].astype(np.int64))
+            count -= len(waiting)
+            self._first += len(line) if count else int(waiting[-1]) + 1
+        leaving = np.concatenate(found)
         left = self._row[leaving].astype(np.int64), self._values[leaving], self._kind[leaving]
         self.drop(leaving)
+        # 2. The new ones take free places, and the last turns.
         self._unused -= len(rows)
         places = self._free[self._unused : self._unused + len(rows)].astype(np.int64)
         self._row[places], self._values[places], self._kind[places] = rows, values, kinds
@@ -105,16 +114,6 @@ class HostRows:
         turns = np.arange(self._end, self._end + len(places), dtype=np.int32)
         self._line[turns], self._turn[places] = places, turns
         self._end += len(places)
-
-    def _first_in_line(self, count: int) -> I64:
-        found = [np.empty(0, np.int64)]
-        while count > 0:
-            places = self._line[self._first : min(self._end, self._first + max(count, _TURNS))]
-            waiting = np.flatnonzero(self._in_turn(places, self._first))[:count]
-            found.append(places[waiting].astype(np.int64))
-            count -= len(waiting)
-            self._first += len(places) if count else int(waiting[-1]) + 1
-        return np.concatenate(found)
 
     def _in_turn(self, places: NDArray[np.int32], first: int) -> NDArray[np.bool_]:
         # Which of ``places``, which stand in line from ``first`` on, have not left or come again since.
@@ -199,6 +198,7 @@ class CachedShard(SsdShard):
         # A row in host memory is of the kind that it came with.
         hosted = self._hosted(where)
         places, logged = self._top - where[hosted], where.copy()
+        # To the log, an entry of 0 is a row without a record.
         logged[hosted] = 0
         kinds = super()._drop(logged)
         kinds[hosted] = self.host.kinds(places)
@@ -220,7 +220,7 @@ class CachedShard(SsdShard):
     def _take(self, count: int) -> I64:
         missing = count - len(self._free)
         if missing > 0:
-            # The least recently used rows leave.
+            # The least recently used rows leave. ``room`` has seen to it that so many are held by no batch.
             slots = self._recency.take(missing, self._held)
             self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
             self._free = np.concatenate([self._free, slots])
@@ -230,7 +230,9 @@ class CachedShard(SsdShard):
     def release(self, part: ShardRequest) -> None:
         """End a batch: its rows may leave."""
         if part.era != self._era:
+            # ``begin`` has taken all slots away since.
             return
+        # Rows that another batch holds, too, stay out of the queue until that one lets them go.
         self._held[part.slots] -= 1
         idle = part.slots[self._held[part.slots] == 0]
         self._unheld += len(idle)

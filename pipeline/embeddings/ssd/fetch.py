@@ -96,7 +96,12 @@ class SsdWorker:
 
     def _run(self) -> None:
         try:
-            self._lower_priority()
+            # Only on Linux does this change one thread and not the whole process.
+            if sys.platform == "linux":
+                try:
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+                except OSError as error:
+                    self.refused = error.strerror or str(error)
             self._began.set()
             while True:
                 while self._idle is not None and not self._tasks and not self._stopped and self._idle():
@@ -112,15 +117,6 @@ class SsdWorker:
             self._error = error
             self._stopped = True
             self._began.set()
-
-    def _lower_priority(self) -> None:
-        # Only on Linux does this change one thread and not the whole process.
-        if sys.platform != "linux":
-            return
-        try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        except OSError as error:
-            self.refused = error.strerror or str(error)
 
 
 @dataclass(frozen=True)
@@ -165,10 +161,11 @@ class Fetcher:
         return records
 
     def _load(self, wanted: Sequence[_MissingRows]) -> None:
-        # Records of one size are read together.
+        # Records of one size are read together: they share an array.
         by_words: dict[int, list[tuple[_MissingRows, LogReads]]] = {}
         for missing in wanted:
             reads = missing.shard.find(missing.rows, missing.where, missing.records)
+            # None: memory had all of them.
             if reads is not None:
                 by_words.setdefault(missing.shard.log.words, []).append((missing, reads))
         for words, reads_of_size in by_words.items():
@@ -176,13 +173,14 @@ class Fetcher:
 
     def _read_records(self, reads: list[tuple[_MissingRows, LogReads]], words: int) -> None:
         # 1. One list of requests for all shards, and one array for all records.
-        offset, length, count, skip = (
-            np.concatenate([getattr(read, name) for _, read in reads]) for name in ("offset", "length", "count", "skip")
-        )
-        fds = np.concatenate([np.full(len(read.offset), missing.shard.log.file.fd) for missing, read in reads])
-        begins = np.cumsum([0, *(len(missing.records) for missing, _ in reads)])
-        records = np.empty((begins[-1], words), np.float32)
-        target = np.concatenate([read.target + begin for (_, read), begin in zip(reads, begins, strict=False)])
+        requests, begins, size = [], [], 0
+        for missing, read in reads:
+            fd = np.full(len(read.offset), missing.shard.log.file.fd)
+            requests.append((fd, read.offset, read.length, read.count, read.skip, read.target + size))
+            begins.append(size)
+            size += len(missing.records)
+        fds, offset, length, count, skip, target = map(np.concatenate, zip(*requests, strict=True))
+        records = np.empty((size, words), np.float32)
         # A record as one item, that may begin at any word: copied as a whole.
         first, whole = np.cumsum(count) - count, records.view(f"V{4 * words}")[:, 0]
         # 2. As reads are done, put the records in them where they are wanted.
@@ -195,25 +193,26 @@ class Fetcher:
                 items = np.ndarray(len(memory) - words + 1, whole.dtype, memory, strides=(4,))
                 whole[target[numbers]] = items[at]
         except OSError as error:
-            raise _unreadable(error, [missing.shard for missing, _ in reads]) from error
+            # Which request failed is not known, so all are named; a file that was cut says so itself.
+            names: dict[str, None] = {}
+            places: dict[str, None] = {}
+            for missing, _ in reads:
+                file = missing.shard.log.file
+                file.check()
+                names[repr(missing.shard.name)] = None
+                places[str(file.directory)] = None
+            raise GuardError(
+                f"the scratch files of the rows of {', '.join(names)} in {', '.join(places)} cannot be read: "
+                f"{error.strerror}",
+                hint="hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
+            ) from error
         # 3. Hand them to their shards; rows that were not read have their records already.
-        for (missing, read), begin in zip(reads, begins, strict=False):
+        for (missing, read), begin in zip(reads, begins, strict=True):
             missing.records[read.target] = records[begin + read.target]
 
     def close(self) -> None:
         """Close the queue."""
         self.queue.close()
-
-
-def _unreadable(error: OSError, shards: Sequence[SsdShard]) -> GuardError:
-    for shard in shards:
-        shard.log.file.check()
-    names = ", ".join(dict.fromkeys(repr(shard.name) for shard in shards))
-    places = ", ".join(dict.fromkeys(str(shard.log.file.directory) for shard in shards))
-    return GuardError(
-        f"the scratch files of the rows of {names} in {places} cannot be read: {error.strerror}",
-        hint="hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
-    )
 
 
 class WaitingParts:

@@ -37,12 +37,14 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> None:
         buffers = preallocated_host_buffers
         if isinstance(buffers, KernelBuffers) and buffers.slots:
-            rows = [buffers.slots.get(name, 0) for name in rest["table_names"]]
-            specs = [(count, *spec[1:]) for count, spec in zip(rows, embedding_specs, strict=True)]
+            specs, whole_rows = [], []
+            for name, (rows, *spec) in zip(rest["table_names"], embedding_specs, strict=True):
+                specs.append((buffers.slots.get(name, 0), *spec))
+                whole_rows.append(rows)
             super().__init__(specs, *args, **rest)
             # ``kept_buffers`` leaves such a kernel as it is.
             self._preallocated_host_buffers = buffers
-            self._whole_rows = [spec[0] for spec in embedding_specs]
+            self._whole_rows = whole_rows
             return
         if buffers is not None:
             rest["preallocated_host_buffers"] = buffers
@@ -154,6 +156,7 @@ def kept_buffers() -> AbstractContextManager[None]:
     original = BaseBatchedEmbeddingBag.init_parameters
 
     def init_parameters(kernel: Any) -> None:
+        # Tables on other tiers are built meanwhile, too.
         if getattr(kernel.emb_module, "_preallocated_host_buffers", None) is None:
             original(kernel)
 

@@ -66,7 +66,9 @@ class LogReads:
 
 def place_type(rows: int) -> type[np.signedinteger[Any]]:
     """Return the integer type for places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
-    return np.int32 if place_bytes(rows) == 4 else np.int64
+    if place_bytes(rows) == 4:
+        return np.int32
+    return np.int64
 
 
 class RowLog:
@@ -91,9 +93,12 @@ class RowLog:
         self._segment, self.per_segment, segments = log_shape(rows, 4 * values, spare)
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
         self.written = WriteCounts() if written is None else written
-        self._buffers = [mmap.mmap(-1, self._segment) for _ in range(IN_MEMORY)]
+        self._buffers: list[mmap.mmap] = []
         self._records: list[F32] = []
-        for buffer in self._buffers:
+        for _ in range(IN_MEMORY):
+            buffer = mmap.mmap(-1, self._segment)
+            self._buffers.append(buffer)
+            # Records fill a segment but for less than one of them.
             words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
             self._records.append(words.reshape(self.per_segment, self.words))
         self._live = np.zeros(segments, np.int32)
@@ -230,19 +235,16 @@ class RowLog:
         kind = min(KINDS - 1, int(self._kind_of_stay(self.added - born)) + 1)
         return self._append(kind, rows, values, born)
 
-    def waiting(self, places: I64) -> NDArray[np.bool_]:
-        """Return which of ``places`` are not on the disk yet: ``recent`` has their records."""
-        waits: NDArray[np.bool_] = self._buffer[places // self.per_segment] >= 0
-        return waits
-
-    def recent(self, places: I64) -> F32:
-        """Return copies of the records at ``places``, which are ``waiting``."""
-        copies = np.empty((len(places), self.words), np.float32)
+    def unwritten(self, places: I64) -> tuple[NDArray[np.bool_], F32]:
+        """Return which of ``places`` are not on the disk yet, and copies of the records there."""
         buffers = self._buffer[places // self.per_segment]
+        waiting: NDArray[np.bool_] = buffers >= 0
+        places, buffers = places[waiting], buffers[waiting]
+        copies = np.empty((len(places), self.words), np.float32)
         for buffer in set(buffers.tolist()):
             members = np.flatnonzero(buffers == buffer)
             copies[members] = self._records[buffer][places[members] % self.per_segment]
-        return copies
+        return waiting, copies
 
     def reads(self, places: I64, target: I64) -> LogReads:
         """Return the reads for the records at ``places`` [n], each wanted as row ``target`` [n].

@@ -42,7 +42,7 @@ def check_paths(paths: Sequence[str]) -> list[Path]:
                 f"hardware.ssd_paths names {path!r}, which is not a directory that this user may write to",
                 hint="hardware.ssd_paths=[/path/on/a/local/ssd]",
             )
-    return [Path(path) for path in paths]
+    return list(map(Path, paths))
 
 
 class ScratchFile:
@@ -79,6 +79,7 @@ class ScratchFile:
 
     def check(self) -> None:
         """GuardError where another process truncated the file."""
+        # A read past the end would say no more than that the file ends; a mapped one ends the process.
         size = os.fstat(self.fd).st_size
         if size < self.size:
             raise GuardError(

@@ -202,10 +202,12 @@ class SsdShard:
                 table, seed = self._initial
                 records[unused, : self.dim] = rows_at(seed, table, rows[unused] + self.first)
         logged = self._logged(where, records)
-        waiting = self.log.waiting(where[logged] - 1)
-        unwritten, on_disk = logged[waiting], logged[~waiting]
-        records[unwritten] = self.log.recent(where[unwritten] - 1)
-        return self.log.reads(where[on_disk] - 1, on_disk) if len(on_disk) else None
+        waiting, values = self.log.unwritten(where[logged] - 1)
+        records[logged[waiting]] = values
+        on_disk = logged[~waiting]
+        if not len(on_disk):
+            return None
+        return self.log.reads(where[on_disk] - 1, on_disk)
 
     def _logged(self, where: I64, records: F32) -> I64:
         # Which entries of the map are places in the log; what other memory has is written to ``records``.
@@ -233,12 +235,14 @@ class SsdShard:
         self._free = np.concatenate([leaving, self._free])
 
     def _store(self, rows: I64, values: F32, kinds: I8) -> None:
-        # Adds ``rows``, of which the log has no live record, to it.
+        # Adds ``rows``, of which the log has no live record, to it, a segment at a time: it takes no more at once.
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
+            # Segments that are nearly full of live records give little room, so one round may not do.
             while self.log.crowded:
                 self.tidy()
+            # An entry of 0 stands for a row that was never used, so record p is p + 1.
             self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part], kinds[part]) + 1
 
     def tidy(self) -> None:
@@ -246,6 +250,7 @@ class SsdShard:
         # All live rows are found before the first is added again: that may fill a segment that was just emptied.
         moving = []
         for rows, records, places, born in self.log.empty():
+            # A record is dead where the map has another place for its row.
             live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
             moving.append((rows[live], records[live, :-1], born))
         for rows, values, born in moving:
@@ -273,8 +278,10 @@ class SsdShard:
     def put(self, places: I64, values: F32) -> None:
         """Overwrite rows ``places``, each once, in memory and on disk; ``values`` [n, values]."""
         rows, where = self.look_up(places)
+        # What is pinned or has a slot is overwritten there; all else goes to the log.
         here = rows >= 0
         self.slots.write(rows[here], values[here])
         kinds = self._drop(where)
+        # Storing may empty segments, which must not find the dropped records alive.
         self._where[places[~here] - self.pinned] = 0
         self._store(places[~here], values[~here], kinds)

@@ -132,14 +132,19 @@ class SsdStore:
         give_buffers(collection, buffers)
 
     def _make_buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> KernelBuffers:
+        slots, rows = {}, 0
+        for shard in shards:
+            rows += shard.rows
+            if isinstance(shard, CachedShard):
+                slots[shard.name] = shard.count
         if self.cached:
-            slots = {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)}
+            # Every rank's kernel has slots, which makes it one of ours, even where the rank has no rows of its tables.
             return KernelBuffers(slots or {"": 0})
-        rows = sum(shard.rows for shard in shards)
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
             # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
-            buffers[f"momentum{i}"] = sparse_memory(rows * (dim if column.per_value else 1))
+            width = dim if column.per_value else 1
+            buffers[f"momentum{i}"] = sparse_memory(rows * width)
         return KernelBuffers(None, **buffers)
 
     def building_kernels(self) -> AbstractContextManager[None]:
@@ -153,11 +158,16 @@ class SsdStore:
             if self._shards.keys().isdisjoint(names):
                 continue
             own_state = kept_state(kernel.module)
-            states = states_of(kernel.module) if own_state is None else [list(state.values()) for state in own_state]
-            for name, weights, parts in zip(names, storage_of(kernel.module), states, strict=True):
-                if name in self._shards:
-                    self._shards[name].live_in([weights.detach(), *parts])
-            hook = _Redirect(self, {table.name: len(table.feature_names) for table in kernel.tables})
+            if own_state is not None:
+                states = [list(state.values()) for state in own_state]
+            else:
+                states = states_of(kernel.module)
+            feature_counts = {}
+            for table, weights, parts in zip(kernel.tables, storage_of(kernel.module), states, strict=True):
+                feature_counts[table.name] = len(table.feature_names)
+                if table.name in self._shards:
+                    self._shards[table.name].live_in([weights.detach(), *parts])
+            hook = _Redirect(self, feature_counts)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -227,11 +237,11 @@ class SsdStore:
         """
         shard, waiting = self._shards[table], self._waiting[table]
         number, places = _find_announced(rows, list(waiting))
+        pieces = 0
         if number is not None:
             # Batches announced before this one were dropped by their reader.
-            self.let_go([(table, waiting.popleft()) for _ in range(number)])
+            self._let_go_first(table, number)
             part = waiting.popleft()
-            pieces = 0
         else:
             part = ShardRequest(lookups, rows.copy(), Event())
 
@@ -242,22 +252,35 @@ class SsdStore:
 
             self._worker.submit(fetch, urgent=True)
             pieces = _count_pieces(part, list(waiting))
-        ready = part.ready.is_set()
-        if not ready:
+        found = lookups
+        if not part.ready.is_set():
             self._worker.wait(part.ready)
-        # This batch may have been announced in pieces. Their slots are released once its rows have slots.
-        self.let_go([(table, waiting.popleft()) for _ in range(pieces)])
+            # A row that had no slot is missed once: the batch's other lookups of it find it there.
+            found = max(0, lookups - part.missing)
         self.figures.looked += lookups
-        self.figures.found += lookups if ready else max(0, lookups - part.missing)
-        return part, part.each if places is None else part.slots[places]
+        self.figures.found += found
+        # This batch may have been announced in pieces. Their slots are released once its rows have slots.
+        self._let_go_first(table, pieces)
+        if places is None:
+            return part, part.each
+        return part, part.slots[places]
+
+    def _let_go_first(self, table: str, count: int) -> None:
+        parts = []
+        for _ in range(count):
+            parts.append((table, self._waiting[table].popleft()))
+        self.let_go(parts)
 
     def let_go(self, parts: Sequence[tuple[str, ShardRequest]]) -> None:
         """Release the slots of ``parts``, each with its table: their batches are trained, or left out."""
         if not parts:
             return
-        done = [(self._shards[table], part) for table, part in parts]
-        for shard, _ in done:
+        done = []
+        for table, part in parts:
+            shard = self._shards[table]
+            # The worker may read a slot only after training's last change of it.
             shard.slots.trained()
+            done.append((shard, part))
         self._done.extend(done)
         self._worker.submit(self._release)
 
@@ -319,6 +342,7 @@ class SsdStore:
 
     def close(self) -> None:
         """Stop fetching and close the files; the memory is freed with the model's tensors."""
+        # The worker first: it alone uses the queue and the files.
         self._worker.close()
         self._fetcher.close()
         for hook in self._hooks:
@@ -341,7 +365,8 @@ def _find_announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tupl
 
 
 def _count_pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
-    # How many of the announced parts, from the first on, are together no more than ``batch``.
+    # How many of the announced parts, from the first on, are together no more than ``batch``. The first that is more
+    # may belong to the next batch, and with it all behind it.
     count, lookups = 0, 0
     for part in waiting:
         lookups += part.lookups
@@ -359,8 +384,12 @@ class _DiskShard(LocalShard):
         places: dict[str, slice | int] = {}
         start = shard.dim
         for column in states:
-            places[column.name] = slice(start, start + shard.dim) if column.per_value else start
-            start += shard.dim if column.per_value else 1
+            if column.per_value:
+                places[column.name] = slice(start, start + shard.dim)
+                start += shard.dim
+            else:
+                places[column.name] = start
+                start += 1
         # ``weight`` and ``state`` are properties here, so the fields are not set by the constructor of the class above.
         self.table, self.row, self.rows = shard.name, shard.first, shard.rows
         self.column, self.columns, self.owner = 0, shard.dim, owner
@@ -416,7 +445,10 @@ class _DiskShard(LocalShard):
         return torch.device("cpu")
 
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        return {name: (rows, self.columns) if isinstance(at, slice) else (rows,) for name, at in self._states.items()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, at in self._states.items():
+            shapes[name] = (rows, self.columns) if isinstance(at, slice) else (rows,)
+        return shapes
 
     def zero_state(self) -> None:
         if self._states:
@@ -424,7 +456,9 @@ class _DiskShard(LocalShard):
 
 
 def _numbers(places: Places) -> NDArray[np.int64]:
-    return np.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu().numpy()
+    if isinstance(places, slice):
+        return np.arange(places.start, places.stop)
+    return places.cpu().numpy()
 
 
 class _Redirect:
