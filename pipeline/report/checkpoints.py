@@ -21,7 +21,11 @@ _MOST_CHANGES = 40
 
 
 def _steps(names: Sequence[str]) -> str:
-    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in names) or units.ABSENT
+    numbers = []
+    for name in names:
+        # The checkpoint before training is step 0, of whose digits nothing is left.
+        numbers.append(name.removeprefix("step-").lstrip("0") or "0")
+    return ", ".join(numbers) or units.ABSENT
 
 
 def _type(record: ListedCheckpoint | ShownCheckpoint) -> str:
@@ -42,9 +46,13 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
     total = sum(record.bytes or 0 for record in records)
     lines = [text_table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
-    lines += [f"damaged: {record.path}/{record.problem}" for record in records if record.problem]
-    lines += [f"set aside: {record.path}: {record.why}" for record in records if record.why is not None]
-    return "\n".join(lines)
+    set_aside = []
+    for record in records:
+        if record.problem:
+            lines.append(f"damaged: {record.path}/{record.problem}")
+        if record.why is not None:
+            set_aside.append(f"set aside: {record.path}: {record.why}")
+    return "\n".join(lines + set_aside)
 
 
 def details(record: ShownCheckpoint) -> str:
@@ -75,7 +83,8 @@ def details(record: ShownCheckpoint) -> str:
     lines += ["", text_table(head, rows), "", "settings (all: --json)"]
     for name in ("seed", "model", "train", "checkpoint"):
         if name in record.config:
-            lines += [f"  {path}: {value}" for path, value in leaves({name: record.config[name]}).items()]
+            for path, value in leaves({name: record.config[name]}).items():
+                lines.append(f"  {path}: {value}")
     return "\n".join(lines)
 
 
@@ -84,7 +93,7 @@ def verified(result: Verified) -> str:
     read = f"{units.plural(result.files, 'file')}, {units.size(result.bytes)} read"
     if result.whole:
         return f"{result.checkpoint} is whole: {read}"
-    lines = [f"  {d.checkpoint}/{d.file} {d.problem}" for d in result.damage]
+    lines = [f"  {damage.checkpoint}/{damage.file} {damage.problem}" for damage in result.damage]
     return "\n".join([f"{result.name} is damaged in {units.plural(len(lines), 'place')} ({read}):", *lines])
 
 
@@ -100,6 +109,7 @@ def difference(result: CheckpointDiff) -> str:
     if result.tables_differ:
         lines = ["tables that differ in size"]
         for name, sizes in result.tables_differ.items():
+            # Of two models, one may lack the table.
             old, new = (f"{size.rows:,} x {size.dim}" if size else "absent" for size in sizes)
             lines.append(f"  {name}: {old} -> {new}")
         parts.append("\n".join(lines))

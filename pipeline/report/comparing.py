@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pipeline.core import units
@@ -44,12 +45,15 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
 def comparison_text(record: RunsComparison) -> str:
     """Return ``nightjar compare``: figures, differences with their intervals, slices, settings."""
     parts = [text_table(*_figures(record))]
-    parts += [_change_text(change, record) for change in record.changes]
+    for change in record.changes:
+        parts.append(_change_text(change, record))
     if not record.settings:
         parts.append("the runs have the same settings")
         return "\n\n".join(parts)
-    head = ("setting", *(line.run for line in record.runs))
-    rows = [(name, *map(_value, values)) for name, values in list(record.settings.items())[:MOST_SETTINGS]]
+    head = ["setting"]
+    for line in record.runs:
+        head.append(line.run)
+    rows = [(name, *map(_value, values)) for name, values in islice(record.settings.items(), MOST_SETTINGS)]
     text = text_table(head, rows)
     if len(record.settings) > len(rows):
         text += f"\nand {len(record.settings) - len(rows)} more (--json)"
@@ -58,17 +62,19 @@ def comparison_text(record: RunsComparison) -> str:
 
 def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the page of a comparison. ``curves``: the records of ``metrics.jsonl`` by run."""
-    names = [line.run for line in record.runs]
+    names = []
+    # The runs may have run different stages: a column for each, in the order in which they first appear.
+    stages: dict[str, None] = {}
+    for line in record.runs:
+        names.append(line.run)
+        stages.update(dict.fromkeys(line.stages or {}))
     head, rows = _figures(record)
-    runs = []
+    runs, seconds = [], []
     for place, (row, line) in enumerate(zip(rows, record.runs, strict=True)):
         runs.append((with_swatch(place % COLOURS, row[0]), pill(line.status, line.status), *row[2:]))
-    settings = [(name, *map(_value, values)) for name, values in record.settings.items()]
-    stages = list(dict.fromkeys(name for line in record.runs for name in line.stages or {}))
-    seconds = []
-    for line in record.runs:
         took = line.stages or {}
         seconds.append((line.run, *(units.duration(took.get(name)) for name in stages)))
+    settings = [(name, *map(_value, values)) for name, values in record.settings.items()]
     grouped = any(compared.gauc is not None for compared in record.changes)
     change_head = ["Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"]
     if grouped:
@@ -79,6 +85,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         if change := compared.change:
             figures = [_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration)]
             if grouped:
+                # Of several runs, some may have no groups with rows of both classes.
                 figures.insert(2, units.ABSENT if compared.gauc is None else _signed(compared.gauc))
             changes.append((compared.run, units.count(compared.rows), *figures, _verdict(change.ne)))
         for part in compared.slices or ():
@@ -87,7 +94,9 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
             slices.append((compared.run, part.slice, part.value, *counts, *ne))
     plots = []
     for key, title, unit, axis in CURVES:
-        series = [PlotCurve(name, place % COLOURS, step_points(curves[name], key)) for place, name in enumerate(names)]
+        series = []
+        for place, name in enumerate(names):
+            series.append(PlotCurve(name, place % COLOURS, step_points(curves[name], key)))
         if any(curve.points for curve in series):
             label = f"{title} ({unit}) of {', '.join(names)} over steps"
             plots.append(Figure(title, unit, series_plot(series, x=STEPS, y=axis, label=label)))
@@ -110,7 +119,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
 
 
 def _on_same_rows(record: RunsComparison) -> bool:
-    # Then one of them has the lowest NE.
+    # Then one of them has the lowest NE. A run without an NE cannot be taken for the best, so it does not count.
     pairs = zip(record.runs[1:], record.changes, strict=True)
     return all(change.change is not None or not units.known(line.ne) for line, change in pairs)
 
@@ -149,6 +158,7 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
         f"  calibration {_signed(change.calibration)}",
     ]
     if compared.gauc is not None:
+        # Before the calibration, as in the table of figures.
         lines.insert(-1, f"  GAUC        {_signed(compared.gauc)}")
     slices = compared.slices or ()
     unsure = 0

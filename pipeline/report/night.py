@@ -52,15 +52,22 @@ def night_markdown(record: NightRecord) -> str:
         lines += [f"What to do: {units.for_chat(record.hint)}", ""]
     lines += markdown_items("warning: ", record.warnings)
     if cards := _cards(record):
-        lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
+        lines += ["| figure | value | |", "|---|---|---|"]
+        for cells in cards:
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
     if record.skipped:
         lines += [f"## {SKIPPED}", "", *markdown_items("", record.skipped)]
     if record.changed:
         lines += ["## Changes since the base version", "", *markdown_items("", record.changed)]
     if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
-        lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]
-    return "\n".join([*lines, *(f"- {name}: `{path}`" for name, path in _links(record)), ""])
+        for name, seconds in record.seconds.items():
+            lines.append(f"| {name} | {units.duration(seconds)} |")
+        lines.append("")
+    for name, path in _links(record):
+        lines.append(f"- {name}: `{path}`")
+    return "\n".join([*lines, ""])
 
 
 def bisect_text(record: BisectRecord) -> str:
@@ -81,19 +88,23 @@ def bisect_text(record: BisectRecord) -> str:
         rows.append((replay.run, verdict, *figures, units.decimal(replay.seconds, 1), names))
     lines += ["", units.text_table(head, rows)]
     for replay in record.replays:
+        # Such as settings that do not go together: a replay that failed has no verdict.
         if replay.message:
             lines.append(f"{replay.run}: {replay.message}")
     if record.suspects:
         lines += ["", "suspects, in the order in which they are tried:"]
     for number, suspect in enumerate(record.suspects, 1):
-        named = record.culprit is not None and suspect.sign in record.culprit.words
-        lines.append(f"  {number}. {suspect.title}: {'named above' if named else suspect.sign}")
+        sign = suspect.sign
+        if record.culprit is not None and sign in record.culprit.words:
+            sign = "named above"
+        lines.append(f"  {number}. {suspect.title}: {sign}")
     return "\n".join(lines)
 
 
 def _why(record: NightRecord) -> list[str]:
     if record.reasons:
         return [*record.reasons]
+    # Without reasons of the gate, what ended the night before it was judged.
     return [record.message] if record.message else []
 
 
@@ -103,6 +114,7 @@ def _sentence(record: NightRecord) -> str:
     if record.outcome == "published":
         serving = f"{record.version} serves"
     elif record.outcome == "held":
+        # The first night has no incumbent.
         serving = f"{record.incumbent} keeps serving" if record.incumbent else "no version serves yet"
     return f"{serving} · exit code {record.exit_code} · finished {when} UTC"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from markupsafe import Markup
@@ -69,7 +70,9 @@ def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable
     """Tabulate the embedding tables and their places, largest first. ``plan`` adds rows, sizes and cost."""
     planned = plan.tables if plan is not None else {}
     sizes = {name: planned[name].bytes if name in planned else 0 for name in tables}
-    largest, world = max(sizes.values()) or 1, plan.world_size if plan is not None else None
+    # Without a plan there are no sizes, and the bars beside them are as long as nothing.
+    largest = max(sizes.values()) or 1
+    world = plan.world_size if plan is not None else None
     rows, reasons = [], []
     for name in sorted(tables, key=lambda name: (-sizes[name], name))[:MOST_TABLES]:
         table = tables[name]
@@ -118,12 +121,15 @@ def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    parts = []
+    for first, last in spans:
+        parts.append(str(first) if first == last else f"{first}-{last}")
     return ", ".join(parts) or units.ABSENT
 
 
 def config_excerpt(text: str) -> list[str]:
     """Cut the blocks SHOWN_CONFIG out of a YAML ``text``; of ``data`` only its plain values."""
+    # Line by line, so that the page shows what the file has, to the letter.
     blocks: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -141,8 +147,11 @@ def tasks_table(scores: Evaluation) -> PageTable:
     """Tabulate the figures of the further tasks on test rows."""
     rows = []
     for name, task in (scores.tasks or {}).items():
-        figures = [units.decimal(value, 5) for value in (task.ne, task.auc, task.rmse, task.unexplained)]
-        rows.append((name, task.kind, units.count(task.samples), *figures, units.decimal(task.calibration)))
+        cells = [name, task.kind, units.count(task.samples)]
+        # The kind of a task decides which of the figures it has.
+        for value in (task.ne, task.auc, task.rmse, task.unexplained):
+            cells.append(units.decimal(value, 5))
+        rows.append([*cells, units.decimal(task.calibration)])
     head = ("Task", "Kind", "Rows*", "NE*", "AUC*", "RMSE*", "Unexplained variance*", "Calibration*")
     return PageTable(head, rows)
 
@@ -194,8 +203,9 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
 
 def quarantine_table(quarantine: Mapping[str, Any]) -> PageTable:
     """Tabulate reasons and their rows, the most common first."""
+    # The dataset lists the most common reasons first.
     rows = []
-    for reason, count in list(quarantine["reasons"].items())[:MOST_REASONS]:
+    for reason, count in islice(quarantine["reasons"].items(), MOST_REASONS):
         rows.append((reason, units.count(count), units.percent(count / quarantine["rows"])))
     return PageTable(("Quarantine reason~", "Rows*", "Share*"), rows)
 
@@ -204,7 +214,7 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
     """Tabulate the features, the largest change first."""
     profile, drift = data.get(PROFILE, {}), data[QUALITY]["checks"]["drift"]
     distribution = data[QUALITY]["distribution"]["features"]
-    kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
+    kinds = dict.fromkeys(profile.get("dense", {}), "dense") | dict.fromkeys(profile.get("sparse", {}), "sparse")
     rows = []
     for name in sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]:
         kind = kinds[name]
@@ -225,7 +235,6 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
 
 
 def phase_lines(train: TrainPart) -> list[str]:
-    """Return lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
     lines = []
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
@@ -234,6 +243,7 @@ def phase_lines(train: TrainPart) -> list[str]:
         lines.append(f"of it {', '.join(phases)}")
     if memory := train.memory:
         line = f"memory for training {units.size(memory.measured_bytes)} on the fullest rank"
+        # Only plans that reserve memory for training predict what it takes.
         if units.known(memory.predicted_bytes):
             line += f" ({units.size(memory.predicted_bytes)} predicted)"
         lines.append(line)
@@ -243,8 +253,10 @@ def phase_lines(train: TrainPart) -> list[str]:
 def phases_table(train: TrainPart) -> PageTable:
     """Tabulate the phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
-    longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
     # Bars are full at the longest phase; the whole step has none.
+    longest = 0.0
+    for part in phases.values():
+        longest = max(longest, part.measured_ms, part.predicted_ms or 0.0)
     steps = [(words(name), part, longest) for name, part in phases.items()]
     if train.step is not None:
         steps.append(("whole step, slowest rank", train.step, 0.0))
@@ -291,6 +303,7 @@ def _ms(part: Milliseconds, word: str = "") -> str:
 
 
 def _ratio(measured: object, predicted: object) -> str:
+    # A phase that the plan expects to take no time has no ratio.
     if not units.known(measured) or not units.known(predicted) or not predicted:
         return units.ABSENT
     return units.decimal(measured / predicted, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pipeline.core import units
 from pipeline.records.result import (
     CheckpointPart,
@@ -10,7 +12,6 @@ from pipeline.records.result import (
     IngestPart,
     LinkShare,
     PlanPart,
-    TaskFigures,
     TowersPart,
     TrainPart,
 )
@@ -36,7 +37,9 @@ def ingest_lines(part: IngestPart) -> list[str]:
             line += f", trained on rows before {until} UTC ({units.count(part.rows_gap)} rows in between)"
         lines.append(line)
     if part.reasons:
-        reasons = [f"{kind} ({units.count(count)})" for kind, count in part.reasons.items()]
+        reasons = []
+        for kind, count in part.reasons.items():
+            reasons.append(f"{kind} ({units.count(count)})")
         # The record has the most frequent reasons only.
         others = (part.rows_quarantined or 0) - sum(part.reasons.values())
         if others > 0:
@@ -70,17 +73,18 @@ def ingest_lines(part: IngestPart) -> list[str]:
 def plan_lines(part: PlanPart) -> list[str]:
     """Describe how many tables lie where, and what they take."""
     tables, tiers = part.tables or {}, part.tiers or {}
-    kinds: dict[str, int] = {}
-    for table in tables.values():
-        kind = f"{table.sharding} in {table.tier}"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    shares = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items(), key=lambda item: -item[1]))
+    kinds = Counter(f"{table.sharding} in {table.tier}" for table in tables.values())
+    count = "no tables"
+    if kinds:
+        # The most frequent kind first; kinds of as many tables in the order of the plan.
+        shares = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+        count = f"{units.plural(len(tables), 'table')}: {shares}"
     sizes = []
     for tier in TIERS:
         if tiers.get(f"{tier}_bytes"):
             sizes.append(f"{tier.upper()} {units.size(tiers[f'{tier}_bytes'])}")
     return [
-        f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",
+        count,
         f"{', '.join(sizes) or 'no memory'}; step {units.decimal(part.predicted_step_ms, 3)} ms (predicted)",
     ]
 
@@ -230,7 +234,14 @@ def evaluation_lines(part: Evaluation) -> list[str]:
         lines.append(_gauc_line(part))
     lines.append(f"on {units.plural(part.samples, 'test row')}")
     lines += [f"warning: {doubt}" for doubt in doubts(part)]
-    lines += [_task_line(name, task) for name, task in (part.tasks or {}).items()]
+    for name, task in (part.tasks or {}).items():
+        # The kind of a further task decides which of the figures it has.
+        named = {"NE": task.ne, "AUC": task.auc, "RMSE": task.rmse, "unexplained": task.unexplained}
+        figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
+        if units.known(task.calibration):
+            figures.append(f"calibration {units.decimal(task.calibration)}")
+        rows = f"{units.count(task.samples)} rows with a label"
+        lines.append(f"{name}: {'   '.join(figures) or 'no figures'} on {rows}")
     if units.known(part.ne) and part.ne > 1:
         lines.append("NE above 1 is worse than predicting the click rate for every row: the model learned nothing")
         lines.append("that holds, or overfits. Try data.split.validation_share=0.1, fewer train.epochs, or")
@@ -252,15 +263,6 @@ def _gauc_line(part: Evaluation) -> str:
         interval = f" (95% interval {' to '.join(units.decimal(end, 5) for end in part.gauc_interval)})"
     groups = units.plural(part.gauc_groups, "group")
     return f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}"
-
-
-def _task_line(name: str, part: TaskFigures) -> str:
-    # The kind of a further task decides which of the figures it has.
-    named = {"NE": part.ne, "AUC": part.auc, "RMSE": part.rmse, "unexplained": part.unexplained}
-    figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
-    if units.known(part.calibration):
-        figures.append(f"calibration {units.decimal(part.calibration)}")
-    return f"{name}: {'   '.join(figures) or 'no figures'} on {units.count(part.samples)} rows with a label"
 
 
 def gate_lines(part: GatePart) -> list[str]:

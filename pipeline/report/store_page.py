@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 from urllib.parse import quote
 
@@ -89,14 +89,15 @@ def nights_listing(overview: StoreOverview) -> str:
         head.insert(-1, "cost*")
     rows = []
     for night in overview.nights:
-        change = units.ABSENT if night.ne_change is None else f"{night.ne_change.point:+.2%}"
-        figures = (units.decimal(_point(night.ne)), change, units.decimal(_point(night.calibration), 3))
         seconds = units.ABSENT if night.seconds is None else units.decimal(sum(night.seconds.values()), 1)
-        reason = units.printable(_reason(night), 80)
-        version = night.version or units.ABSENT
-        cells = [night.date, night.model, night.outcome, version, *figures, units.count(night.rows), seconds, reason]
+        change = units.ABSENT if night.ne_change is None else f"{night.ne_change.point:+.2%}"
+        cells = [night.date, night.model, night.outcome, night.version or units.ABSENT]
+        cells += [units.decimal(_point(night.ne)), change, units.decimal(_point(night.calibration), 3)]
+        cells += [units.count(night.rows), seconds]
         if priced:
-            cells.insert(-1, _cost(night))
+            cells.append(_cost(night))
+        # A reason is what others wrote: control characters would reach the terminal.
+        cells.append(units.printable(_reason(night), 80))
         rows.append(cells)
     lines = [text_table(head, rows)]
     for model, spans in overview.served.items():
@@ -113,11 +114,14 @@ def _model(
     older = ""
     if len(served) > MOST_SERVED:
         older = f"And {units.plural(len(served) - MOST_SERVED, 'earlier change')}, in the bar."
+    # Only marks that the plots of this model show are explained.
+    outcomes = {night.outcome for night in nights}
+    marks = [words for outcome, words in MARKS.items() if outcome in outcomes]
     return {
         "name": name,
         "cards": _cards(nights, served, budget),
         "figures": _figures(nights),
-        "marks": _explain_marks(nights),
+        "marks": " ".join([*marks, TOOLTIPS]),
         "served": _served_table(served[-MOST_SERVED:], now),
         "served_bar": _served_bar(served, now),
         "served_names": _served_names(served, now),
@@ -141,12 +145,14 @@ def _cards(
         cards.append(("Error budget spent", f"{budget.spent:.2g}", budget.words))
     if not nights:
         return cards
+    # The newest night of each outcome, since ``nights`` are oldest first.
+    last = {night.outcome: night.date for night in nights}
     outcomes = Counter(night.outcome for night in nights)
     under = f"{outcomes[PUBLISHED]:,} published; {nights[0].date} to {nights[-1].date}"
     cards.append(("Nights", units.count(len(nights)), under))
     for outcome in (HELD, FAILED):
-        last = [night.date for night in nights if night.outcome == outcome][-1:]
-        cards.append((outcome.capitalize(), units.count(outcomes[outcome]), f"last {last[0]}" if last else "none"))
+        under = f"last {last[outcome]}" if outcome in last else "none"
+        cards.append((outcome.capitalize(), units.count(outcomes[outcome]), under))
     judged = [night for night in nights if night.ne is not None]
     if judged:
         newest = judged[-1]
@@ -162,6 +168,7 @@ def _cards(
         # Seconds beside minutes would not fit.
         took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
         cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
+    # Amounts of different currencies cannot be added.
     amounts = dict[str, list[float]]()
     for night in nights:
         if night.cost is not None:
@@ -185,14 +192,6 @@ def _figures(nights: Sequence[NightLine]) -> list[Figure]:
     return figures + _plot(nights, "Time", "minutes of all stages", [_minutes])
 
 
-def _explain_marks(nights: Sequence[NightLine]) -> str:
-    marks = []
-    for outcome, words in MARKS.items():
-        if any(night.outcome == outcome for night in nights):
-            marks.append(words)
-    return " ".join([*marks, TOOLTIPS])
-
-
 def _minutes(night: NightLine) -> Interval | None:
     if not night.seconds:
         return None
@@ -203,15 +202,18 @@ def _minutes(night: NightLine) -> Interval | None:
 def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[Figures]) -> list[Figure]:
     # The first of ``curves`` is the candidate's: it has a band, the marks of the verdicts and the tooltips.
     points: list[list[tuple[float, Interval]]] = []
+    edges: list[float] = []
     for curve in curves:
-        found = [(float(_day(night)), curve(night)) for night in nights]
-        points.append([(day, value) for day, value in found if value is not None and math.isfinite(sum(value))])
+        found: list[tuple[float, Interval]] = []
+        for night in nights:
+            value = curve(night)
+            # One value that is not finite would leave the plot without a scale.
+            if value is not None and math.isfinite(sum(value)):
+                found.append((float(_day(night)), value))
+                edges += value
+        points.append(found)
     if not points[0]:
         return []
-    edges: list[float] = []
-    for found_points in points:
-        for _, value in found_points:
-            edges += value
     frame = _frame(nights, edges, title)
     body = frame.grid()
     candidate = points[0]
@@ -219,8 +221,9 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
         upper: list[Point] = [(day, value.high) for day, value in candidate]
         lower: list[Point] = [(day, value.low) for day, value in reversed(candidate)]
         body.append(tag("path", class_="band", d=f"{frame.path([*upper, *lower])} Z"))
-    for series, found_points in reversed(list(zip(CURVES, points, strict=False))):
-        line = [(day, value.point) for day, value in found_points]
+    # The candidate's curve is drawn last, so that it lies above the others.
+    for series, found in reversed(list(zip(CURVES, points, strict=False))):
+        line = [(day, value.point) for day, value in found]
         if len(line) > 1:
             body.append(tag("path", class_=f"series c{series.colour}", d=frame.path(line)))
         elif line:
@@ -237,8 +240,11 @@ def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> 
         step = max(1, -(-days // 6))
         x_ticks = [float(day) for day in range(first.toordinal(), last.toordinal() + 1, step)]
     else:
-        months = [first + timedelta(days=day) for day in range(days + 1) if (first + timedelta(days=day)).day == 1]
-        x_ticks = [float(month.toordinal()) for month in months[:: max(1, -(-len(months) // 6))]]
+        months = []
+        for day in range(first.toordinal(), last.toordinal() + 1):
+            if date.fromordinal(day).day == 1:
+                months.append(float(day))
+        x_ticks = months[:: max(1, -(-len(months) // 6))]
 
     def show(value: float, _: float) -> str:
         day = date.fromordinal(round(value))
@@ -264,7 +270,10 @@ def _marks(frame: Frame, nights: Sequence[NightLine], curves: Sequence[Figures])
             out.append(tag("circle", class_="held", cx=f"{x:.1f}", cy=f"{frame.y(values[0].point):.1f}", r=3))
         elif night.outcome == FAILED:
             out.append(tag("path", class_="failed", d=f"M{x:.1f} {BOTTOM} v-7"))
-        shown = [f"{name}{_interval(value)}" for name, value in zip(names, values, strict=False) if value is not None]
+        shown = []
+        for name, value in zip(names, values, strict=False):
+            if value is not None:
+                shown.append(f"{name}{_interval(value)}")
         text = f"{night.date}, {night.outcome}: {', '.join(shown) or 'no figures'}"
         if night.outcome != PUBLISHED and (reason := _reason(night)):
             text += f"; {units.printable(reason, MOST_REASON)}"
@@ -285,6 +294,7 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
         size = {"x": f"{left:.1f}", "width": f"{max(right - left, 0.5):.1f}", "height": 26}
         until = f"to {_utc(span.until)}" if span.until else "until now"
         words = tag("title", f"{span.version}: {_utc(span.since)} {until}")
+        # Two colours in turn: neighbours differ, however many versions there are.
         parts.append(tag("rect", words, class_=f"c{place % 2}", **size))
     label = f"{units.plural(len(served), 'version')} served since {_utc(begin)}; now {served[-1].version}"
     attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img", "aria_label": label}
@@ -318,29 +328,34 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
     for night in reversed(nights):
         pages = night.pages or {}
         seconds = night.seconds or {}
-        reason = _reason(night)
         cells: list[str] = [
             _link(pages.get("night"), night.date),
             pill(_PILLS.get(night.outcome, "idle"), night.outcome),
         ]
-        cells.append(_first_reason(night))
-        cells.append(_link(pages.get("version"), night.version or units.ABSENT))
-        cells.append(units.decimal(_point(night.ne)))
+        # The first reason: the others are in the row's tooltip, and on the page of the night.
+        reason = units.ABSENT
+        if night.reasons:
+            reason = units.printable(night.reasons[0], MOST_REASON)
+            if len(night.reasons) > 1:
+                reason += f" (and {len(night.reasons) - 1} more)"
+        cells += [reason, _link(pages.get("version"), night.version or units.ABSENT), units.decimal(_point(night.ne))]
         change = units.ABSENT
         if night.ne_change is not None:
             change = tag("span", f"{night.ne_change.point:+.2%}", title=_signed(night.ne_change))
-        cells.append(change)
-        cells += [units.decimal(_point(night.calibration), 3), units.count(night.rows)]
-        took = units.duration(sum(seconds.values()) if seconds else None)
+        cells += [change, units.decimal(_point(night.calibration), 3), units.count(night.rows)]
+        # No stage with a time is no time, and not one of 0 seconds.
+        took = units.duration(sum(seconds.values())) if seconds else units.ABSENT
         cells.append(tag("div", took, _stages_bar(seconds, longest)))
         if priced:
             cells.append(_cost(night))
         links = [_link(pages[name], name) for name in ("gate", "run") if name in pages]
         cells.append(tag("div", Markup(" ").join(links) or units.ABSENT))
         rows.append(cells)
-        titles.append(reason)
+        titles.append(_reason(night))
     head = ["Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time by stage*"]
-    return PageTable([*head, *(["Cost*"] if priced else []), "Pages"], rows, titles)
+    if priced:
+        head.append("Cost*")
+    return PageTable([*head, "Pages"], rows, titles)
 
 
 def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:
@@ -382,21 +397,16 @@ def _reason(night: NightLine) -> str:
     return "; ".join(night.reasons)
 
 
-def _first_reason(night: NightLine) -> str:
-    # The others are in the row's tooltip, and on the page of the night.
-    if not night.reasons:
-        return units.ABSENT
-    more = f" (and {len(night.reasons) - 1} more)" if len(night.reasons) > 1 else ""
-    return units.printable(night.reasons[0], MOST_REASON) + more
-
-
 def _link(path: str | None, text: str) -> Markup:
     return tag("a", text, href=quote(path)) if path else tag("span", text)
 
 
 def _interval(value: Interval) -> str:
     text = units.decimal(value.point)
-    return text if value.low == value.high else f"{text} [{units.decimal(value.low)}, {units.decimal(value.high)}]"
+    # A time has no interval.
+    if value.low != value.high:
+        text += f" [{units.decimal(value.low)}, {units.decimal(value.high)}]"
+    return text
 
 
 def _signed(change: Interval) -> str:
@@ -404,8 +414,10 @@ def _signed(change: Interval) -> str:
 
 
 def _span(seconds: float) -> str:
-    # Time that is counted in days where it is long.
-    return units.duration(seconds) if seconds < 2 * DAY_SECONDS else f"{seconds / DAY_SECONDS:.1f} days"
+    # ``units.duration`` goes up to hours, but a version may serve for months.
+    if seconds < 2 * DAY_SECONDS:
+        return units.duration(seconds)
+    return f"{seconds / DAY_SECONDS:.1f} days"
 
 
 def _utc(seconds: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from markupsafe import Markup, escape
 
@@ -98,9 +99,10 @@ def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) ->
     curves = [(curve, thin(curve.points)) for curve in series if curve.points]
     if not curves:
         return Markup("")
-    frame = Frame.around([point for _, points in curves for point in points], x, y)
+    frame = Frame.around(list(chain.from_iterable(points for _, points in curves)), x, y)
     body = frame.grid()
     for curve, points in curves:
+        # One point is no line, but its hover says what it is.
         path = frame.path(points) if len(points) > 1 else ""
         body.append(tag("path", tag("title", curve.name), class_=f"series c{curve.colour}", d=path))
         body += _hovers(frame, points, f"{curve.name}, ")
@@ -131,12 +133,14 @@ def reliability_plot(
     top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
     frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
     end = min(frame.x_high, frame.y_ticks[-1])
-    body = [*frame.grid(), tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))]
-    body += [frame.whisker(p, low, high) for (low, high), p in zip(spans, predicted, strict=True)]
-    for p, rate, number in zip(predicted, observed, rows, strict=True):
+    whiskers, dots = [], []
+    for p, rate, number, (low, high) in zip(predicted, observed, rows, spans, strict=True):
+        whiskers.append(frame.whisker(p, low, high))
         text = f"predicted {units.decimal(p)}, observed {units.decimal(rate)}, {units.count(number)} rows"
-        body.append(frame.dot((p, rate), text))
-    return drawing(body, label)
+        dots.append(frame.dot((p, rate), text))
+    # Dots lie above the whiskers of their neighbours, so that their tooltips can be reached.
+    diagonal = tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))
+    return drawing([*frame.grid(), diagonal, *whiskers, *dots], label)
 
 
 def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
@@ -157,6 +161,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     thinned: list[Point] = []
     for index in range(stretches):
         part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
+        # A set: the two are one point where the stretch is level.
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
         thinned += sorted(ends)
     return thinned
@@ -169,10 +174,12 @@ def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[
         low, high = low - pad, high + pad
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
+    # A thousandth less: rounding may leave ``raw`` just above a round step, which must not lead to the next one.
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     if whole:
         step = max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Multiples rather than a running sum, whose rounding would show in the labels.
     return [index * step for index in range(first, last + 1)]
 
 
@@ -190,12 +197,18 @@ class Frame:
     @staticmethod
     def around(points: Sequence[Point], x: Axis, y: Axis) -> Frame:
         """Return the frame around all ``points``. y ends on ticks; x on the data, or on ticks if it starts at zero."""
-        xs, ys = [point[0] for point in points], [point[1] for point in points]
-        x_ticks = ticks(0.0 if x.from_zero else min(xs), max(xs), about=6, whole=x.whole)
-        y_ticks = ticks(0.0 if y.from_zero else min(ys), max(ys), whole=y.whole)
+        xs, ys = zip(*points, strict=True)
+        x_begin, y_begin = min(xs), min(ys)
+        if x.from_zero:
+            x_begin = 0.0
+        if y.from_zero:
+            y_begin = 0.0
+        x_ticks = ticks(x_begin, max(xs), about=6, whole=x.whole)
+        y_ticks = ticks(y_begin, max(ys), whole=y.whole)
         low, high = x_ticks[0], x_ticks[-1]
+        # Steps of a training need no room beside them; one step alone has no width of its own.
         if x.whole and max(xs) > min(xs):
-            low, high = (0.0 if x.from_zero else min(xs)), max(xs)
+            low, high = x_begin, max(xs)
         return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
 
     def x(self, value: float) -> float:
@@ -210,7 +223,7 @@ class Frame:
 
     def path(self, points: Sequence[Point]) -> str:
         """Return the line through ``points`` as the ``d`` of an SVG path."""
-        return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
+        return "M" + " L".join(map(self.place, points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
         x, y = self.place(point).split()

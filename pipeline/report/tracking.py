@@ -119,7 +119,7 @@ def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) ->
     for name in track.to:
         try:
             call(TRACKERS.get(name))
-        # Whatever another program's library raises.
+        # Whatever another program's library raises: a tracker that is away must not fail the night.
         except Exception as error:
             log.warning("%s was not told of %s: %s: %s", name, what, type(error).__name__, error)
 
