@@ -44,13 +44,17 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
     """
     packages: dict[str, set[str]] = {}
     for registry in REGISTRIES:
-        for path in registry.paths if registry.group else ():
+        # Without a group of entry points, no package can add to it.
+        if not registry.group:
+            continue
+        for path in registry.paths:
             if not any(use.covers(path) and use.when(config) for use in uses):
                 continue
+            chosen = []
             if registry.all_apply:
-                chosen = [(f"{registry.kind} {name}", name) for name in registry.names()]
+                for name in registry.names():
+                    chosen.append((f"{registry.kind} {name}", name))
             else:
-                chosen = []
                 for _, value in values_at(config, path.split(".")):
                     for name in value if isinstance(value, list) else [value]:
                         chosen.append((registry.kind, name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,13 @@ def run_line(store: Store, run: str) -> RunLine:
         known = ", ".join(run_names(store)) or "none"
         raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
     result = read(Result, store, path)
-    artifacts = [store.find(stage.artifact) for stage in result.stages.values() if stage.artifact]
-    finished = max((each.created for each in artifacts if each is not None), default=None)
-    return replace(RunLine.of(result, finished), run=run)
+    # A run has no end of its own on record: its newest artifact tells, as far as the store still has them.
+    created = []
+    for stage in result.stages.values():
+        artifact = store.find(stage.artifact) if stage.artifact else None
+        if artifact is not None:
+            created.append(artifact.created)
+    return replace(RunLine.of(result, max(created, default=None)), run=run)
 
 
 def compare_runs(
@@ -117,8 +122,9 @@ def _flat(tree: Any, prefix: str = "") -> Settings:
 def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
     """Return the settings that are not the same in all of ``runs``, with a value for each; None where it is not set."""
     different = {}
-    for name in dict.fromkeys(name for settings in runs for name in settings):
+    for name in dict.fromkeys(chain.from_iterable(runs)):
         values = [settings.get(name) for settings in runs]
+        # Not a set: a value may be a list.
         if any(value != values[0] for value in values):
             different[name] = values
     return different
@@ -169,13 +175,15 @@ class _ReferenceRun:
         record = self._measure(result)
         if record.change is None:
             return RunChange(run=run, problem="predictions that are not finite")
-        slices = tuple(
-            RunSlice(slice=each.slice, value=each.value, rows=each.rows, clicks=each.clicks, change=each.change)
-            for each in record.slices or ()
-            if each.change is not None
-        )
+        slices = []
+        for each in record.slices or ():
+            # A slice with too few rows has no interval.
+            if each.change is not None:
+                slices.append(
+                    RunSlice(slice=each.slice, value=each.value, rows=each.rows, clicks=each.clicks, change=each.change)
+                )
         gauc = None if record.gauc is None else record.gauc.change
-        return RunChange(run=run, rows=record.rows, change=record.change, gauc=gauc, slices=slices or None)
+        return RunChange(run=run, rows=record.rows, change=record.change, gauc=gauc, slices=tuple(slices) or None)
 
     def ne_change(self, run: str) -> Interval | None:
         """Return the change of NE to ``run``; None unless it was evaluated on rows with the same labels in order."""

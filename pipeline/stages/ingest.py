@@ -28,15 +28,13 @@ def _synthetic(config: Config) -> bool:
     return config.data.format == "synthetic"
 
 
-def _sampled(config: Config) -> bool:
-    return _logs(config) and config.data.sampling.active
-
-
 def _seeded(config: Config) -> bool:
-    """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
+    # Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random.
     data = config.data
+    if not _logs(config) or _synthetic(config):
+        return _synthetic(config)
     chosen = {feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()}
-    return _synthetic(config) or (_logs(config) and any(ID_MAPPINGS.get(name).seeded for name in chosen))
+    return any(ID_MAPPINGS.get(name).seeded for name in chosen)
 
 
 class Ingest(Stage):
@@ -66,7 +64,7 @@ class Ingest(Stage):
         use(
             "data.sampling",
             "negatives column rate correct",
-            when=_sampled,
+            when=lambda config: _logs(config) and config.data.sampling.active,
         ),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
@@ -116,6 +114,7 @@ class Ingest(Stage):
                 warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
+        # A dataset that is put aside is none of the days that nights start from or compare with.
         name = f"{config.data.name}.aside" if config.data.aside else config.data.name
         return dataset_path(name, key, config.data.day)
 

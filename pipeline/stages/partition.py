@@ -197,15 +197,16 @@ def assign_features(
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
     capacity = TABLE_SHARE * fastest * GIB * config.world_size / count
+    # As a multiple of all bytes; tables of no bytes, of a plan without rows, have room anywhere.
     room = {"bytes": capacity / max(sum(loads["bytes"]), 1.0)}
     return partition(features, count, options, similarity, loads, source=source, room=room, seed=config.seed)
 
 
 def _feature_loads(schema: DatasetSchema, plan: Plan) -> dict[str, list[float]]:
     # Predicted ms and bytes of the tables of every feature and sequence; those that share a table have equal parts.
-    missing = [table.name for table in schema.tables if table.name not in plan.tables]
-    if missing:
-        raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
+    for made in schema.tables:
+        if made.name not in plan.tables:
+            raise ArtifactError(f"the plan has no table {made.name!r}", hint="nightjar plan force=true makes it again")
     ms, sizes = dict.fromkeys(schema.vectors, 0.0), dict.fromkeys(schema.vectors, 0.0)
     for table, names in schema.sharing.items():
         for name in names:

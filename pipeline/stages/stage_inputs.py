@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pipeline.config import Config
@@ -95,7 +96,10 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
             modules=modules_costs(module, sizes, dim),
         )
         extra = beyond_tower_ms(inputs, config.hardware, crossing)
-        phases = [{name: round(ms + extra[name], 6) for name, ms in rank.items()} for rank in plan.phases]
+        phases = []
+        for rank in plan.phases:
+            # Rounded as the planner rounds: plans of towers and flat ones are compared as text.
+            phases.append({name: round(ms + extra[name], 6) for name, ms in rank.items()})
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, [table.name for table in schema.tables])
 
@@ -116,9 +120,10 @@ def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Ar
         except DamagedError:
             continue  # restoring skips it too
         assigned = list(former.values())
-        if not former or assigned == [list(tower.features) for tower in towers.towers]:
+        present = [list(tower.features) for tower in towers.towers]
+        if not former or assigned == present:
             return towers
-        features = [name for tower in towers.towers for name in tower.features]
+        features = list(chain.from_iterable(present))
         return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
     return towers
 
@@ -226,6 +231,7 @@ def automatic_batch(rows: int) -> int:
     Args:
         rows: Train rows; 0 where they are not known, as for a list of tables.
     """
+    # The defaults' batch: a list of tables is planned for, and never trained on.
     if rows == 0:
         return MAX_BATCH
     return min(MAX_BATCH, max(MIN_BATCH, rows // MIN_STEPS // BATCH_MULTIPLE * BATCH_MULTIPLE))

@@ -43,10 +43,12 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         check_partition(partition, config.plan, config.hardware.hosts, data.vectors, data.tables_of_sequences)
 
     # The stages that run by default, those that the configuration names, and what these read.
-    wanted = {stage.name for stage in STAGES if stage.by_default} | set(config.stages)
+    # The stages that run by default, those that the configuration names, and what these read. Backwards, since a stage
+    # reads only from earlier ones: one pass finds what they read in turn.
+    wanted = set(config.stages)
     for stage in reversed(list(STAGES)):
-        if stage.name in wanted:
-            wanted |= set(stage.inputs)
+        if stage.by_default or stage.name in wanted:
+            wanted.update([stage.name, *stage.inputs])
 
     # A key is made of keys, not of content, so all of them are known before the first stage has run.
     made: dict[str, Step] = {}
@@ -115,7 +117,7 @@ def with_possible_stages(config: Config) -> Config:
             )
     wanted = set(config.stages)
     for stage in named:
-        wanted |= {name for name in stage.inputs if not STAGES.get(name).inputs}
+        wanted.update(name for name in stage.inputs if not STAGES.get(name).inputs)
     return replace(config, stages=[name for name in STAGES.names() if name in wanted])
 
 
@@ -164,5 +166,6 @@ def _last_number(store: Store, directory: str) -> int:
     for name in store.names(parent):
         match = re.fullmatch(rf"{re.escape(base)}\.(\d+)", name)
         if match is not None:
+            # By number: in the order of names, 10 is before 2.
             last = max(last, int(match[1]))
     return last
