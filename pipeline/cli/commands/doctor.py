@@ -76,8 +76,10 @@ def _doctor(options: argparse.Namespace) -> int:
         show(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         for finding in findings:
-            advice = f" -> {finding.advice}" if finding.advice else ""
-            show(f"{finding.level:<5} {finding.name:<15} {finding.found}{advice}")
+            text = f"{finding.level:<5} {finding.name:<15} {finding.found}"
+            if finding.advice:
+                text += f" -> {finding.advice}"
+            show(text)
     return 2 if any(finding.level == "fail" for finding in findings) else 0
 
 
@@ -96,6 +98,7 @@ def examine(store: str) -> list[Finding]:
         shared_memory(),
         auto_hardware(),
     ]
+    # Without the right triple the import dies, which is known already.
     if not any(finding.level == "fail" and finding.name == "torch" for finding in findings):
         findings += lookup(store)
     return findings
@@ -112,13 +115,15 @@ def python_version() -> Finding:
 def triple() -> Finding:
     """Check that torch, torchrec and fbgemm belong together, by their metadata alone."""
     torch, torchrec = installed("torch"), installed("torchrec")
+    # The two builds are packages of one module.
     builds = {}
     for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
         if release := installed(name):
             builds[name] = release
     if not (torch and torchrec and builds):
-        absent = [n for n, v in (("torch", torch), ("torchrec", torchrec), ("fbgemm-gpu-cpu", builds)) if not v]
-        return Finding("fail", "torch", f"{', '.join(absent)} not installed", LOCK)
+        present = {"torch": torch, "torchrec": torchrec, "fbgemm-gpu-cpu": builds}
+        absent = ", ".join(name for name, found in present.items() if not found)
+        return Finding("fail", "torch", f"{absent} not installed", LOCK)
     fbgemm = " and ".join(f"{name} {release}" for name, release in builds.items())
     found_text = f"torch {torch}, torchrec {torchrec}, {fbgemm}"
     if len(builds) > 1:
@@ -147,12 +152,15 @@ def tools() -> Iterable[Finding]:
 def choices() -> Iterable[Finding]:
     """List what each registry has, and which packages add to it."""
     for registry in REGISTRIES:
+        listed = []
         try:
-            packages = {name: registry.package(name) for name in registry.names()}
+            for name in registry.names():
+                package = registry.package(name)
+                listed.append(f"{name} ({package})" if package else name)
         except ConfigError as error:
+            # Of a package that adds to it: the other registries are checked all the same.
             yield Finding("fail", registry.kind, error.message, error.hint)
         else:
-            listed = (f"{name} ({package})" if package else name for name, package in packages.items())
             yield Finding("ok", registry.kind, ", ".join(listed))
 
 
@@ -181,6 +189,7 @@ def memory() -> Finding:
     import psutil
 
     free = psutil.virtual_memory().available
+    # In a container psutil sees the whole node. A limit of "max" is none.
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and limit.read_text().strip().isdigit():
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -257,7 +266,8 @@ def lookup(store: str) -> list[Finding]:
     done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
-    compiled, bf16, devices, device_bf16 = (int(word) for word in done.stdout.split()[-4:])
+    # The last words: a library may print something of its own when it is imported.
+    compiled, bf16, devices, device_bf16 = map(int, done.stdout.split()[-4:])
     # The probe opens these libraries, as torch has their OpenMP.
     without = "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter"
     findings = [

@@ -23,7 +23,6 @@ from pipeline.specs.connector import CONNECTORS
 if TYPE_CHECKING:
     from pipeline.ingest.infer import Schema
     from pipeline.ingest.sample import LogSample
-    from pipeline.records.result import GatePart
 
 # Imported where it runs: polars takes a while.
 
@@ -106,8 +105,12 @@ def _init(options: argparse.Namespace) -> int:
 def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
     """Print the two commands that come next; ``config_dir``: the option that both need."""
     show("read the file, then:")
-    day = sample.day or (schema.days[1] if schema.days else None)
-    only = f" data.day={sample.day}" if sample.day else ""
+    # Of the days of the log, a night takes the last.
+    day, only = None, ""
+    if sample.day:
+        day, only = sample.day, f" data.day={sample.day}"
+    elif schema.days:
+        day = schema.days[1]
     show(f"  nightjar run{config_dir} data={name}{only} run=first")
     if day:
         show(f"  nightjar nightly{config_dir} data={name} date={day}")
@@ -169,12 +172,20 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         return code
     store = Store(config.store)
     result = read(Result, store, f"{run_directory(name)}/{Result.FILE}")
-    if result.gate is not None:
-        show(f"\nverdict     {result.gate.verdict}: {_what_serves(result.gate, config.model_name)}")
+    gate = result.gate
+    if gate is not None:
+        if gate.verdict == PASS:
+            serves = f"{gate.version} of model {config.model_name} serves"
+        elif gate.incumbent:
+            serves = f"{gate.incumbent} of model {config.model_name} keeps serving"
+        else:
+            serves = f"no version of model {config.model_name} serves"
+        show(f"\nverdict     {gate.verdict}: {serves}")
     show(f"look at     {store.url_of(run_directory(name))}/report.html")
     if code:
         advice = f"read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:"
-        if result.gate is not None and all("(gate.min_rows)" in reason for reason in result.gate.reasons):
+        # Where nothing but the number of rows held the model, the schema is not to blame.
+        if gate is not None and all("(gate.min_rows)" in reason for reason in gate.reasons):
             needed = math.ceil(config.gate.min_rows / config.data.split.test_share)
             advice = f"take a log of well over {needed:,} rows, of which enough are held out, and run it again:"
         show(f"next        {advice}")
@@ -196,6 +207,7 @@ def _rows_of_run(path: str, sample: LogSample) -> int:
 
     if not sample.day:
         return sample.total
+    # A sample counts rows of all days; the bytes of the files say how many of them are of the one.
     of_day = find_files(sample.path.replace("{day}", sample.day)).bytes
     return round(sample.total * of_day / max(find_files(path).bytes, 1))
 
@@ -211,14 +223,6 @@ def _announce_long_run(rows: int, schema: Schema, sample: LogSample) -> None:
     )
     if schema.days and not sample.day and schema.days[0] != schema.days[1]:
         show(f"  with data.day={schema.days[1]}, the command reads only that day")
-
-
-def _what_serves(gate: GatePart, model: str) -> str:
-    if gate.verdict == PASS:
-        return f"{gate.version} of model {model} serves"
-    if gate.incumbent:
-        return f"{gate.incumbent} of model {model} keeps serving"
-    return f"no version of model {model} serves"
 
 
 def name_of(path: str) -> str:

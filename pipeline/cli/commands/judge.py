@@ -81,9 +81,10 @@ def _judge(options: argparse.Namespace) -> int:
         user=options.user,
         logits=options.logits,
     )
+    incumbent = files[1] if len(files) == 2 else None
     record = judge_scores(
         files[0],
-        files[1] if len(files) == 2 else None,
+        incumbent,
         columns,
         settings,
         seed=seed,

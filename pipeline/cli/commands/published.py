@@ -146,9 +146,13 @@ def _ls(options: argparse.Namespace) -> int:
 
     store = store_of(options)
     names = [_model(options, store)] if options.model else versions.models(store)
-    listed = [model_commands.list_versions(store, name) for name in names]
+    listed, damaged = [], False
+    for name in names:
+        model = model_commands.list_versions(store, name)
+        listed.append(model)
+        damaged |= any(version.damaged for version in model.versions)
     tell(options.json, listed, text.listing)
-    return ArtifactError.exit_code if any(each.damaged for model in listed for each in model.versions) else 0
+    return ArtifactError.exit_code if damaged else 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -164,8 +168,8 @@ def _promote(options: argparse.Namespace) -> int:
     from pipeline.publishing.promotion import promote
 
     store = store_of(options)
-    model = _model(options, store)
-    return _show_serving(options, store, promote(store, model, options.version, by="promote", reason=options.reason))
+    current = promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
+    return _show_serving(options, store, current)
 
 
 def _rollback(options: argparse.Namespace) -> int:
@@ -221,6 +225,7 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.serving.prediction import reject_sink, score_file, score_sink
     from pipeline.store.files import one_file
 
+    # As /dev/stdout, say: the summary must not follow the scores there.
     if _is_standard_output(options.out):
         options.out = "-"
     # Rejected rows on standard output would be no table.
@@ -252,11 +257,10 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _is_standard_output(out: str) -> bool:
-    # As /dev/stdout, where the summary must not follow the scores. OSError: no such file, or a URL; ValueError: there
-    # is no standard output.
     try:
         path = Path(out)
         return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno())) and not path.samefile(os.devnull)
+    # OSError: no such file, or a URL; ValueError: there is no standard output.
     except (OSError, ValueError):
         return False
 

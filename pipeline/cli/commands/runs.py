@@ -33,7 +33,9 @@ def _result(options: argparse.Namespace) -> int:
     path = f"{run_directory(options.run)}/result.json"
     if not store.exists(path):
         known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
-        text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
+        text = "no runs in this store"
+        if known:
+            text = f"known runs: {', '.join(known)}"
         raise ArtifactError(
             f"no run {options.run!r} in store {options.store}; {text}", hint="--store <URL of its store>"
         )
