@@ -115,7 +115,9 @@ def read_dense(folder: Path) -> nn.Module:
     except Exception as error:
         if passes(error) or _NO_MEMORY in str(error):
             raise
-        message = error.message if isinstance(error, NightjarError) else f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, NightjarError):
+            message = error.message
         raise OtherCodeError(
             f"the dense part of {folder} cannot be built by what is installed here: {message}", hint=_OTHER_CODE
         ) from error
@@ -134,7 +136,10 @@ def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tup
     Those of all ``members`` are concatenated.
     """
     widths = [members * model.dim_of(column.owner) for column in schema.sparse]
-    events = [sum(members * model.dim_of(column.owner) for column in each.columns) for each in schema.sequences]
+    events = []
+    for sequence in schema.sequences:
+        events.append(sum(members * model.dim_of(column.owner) for column in sequence.columns))
+    # Tables of one width are stacked; others can only stand side by side.
     if set(widths) == {members * model.embedding_dim}:
         return (len(widths), widths[0]), events
     return (sum(widths),), events
@@ -166,6 +171,7 @@ def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
     if len(expected) != len(found):
         return False
     size = max([1.0, *map(abs, expected)])
+    # Not numpy's closeness, which is relative to each logit: one near 0 may differ as much as the largest.
     return all(abs(one - other) <= _SAME * size for one, other in zip(expected, found, strict=True))
 
 
@@ -238,11 +244,12 @@ def build_member(
                 own_widths = {name: input_widths[name] for name in features}
                 tower = projected_tower(towers.module, own_widths, model.embedding_dim, seed, number, even=not uneven)
                 load_weights(tower, weights, f"{_TOWERS}{number}.")
-                tower_inputs.append(TowerInputs(tower, [schema.vectors.index(name) for name in features]))
+                tower_inputs.append(TowerInputs(tower, list(map(schema.vectors.index, features))))
                 tower_features += features
                 dim = tower.dim
         if towers.module.by_feature:
-            order = [tower_features.index(name) for name in schema.vectors]
+            order = list(map(tower_features.index, schema.vectors))
+            # Without an order, nothing is copied.
             if order == sorted(order):
                 order = []
         else:

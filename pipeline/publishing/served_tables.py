@@ -128,8 +128,9 @@ class TableReader:
     def __init__(self, path: Path, layout: TableLayout, memory: int, ranks: int = 1) -> None:
         self.layout = layout
         size = layout.rows * layout.record_bytes
-        if not path.is_file() or path.stat().st_size != size:
-            state = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "missing" if found is None else f"{found} bytes"
             raise ArtifactError(
                 f"{path} is {state}, expected {size} bytes", hint="nightjar models show names all files"
             )
@@ -175,6 +176,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
+    # From the smallest on: what a table below its even share leaves goes to the larger ones.
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for rank, name in enumerate(ranked):
         larger = ranked[rank:]

@@ -56,6 +56,7 @@ def write_table(
     block_rows = rows
     not_finite = 0
     quantiser: Coding | None = None
+    # Without a state of the optimizer, nobody can tell the rows that training has moved.
     trained = np.zeros(rows, bool) if readers[0].states(table) else None
     with draft.open(name) as sink:
         for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):

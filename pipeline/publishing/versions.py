@@ -59,10 +59,12 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
 
 
 def find_version(store: Store, model: str, version: str) -> Artifact:
-    """The committed ``version`` of ``model``; ArtifactError names the existing ones if there is none."""
-    artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
+    artifact = None
+    # Another name might be a path that leads out of the model's folder.
+    if NAME.fullmatch(version):
+        artifact = store.find(version_path(model, version))
     if artifact is None:
-        known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"
+        known = ", ".join(filter(NAME.fullmatch, store.names(model_path(model)))) or "none"
         raise ArtifactError(
             f"model {model!r} has no version {version!r} in store {store.url}; available: {known}",
             hint=f"nightjar models ls {model}",
@@ -93,14 +95,17 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
     """
     artifact, path = find_version(store, model, version), version_path(model, version)
     for name, entry in artifact.files.items():
-        file = f"{path}/{name}"
-        size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
+        file, size, state = f"{path}/{name}", None, "missing"
+        if store.exists(file):
+            size = store.fs.info(store.full(file))["size"]
+            state = f"{size} bytes"
         if size != entry.bytes:
-            state = "missing" if size is None else f"{size} bytes"
             raise ArtifactError(
                 f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_ANOTHER.format(model=model)
             )
-    require_intact(store, model, artifact, artifact.files if tables else small_files(artifact))
+    # Tables are by far the most bytes, and a rollback is in a hurry.
+    names = artifact.files if tables else small_files(artifact)
+    require_intact(store, model, artifact, names)
     return artifact
 
 
@@ -126,10 +131,14 @@ def card_text(card: ModelCard) -> str:
     gate = card.gate
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(card.created))
     lines = [f"# {card.model} {card.version}", "", f"Made {made} by run `{card.lineage.run}`.", ""]
-    verdict = f"{gate.verdict} (forced: {gate.forced})" if gate.forced else gate.verdict
+    verdict = gate.verdict
+    if gate.forced:
+        verdict += f" (forced: {gate.forced})"
     lines += ["## Verdict", "", verdict, ""]
+    for reason in gate.reasons:
+        lines.append(f"- {reason}")
     if gate.reasons:
-        lines += [*(f"- {reason}" for reason in gate.reasons), ""]
+        lines.append("")
     lines += ["## Figures on held-out rows, as served", "", "| figure | value | interval |", "|---|---|---|"]
     for name, (point, low, high) in card.figures.items():
         lines.append(f"| {name} | {point:.5f} | {low:.5f} to {high:.5f} |")

@@ -86,6 +86,7 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
                 f"{day} is not complete{after}: {missing}",
                 hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
             )
+        # Once for each state: a wait of hours would fill the log.
         if missing != logged:
             every = f"checking every {poll_seconds:g} s for up to {left / 60:.1f} minutes (nightly.wait_minutes)"
             log.info("watermark  %s is not complete: %s; %s", day, missing, every)
@@ -126,7 +127,10 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _has_verdict(record, config, day):
-            again = "its logs have changed: " if record.logs != delivered_mark(config.data, day) else "nothing to do: "
+            again = "nothing to do: "
+            # A published night stands, but who corrected the logs is to know that nobody has learnt from it.
+            if record.logs != delivered_mark(config.data, day):
+                again = "its logs have changed: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begin(config, store, day, record), skipped=tuple(skipped))
@@ -152,6 +156,7 @@ def run_night(
         code = stop.exit_code
         _complain(f"{stop}; the same command continues where it stopped")
     if code > INTERRUPTED:
+        # A night that a signal ended goes on at the next call, unless the cluster ended it at its deadline.
         if deadline is None or time.time() < deadline.timestamp() - DEADLINE_SLACK:
             return replace(record, exit_code=code)
         hours = config.schedule.deadline_hours
@@ -178,11 +183,6 @@ def run_night(
     return record
 
 
-def _is_searched(store: Store, record: NightRecord) -> bool:
-    path = f"{run_directory(record.run)}/{BISECT}"
-    return store.exists(path) and store.read_json(path).get("version") == record.version
-
-
 def _bisect(store: Store, record: NightRecord, run: Run, limit: int, deadline: datetime | None) -> int:
     # Find what spoilt a held night, once all nights have their verdicts. Returns a signal's exit code, else 0.
     try:
@@ -207,16 +207,17 @@ def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:
 
 def _hash_settings(config: Config) -> str:
     # Of everything but the logs that decides the verdict.
-    return artifact_key(
-        "nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {"run": config_hash(config)}
-    )
+    settings = {"gate": asdict(config.gate), "publish": asdict(config.publish)}
+    return artifact_key("nightly", settings, {"run": config_hash(config)})
 
 
 def _begin(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
-    # Write the record of a night that begins, or that was killed and continues from the same base.
+    # Write the record of a night that begins, or that was killed and continues from the same base, so that all its
+    # artifacts have the keys that they had.
     model = config.model_name
     base = find_base(store, model, day, None if former is None else former.base)
     if former is not None and former.outcome == RUNNING and not config.force:
+        base = former.base
         base = former.base
     record = NightRecord(
         model=model,
@@ -258,7 +259,8 @@ def _complete_record(config: Config, store: Store, record: NightRecord, error: N
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
-        _save(store, record)  # so that it does not stay "running", whatever happens to its page
+        # First as it is, so that it does not stay "running", whatever happens to its page.
+        _save(store, record)
         record = with_cost(config, finished_record(store, record, error))
         _save(store, record)
         write_summary(store, record)
@@ -275,7 +277,8 @@ def _record_refusal(
 ) -> NightRecord:
     # Post a night that could not begin; its record is written where the date has no verdict, and ``write``.
     former, model = None, config.model_name
-    with suppress(Exception):  # a record that cannot be read is not replaced, nor one in a store that is away
+    # A record that cannot be read is not replaced, nor one in a store that is away.
+    with suppress(Exception):
         former = read_record(store, model, day)
         write = write and (former is None or not former.decided)
     record = replace(
@@ -296,10 +299,11 @@ def _record_refusal(
 def _post(config: Config, store: Store, record: NightRecord) -> None:
     # To the webhook and the trackers.
     if config.nightly.webhook:
-        skipped = "".join(f"; skipped {missed}" for missed in record.skipped or ())
+        text = f"Nightjar: {line_of(record)}"
+        for missed in record.skipped or ():
+            text += f"; skipped {missed}"
         fields = record.to_json()
-        verdict = {"text": for_chat(f"Nightjar: {line_of(record)}{skipped}")}
-        verdict |= {name: fields[name] for name in POSTED if name in fields}
+        verdict = {"text": for_chat(text)} | {name: fields[name] for name in POSTED if name in fields}
         deliver(config.nightly.webhook, verdict)
     tell_night(config.track, store, record)
 
@@ -379,7 +383,7 @@ def run_nights(
         search after the last one.
     """
     failed = held = 0
-    searched: list[tuple[NightRecord, int]] = []
+    unexplained: list[tuple[NightRecord, int]] = []
     skipped: list[str] = []
     for place, day in enumerate(days, 1):
         if len(days) > 1:
@@ -401,15 +405,20 @@ def run_nights(
             return code
         if record.outcome == HELD:
             held = held or code
-            if config.nightly.bisect and not _is_searched(store, record):
-                searched.append((record, config.nightly.bisect))
+            path = f"{run_directory(record.run)}/{BISECT}"
+            # A call of the same night again does not repeat the search for what spoilt this very version.
+            if config.nightly.bisect and not (
+                store.exists(path) and store.read_json(path).get("version") == record.version
+            ):
+                unexplained.append((record, config.nightly.bisect))
         if record.outcome == FAILED:
             failed = failed or code
             if not last and not keep_going:
                 rest = f"the {len(days) - place} later nights, {days[place]} to {days[-1]}, are skipped"
                 log.warning("%s; nightly.keep_going=true runs them anyway", rest)
                 break
-    for record, limit in searched:
+    # Only now: a search takes as long as several nights, and none of them is to wait for it.
+    for record, limit in unexplained:
         signalled = _bisect(store, record, run, limit, deadline)
         if signalled:
             return signalled

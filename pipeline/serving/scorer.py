@@ -100,28 +100,24 @@ class Scorer:
         dense = columns.select(self.description.dense).to_numpy().astype(np.float32)
         ids = {name: _ids(columns, name, multi) for name, multi in self.description.sparse.items()}
         ids |= {name: _ids(columns, name, True) for name in self.description.event_columns}
-        return ScoredBlock(
-            block.file,
-            parsed.lines,
-            self.served.score(np.ascontiguousarray(dense), ids),
-            labels_of(columns, self.spec) if self.labelled else {},
-            rows_counted_for(columns, self.spec) if self.labelled else None,
-            sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line),
-        )
+        labels, weights = {}, None
+        if self.labelled:
+            labels, weights = labels_of(columns, self.spec), rows_counted_for(columns, self.spec)
+        logits = self.served.score(np.ascontiguousarray(dense), ids)
+        # Rows are rejected when they are read, and when they are parsed.
+        rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
+        return ScoredBlock(block.file, parsed.lines, logits, labels, weights, rejects)
 
     def none(self) -> ScoredBlock:
         """Return the scores of no rows."""
         nothing = np.zeros(0, np.float32)
-        names = [MAIN_TASK, *(task.name for task in self.spec.tasks)] if self.labelled else []
-        counted = self.spec.row_weight is not None or self.spec.sampling.known_before
-        return ScoredBlock(
-            "",
-            np.zeros(0, np.int64),
-            np.zeros((0, 1 + len(self.description.tasks or ())), np.float32),
-            dict.fromkeys(names, nothing),
-            nothing if self.labelled and counted else None,
-            [],
-        )
+        labels, weights = {}, None
+        if self.labelled:
+            labels = dict.fromkeys([MAIN_TASK, *(task.name for task in self.spec.tasks)], nothing)
+            if self.spec.row_weight is not None or self.spec.sampling.known_before:
+                weights = nothing
+        logits = np.zeros((0, 1 + len(self.description.tasks or ())), np.float32)
+        return ScoredBlock("", np.zeros(0, np.int64), logits, labels, weights, [])
 
 
 def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
@@ -136,6 +132,7 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     data = dataclasses.replace(config.data, path=path)
     connector, inside = connector_at(path)
     if connector is not None:
+        # Options of another connector mean nothing to this one, and neither does a day or a snapshot of the training.
         options = data.options if data.connector is connector else {}
         data = dataclasses.replace(data, path=inside, format=connector.name, options=options, day=None, snapshot=None)
         return data, config.ingest.block_mib
@@ -148,9 +145,12 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
         data = dataclasses.replace(data, format=ending)
     if not labelled:
         labels = {data.label.column, data.weight, data.sampling.column}
-        labels |= {task.column or name for name, task in data.tasks.items()}
-        columns = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
-        data = dataclasses.replace(data, columns=[name for name in columns if name not in labels])
+        for name, task in data.tasks.items():
+            labels.add(task.column or name)
+        columns = data.columns
+        if not columns and data.format == "criteo":
+            columns = CRITEO_COLUMNS
+        data = dataclasses.replace(data, columns=[name for name in columns or () if name not in labels])
     return data, config.ingest.block_mib
 
 
@@ -199,12 +199,11 @@ def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
     if not multi:
         return columns[name].to_numpy()
     lengths = columns[name].list.len().to_numpy()
-    weights = weight_column(name)
-    return _Lists(
-        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-        columns[name].explode().to_numpy(),
-        columns[weights].explode().to_numpy() if weights in columns.columns else None,
-    )
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    weights, column = None, weight_column(name)
+    if column in columns.columns:
+        weights = columns[column].explode().to_numpy()
+    return _Lists(offsets, columns[name].explode().to_numpy(), weights)
 
 
 A = TypeVar("A")

@@ -207,15 +207,16 @@ class _Processes:
                     return None
                 time.sleep(POLL_SECONDS)
         rank, code = next(iter(codes.items()))
-        how = f"was killed by signal {-code}{cause_of(-code)}" if code < 0 else f"ended with exit code {code}"
-        message = ""
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was killed by signal {-code}{cause_of(-code)}"
+        text = f"rank {rank + 1} of predict {how}; nothing is written"
         # Without a file it had no time to open one.
         with contextlib.suppress(OSError):
             message = Path(self._logs[rank]).read_text(errors="replace")[-_LOG_BYTES:].strip()
-        return LaunchError(
-            f"rank {rank + 1} of predict {how}; nothing is written" + (f"\n{message}" if message else ""),
-            hint="the same command with --ranks 1, or with fewer --ranks if memory was short",
-        )
+            if message:
+                text += f"\n{message}"
+        return LaunchError(text, hint="the same command with --ranks 1, or with fewer --ranks if memory was short")
 
 
 class _Other:
