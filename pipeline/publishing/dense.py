@@ -262,6 +262,7 @@ def build_member(
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     load_weights(ranking, weights, _RANKING)
     normalise = None
+    # Max-norm has a scale for each of its columns, which training moves.
     if columns := [column for column, name in enumerate(schema.dense) if name in data.max_normed]:
         normalise = MaxNorm(columns)
         load_weights(normalise, weights, _NORMALISE)
@@ -291,8 +292,11 @@ def load_sequences(
     positions = {column.name: position for position, column in enumerate(schema.sparse)}
     sequences = []
     for sequence in schema.sequences:
-        widths = [model.dim_of(column.owner) for column in sequence.columns]
-        candidates = [positions[column.table] if column.table else None for column in sequence.columns]
+        widths, candidates = [], []
+        for column in sequence.columns:
+            widths.append(model.dim_of(column.owner))
+            # Columns of a table of their own have no candidate to compare their events with.
+            candidates.append(positions[column.table] if column.table else None)
         sequences.append(SequenceInputs(encoders[sequence.name], widths, candidates))
     return sequences
 
@@ -358,8 +362,11 @@ def join_members(
     if len(members) == 1:
         return members[0]
     widths = [model.dim_of(column.owner) for column in schema.sparse]
-    even = all(width == model.embedding_dim for width in widths)
-    events = [[model.dim_of(column.owner) for column in each.columns] for each in schema.sequences]
+    # Embeddings of one width come stacked, [b, F, m * dim].
+    even = set(widths) <= {model.embedding_dim}
+    events = []
+    for sequence in schema.sequences:
+        events.append([model.dim_of(column.owner) for column in sequence.columns])
     shares = compute_member_shares(np.asarray(weights), len(schema.tasks))
     return Ensemble(members, shares, model.embedding_dim, None if even else widths, events)
 

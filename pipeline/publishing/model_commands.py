@@ -29,11 +29,13 @@ def list_versions(store: Store, model: str) -> ListedModel:
         known = ", ".join(models(store)) or "none"
         raise ConfigError(f"no model {model!r} in store {store.url}; available: {known}", hint="--store <its store>")
     current = read_current(store, model)
-    named = {current.version} if current.version else set()
-    names = sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model)))))
+    named = {current.version, *filter(NAME.fullmatch, store.names(model_path(model)))}
+    names = sorted(filter(None, named))
     trainings: dict[str, Training | None] = {}
-    versions = tuple(_listed(store, model, name, current, trainings) for name in names)
-    return ListedModel(model=model, serving=current.version, versions=versions)
+    versions = []
+    for name in names:
+        versions.append(_listed(store, model, name, current, trainings))
+    return ListedModel(model=model, serving=current.version, versions=tuple(versions))
 
 
 def _listed(store: Store, model: str, name: str, current: Current, known: dict[str, Training | None]) -> ListedVersion:
@@ -69,7 +71,9 @@ def _withdrawn(
     if name == current.version:
         return None
     undone = withdrawal(store, current, name, training, known)
-    return None if undone is None else withdrawal_text(undone, name)
+    if undone is None:
+        return None
+    return withdrawal_text(undone, name)
 
 
 def show(store: Store, model: str, version: str | None) -> ShownVersion:

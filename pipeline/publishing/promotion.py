@@ -275,7 +275,9 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
     with model_lock(store, model):
         seen, current = _read(store, model)
         if current.previous is None:
-            known = f"{current.version} is the first serving version" if current.version else "nothing was published"
+            known = "nothing was published"
+            if current.version:
+                known = f"{current.version} is the first serving version"
             raise ConfigError(
                 f"model {model!r} has no previous version to roll back to: {known}",
                 hint=f"nightjar models ls {model} shows the versions; nightjar models promote {model} <version> "

@@ -87,32 +87,27 @@ class RowCache:
         places = rows % len(self._rows)
         records = np.empty((len(rows), self._records.shape[1]), np.uint8)
         with self._lock:
-            missing = self._copy_hits(rows, places, records)
-        if len(missing):
-            records[missing] = fetch(rows[missing])
-            with self._lock:
-                self._admit(rows[missing], places[missing], records[missing])
+            hit = self._rows[places] == rows
+            records[hit] = self._records[places[hit]]
+            self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
+            missing = np.flatnonzero(~hit)
+            self.hits += len(rows) - len(missing)
+            self.misses += len(missing)
+        if not len(missing):
+            return records
+
+        # Outside the lock: several threads may wait for the disk, and may fetch the same row.
+        fetched = records[missing] = fetch(rows[missing])
+        rows, places = rows[missing], places[missing]
+        with self._lock:
+            free = self._credit[places] == 0
+            self._credit[places[~free]] -= 1
+            # One of several rows for a place stays: the same one in all three arrays.
+            chosen, first = np.unique(places[free], return_index=True)
+            self._rows[chosen] = rows[free][first]
+            self._records[chosen] = fetched[free][first]
+            self._credit[chosen] = 1
         return records
-
-    def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> NDArray[np.int64]:
-        # Copies cached records into ``records``; returns the positions of the other rows. The caller holds the lock.
-        hit = self._rows[places] == rows
-        records[hit] = self._records[places[hit]]
-        self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
-        missing = np.flatnonzero(~hit)
-        self.hits += len(rows) - len(missing)
-        self.misses += len(missing)
-        return missing
-
-    def _admit(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> None:
-        # Puts rows into free places. The caller holds the lock.
-        free = self._credit[places] == 0
-        self._credit[places[~free]] -= 1
-        # One of several rows for a place stays: the same one in all three arrays.
-        chosen, first = np.unique(places[free], return_index=True)
-        self._rows[chosen] = rows[free][first]
-        self._records[chosen] = records[free][first]
-        self._credit[chosen] = 1
 
 
 class TableReader:

@@ -45,7 +45,9 @@ def new_version(store: Store, model: str, key: str) -> str:
 def number_of(version: str) -> int:
     """The number in a version's name, which rises with each one made; 0 for another name."""
     match = NAME.fullmatch(version)
-    return int(match[1]) if match else 0
+    if match is None:
+        return 0
+    return int(match[1])
 
 
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
@@ -168,7 +170,7 @@ def _version(record: Record) -> References:
     # Its inputs, its run and its checkpoint.
     references = of_manifest(record)
     summary = record.get("summary") or {}
-    runs = run_of(summary.get("run")).union(*(run_of(path) for path in references.checkpoints))
+    runs = run_of(summary.get("run")).union(*map(run_of, references.checkpoints))
     return references | References(keys=key_of(summary.get("dataset")), runs=runs)
 
 

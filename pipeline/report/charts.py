@@ -65,7 +65,9 @@ def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     points = step_points(records, "validation_ne")
     if not points:
         return
-    last = [record for record in records if units.known(record.get("validation_ne"))][-1]
+    for last in reversed(records):
+        if units.known(last.get("validation_ne")):
+            break
     step, best = float(last["best_step"]), float(last["best_ne"])
     message = f"best {units.decimal(best)} after step {units.count(step)}"
     count = units.plural(len(points), "validation")
@@ -142,8 +144,10 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
     for (low, high), share in zip(spans, shares, strict=True):
         left, right, top = frame.x(low - 0.4), frame.x(high + 0.4), frame.y(share)
         span = f"{low} to {high} events"
-        if low == high:
-            span = "no events" if high == 0 else units.plural(high, "event")
+        if high == 0:
+            span = "no events"
+        elif low == high:
+            span = units.plural(high, "event")
         words = f"{span}: {units.percent(share)} of the train rows"
         size = {"x": f"{left:.2f}", "y": f"{top:.1f}", "width": f"{max(right - left, 0.5):.2f}"}
         body.append(tag("rect", tag("title", words), class_="c0", **size, height=f"{BOTTOM - top:.1f}"))
@@ -154,9 +158,11 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
 def _weights(name: str, example: Mapping[str, Any]) -> Figure:
     # A bar for each event, the newest first; the target, where it has a weight, before all of them.
     events: Sequence[Mapping[str, Any]] = list(reversed(example["events"]))
-    shown = [(_event(event), float(event["weight"])) for event in events[:MOST_EVENTS]]
+    shown = []
     if example.get("target_weight") is not None:
-        shown.insert(0, ("the target itself", float(example["target_weight"])))
+        shown.append(("the target itself", float(example["target_weight"])))
+    for event in events[:MOST_EVENTS]:
+        shown.append((_event(event), float(event["weight"])))
     top = max((abs(weight) for _, weight in shown), default=0.0) or 1.0
     attributes = {"viewBox": f"0 0 {BAR} 16", "preserveAspectRatio": "none", "role": "img"}
     rows = []

@@ -35,10 +35,11 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
             finished = time.strftime("%Y-%m-%d %H:%M", time.gmtime(line.finished))
         # A dataset's name with the first digits of its key.
         dataset, _, key = (line.dataset or units.ABSENT).rpartition("/")
-        dataset = f"{dataset}/{key[:8]}" if dataset else key
+        if dataset:
+            key = f"{dataset}/{key[:8]}"
         figures = (units.decimal(line.ne, 5), units.decimal(line.auc, 5), units.decimal(line.calibration))
         ended = (line.verdict or units.ABSENT, units.decimal(line.seconds, 1))
-        rows.append((line.run, line.status, finished, dataset, *figures, *ended))
+        rows.append((line.run, line.status, finished, key, *figures, *ended))
     return text_table(head, rows)
 
 
@@ -53,7 +54,9 @@ def comparison_text(record: RunsComparison) -> str:
     head = ["setting"]
     for line in record.runs:
         head.append(line.run)
-    rows = [(name, *map(_value, values)) for name, values in islice(record.settings.items(), MOST_SETTINGS)]
+    rows = []
+    for name, values in islice(record.settings.items(), MOST_SETTINGS):
+        rows.append((name, *map(_value, values)))
     text = text_table(head, rows)
     if len(record.settings) > len(rows):
         text += f"\nand {len(record.settings) - len(rows)} more (--json)"
@@ -69,11 +72,15 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         names.append(line.run)
         stages.update(dict.fromkeys(line.stages or {}))
     head, rows = _figures(record)
+    titles = []
+    for name in head:
+        # Not ``capitalize``, which would make small letters of NE.
+        titles.append(f"{name[0].upper()}{name[1:]}")
     runs, seconds = [], []
     for place, (row, line) in enumerate(zip(rows, record.runs, strict=True)):
         runs.append((with_swatch(place % COLOURS, row[0]), pill(line.status, line.status), *row[2:]))
         took = line.stages or {}
-        seconds.append((line.run, *(units.duration(took.get(name)) for name in stages)))
+        seconds.append((line.run, *map(units.duration, map(took.get, stages))))
     settings = [(name, *map(_value, values)) for name, values in record.settings.items()]
     grouped = any(compared.gauc is not None for compared in record.changes)
     change_head = ["Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"]
@@ -86,7 +93,9 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
             figures = [_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration)]
             if grouped:
                 # Of several runs, some may have no groups with rows of both classes.
-                figures.insert(2, units.ABSENT if compared.gauc is None else _signed(compared.gauc))
+                figures.insert(2, units.ABSENT)
+                if compared.gauc is not None:
+                    figures[2] = _signed(compared.gauc)
             changes.append((compared.run, units.count(compared.rows), *figures, _verdict(change.ne)))
         for part in compared.slices or ():
             counts = (units.count(part.rows), units.count(part.clicks))
@@ -105,7 +114,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         title=f"Nightjar: {' and '.join(names)}",
         heading=f"{units.plural(len(names), 'run')} compared",
         about=", ".join(names),
-        runs=PageTable([f"{name[0].upper()}{name[1:]}" for name in head], runs),
+        runs=PageTable(titles, runs),
         marked=_on_same_rows(record),
         first=names[0],
         confidence=units.percent(record.confidence, 0),
@@ -178,7 +187,9 @@ def _verdict(ne: Interval) -> str:
     # Beyond doubt only where the interval leaves out zero.
     if ne.high < 0:
         return "better"
-    return "worse" if ne.low > 0 else "not significant"
+    if ne.low > 0:
+        return "worse"
+    return "not significant"
 
 
 def _signed(value: Interval, percent: bool = False) -> str:
@@ -193,4 +204,6 @@ def _value(value: Any) -> str:
         text = "not set"
     elif isinstance(value, bool):
         text = text.lower()
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return text

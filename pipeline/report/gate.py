@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 from pipeline.core import units
@@ -26,7 +26,8 @@ MOST_NAMED = 10
 # Smallest change of coverage that is shown.
 LEAST_CHANGE = 0.01
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
-FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
+# Name, title, and how a change is written: of NE as a share, of the others as a difference (``_interval``).
+FIGURES = (("ne", "NE", "%"), ("auc", "AUC", "+"), ("calibration", "calibration", "+"))
 _SLICE = "slice: "
 # Pill, Markdown and word of a result, by the index that ``_answer`` returns.
 _ANSWERS = (("failed", "**failed**", "failed"), ("skipped", "warning", "warning"), ("done", "passed", "passed"))
@@ -39,7 +40,11 @@ def gate_figures(record: GateRecord) -> list[Figure]:
         figures += calibration((record.reliability or {}).get(model), title)
     if record.histogram is not None:
         figures.append(_prediction_histogram(record.histogram))
-    slices = [row for row in record.slices or () if row.change is not None][:MOST_SLICES]
+    slices = []
+    for row in record.slices or ():
+        # Without an incumbent there is no change to draw.
+        if row.change is not None and len(slices) < MOST_SLICES:
+            slices.append(row)
     if slices:
         figures.append(_slice_plot(slices))
     return figures
@@ -70,8 +75,11 @@ def _outline(frame: Frame, edges: Sequence[float], shares: Sequence[float]) -> s
 
 def _slice_plot(slices: Sequence[Slice]) -> Figure:
     # The change of NE of each slice, with its interval, in the order of the table.
-    changes = [row.change.ne for row in slices if row.change is not None]
-    ends = list(chain.from_iterable(changes))
+    changes, ends = [], list[float]()
+    for row in slices:
+        if row.change is not None:
+            changes.append(row.change.ne)
+            ends += row.change.ne
     # Zero is always in the picture: whether an interval leaves it out is the question.
     corners = [(0.0, min(0.0, *ends)), (len(slices) + 1.0, max(0.0, *ends))]
     x = Axis(title="slice, in the order of the table", whole=True)
@@ -156,12 +164,12 @@ def gate_text(record: GateRecord) -> str:
         lines += wrapped("", f"warning: {warning}")
     if record.candidate is not None:
         table = _figures(record)
-        lines += ["", units.text_table([name.lower() for name in table.head], table.rows)]
+        lines += ["", units.text_table(list(map(str.lower, table.head)), table.rows)]
         if record.gauc is not None:
             lines += ["", *textwrap.wrap(_explain_gauc(record), WIDTH)]
     if record.budget is not None:
         lines += ["", *textwrap.wrap(_explain_budget(record.budget), WIDTH)]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(map(str.rstrip, lines))
 
 
 def _plain_table(table: PageTable) -> list[str]:
@@ -228,8 +236,7 @@ def _interval(values: Interval | None, signed: str = "") -> str:
     if values is None or not units.known(values.point):
         return units.ABSENT
     kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
-    point, low, high = (format(value, kind) for value in values)
-    return f"{point} [{low}, {high}]"
+    return f"{values.point:{kind}} [{values.low:{kind}}, {values.high:{kind}}]"
 
 
 def _figures(record: GateRecord) -> PageTable:
@@ -237,10 +244,10 @@ def _figures(record: GateRecord) -> PageTable:
     head, rows = ["Figure", "Candidate*"], []
     if record.incumbent is not None:
         head += ["Incumbent*", "Change*"]
-    for name, title in FIGURES:
+    for name, title, signed in FIGURES:
         cells = [title, _interval(getattr(record.candidate, name))]
         if record.incumbent is not None:
-            change = _interval(getattr(record.change, name, None), "%" if name == "ne" else "+")
+            change = _interval(getattr(record.change, name, None), signed)
             cells += [_interval(getattr(record.incumbent, name)), change]
         rows.append(cells)
     if record.gauc is not None and record.gauc.candidate is not None:
@@ -255,7 +262,7 @@ def _calibrated(record: GateRecord) -> PageTable:
     # The candidate without its calibrator and with it; no rows where it has none.
     rows = []
     if record.calibrated is not None and record.calibrated.before is not None and record.candidate is not None:
-        for name, title in FIGURES:
+        for name, title, _ in FIGURES:
             before, after = getattr(record.calibrated.before, name), getattr(record.candidate, name)
             rows.append([title, _interval(before), _interval(after)])
     return PageTable(("Figure", "Without the calibrator*", "With it*"), rows)
@@ -323,7 +330,9 @@ def _answer(check: Check) -> int:
     # Index in ``_ANSWERS``.
     if not check.passed:
         return 0
-    return 1 if check.warned else 2
+    if check.warned:
+        return 1
+    return 2
 
 
 def _checks(record: GateRecord) -> list[Check]:
@@ -348,8 +357,11 @@ def _slices(slices: Sequence[Slice]) -> PageTable:
     for row in slices:
         cells = [f"{row.slice}={row.value}", units.count(row.rows), _interval(row.candidate.ne)]
         if compared:
-            cells.append(_interval(row.incumbent.ne if row.incumbent is not None else None))
-            cells.append(_interval(row.change.ne if row.change is not None else None, "%"))
+            cells += [units.ABSENT] * 2
+            if row.incumbent is not None:
+                cells[-2] = _interval(row.incumbent.ne)
+            if row.change is not None:
+                cells[-1] = _interval(row.change.ne, "%")
         rows.append([*cells, _interval(row.candidate.calibration)])
     return PageTable(head, rows)
 
@@ -390,8 +402,9 @@ def _rise(importance: Importance) -> str:
 
 
 def _coverage(record: GateRecord) -> list[tuple[str, str]]:
-    before = record.former.coverage if record.former is not None else {}
-    pairs = []
+    before, pairs = {}, []
+    if record.former is not None:
+        before = record.former.coverage
     for name, share in sorted(record.coverage.items(), key=lambda item: item[1]):
         text = units.percent(share)
         former = before.get(name)

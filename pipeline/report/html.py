@@ -175,7 +175,9 @@ def _gate(result: Result, page: str) -> dict[str, Any] | None:
     gate, model = result.gate, result.model
     if gate is None:
         return None
-    text = f"{gate.version} beside {gate.incumbent}" if gate.incumbent else f"{gate.version}, no incumbent"
+    text = f"{gate.version}, no incumbent"
+    if gate.incumbent:
+        text = f"{gate.version} beside {gate.incumbent}"
     if model:
         text += f"; published at {model.uri}"
     elif gate.verdict == HOLD:
@@ -189,12 +191,14 @@ def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | 
     if not data or part is None or part.rows is None:
         return None
     quality = data[run_tables.QUALITY]
-    left_out = len(quality["quarantine"]["reasons"]) - run_tables.MOST_REASONS
+    left_out, more = len(quality["quarantine"]["reasons"]) - run_tables.MOST_REASONS, ""
+    if left_out > 0:
+        more = f"and {left_out} more"
     return {
         "text": run_tables.data_words(part, data),
         "warnings": quality["checks"]["warnings"],
         "quarantine": run_tables.quarantine_table(quality["quarantine"]),
-        "more": f"and {left_out} more" if left_out > 0 else "",
+        "more": more,
         "features": run_tables.features_table(data),
     }
 

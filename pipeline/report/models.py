@@ -31,7 +31,9 @@ def listing(models: Sequence[ListedModel]) -> str:
                 lines.append(f"{name} {version.problem}")
                 continue
             summary = version.summary
-            gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
+            gate = str(summary.get("verdict", units.ABSENT))
+            if summary.get("forced"):
+                gate = "forced"
             figures = f"{units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
             age, size = units.duration(version.age_seconds), units.size(version.bytes)
             lines.append(f"{name} {age:>12} {size:>9} {gate:<6} {figures}")
@@ -90,7 +92,8 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-TASK_FIGURES = {"ne": "NE", "auc": "AUC", "rmse": "RMSE", "calibration": "calibration"}
+# Title and digits: a ratio near 1 needs fewer than figures whose changes are small.
+TASK_FIGURES = {"ne": ("NE", 5), "auc": ("AUC", 5), "rmse": ("RMSE", 5), "calibration": ("calibration", 4)}
 
 
 def serving(current: Mapping[str, Any]) -> str:
@@ -105,8 +108,10 @@ def removed_versions(result: RemovedVersions) -> str:
     if not result.removed:
         return f"{result.model}: nothing to remove"
     verb = "would remove" if result.dry_run else "removed"
-    lines = [f"  {entry.version}  {units.size(entry.bytes)}  {entry.reason}" for entry in result.removed]
-    return "\n".join([f"{result.model}: {verb} {units.plural(len(lines), 'version')}", *lines])
+    lines = [f"{result.model}: {verb} {units.plural(len(result.removed), 'version')}"]
+    for entry in result.removed:
+        lines.append(f"  {entry.version}  {units.size(entry.bytes)}  {entry.reason}")
+    return "\n".join(lines)
 
 
 def predicted(done: Mapping[str, Any]) -> str:
@@ -125,10 +130,8 @@ def predicted(done: Mapping[str, Any]) -> str:
         lines.append(f"NE {ne}   AUC {auc}   calibration {units.decimal(figures['calibration'])}")
         for name, task in figures.get("tasks", {}).items():
             shown = []
-            for key, title in TASK_FIGURES.items():
+            for key, (title, digits) in TASK_FIGURES.items():
                 if key in task:
-                    # A ratio near 1 needs fewer digits than figures whose changes are small.
-                    digits = 4 if key == "calibration" else 5
                     shown.append(f"{title} {units.decimal(task[key], digits)}")
             rows = f"{units.count(task['samples'])} rows with a label"
             lines.append(f"{name}: {'   '.join(shown) or 'no figures'} on {rows}")

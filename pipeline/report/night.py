@@ -82,7 +82,9 @@ def bisect_text(record: BisectRecord) -> str:
     head = ("replay", "gate", "NE*", "change*", "of the loss*", "seconds*", "without, or with the former")
     rows = [("(held)", "HOLD", units.decimal(record.ne, 5), units.ABSENT, units.ABSENT, units.ABSENT, units.ABSENT)]
     for replay in record.replays:
-        change = units.ABSENT if replay.change is None else f"{replay.change.point:+.2%}"
+        change = units.ABSENT
+        if replay.change is not None:
+            change = f"{replay.change.point:+.2%}"
         figures = (units.decimal(replay.ne, 5), change, units.percent(replay.explained, 0))
         verdict, names = replay.verdict or "none", ", ".join(replay.names)
         rows.append((replay.run, verdict, *figures, units.decimal(replay.seconds, 1), names))
@@ -105,7 +107,9 @@ def _why(record: NightRecord) -> list[str]:
     if record.reasons:
         return [*record.reasons]
     # Without reasons of the gate, what ended the night before it was judged.
-    return [record.message] if record.message else []
+    if record.message:
+        return [record.message]
+    return []
 
 
 def _sentence(record: NightRecord) -> str:
@@ -144,8 +148,10 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
         longest = max(seconds, key=lambda name: seconds[name])
         cards.append(("Duration of the stages", units.duration(sum(seconds.values())), f"mostly {longest}"))
     if (cost := record.cost) is not None:
-        kind = " on spot" if cost.spot else ""
-        cards.append(("Cost", units.money(cost.amount, cost.currency), f"{cost.offer} x {cost.hosts}{kind}"))
+        under = f"{cost.offer} x {cost.hosts}"
+        if cost.spot:
+            under += " on spot"
+        cards.append(("Cost", units.money(cost.amount, cost.currency), under))
     if record.seconds_waited:
         cards.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
     return cards
@@ -155,4 +161,5 @@ def _links(record: NightRecord) -> list[tuple[str, str]]:
     links = [("Gate", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
     if base := record.base:
         links += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
+    # A night without a verdict has no page of the gate.
     return [(name, path) for name, path in links if path]

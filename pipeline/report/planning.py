@@ -174,12 +174,13 @@ def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
         costs.append(units.decimal(sum(table.cost_ms[side] for table in group), 3))
         hits.append(sum(table.hit_rate[side] for table in group) / count)
     cost = f"{costs[0]} -> {costs[1]} ms"
+    mean, what = "", "table"
+    if count > 1:
+        mean, what = "mean ", units.plural(count, "table")
     if hits[0] != hits[1]:
-        mean = "mean " if count > 1 else ""
         cost += f", {mean}hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
     copied = units.size(sum(table.bytes_moved for table in group))
     size = units.size(sum(table.bytes for table in group))
-    what = units.plural(count, "table") if count > 1 else "table"
     parts = [("copied", f"{copied} ({what}: {size}), {cost}"), ("because", because)]
 
     before, after = first.reasons

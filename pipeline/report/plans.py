@@ -27,8 +27,12 @@ COLOUR_OF = {"margin": COLOURS}
 
 
 def plan_page(plan: Plan) -> str:
-    tables = len(plan.tables)
-    batch = units.count(plan.global_batch)
+    cut, batch, hardware = "", units.count(plan.global_batch), []
+    for name, value in plan.figures.items():
+        # Measured figures have more digits than they are worth, but a page of a plan is to show what it was made by.
+        hardware.append((name, f"{value:,.10g}"))
+    if len(plan.tables) > MOST_TABLES:
+        cut = f" The {units.count(MOST_TABLES)} largest are shown."
     return from_template(
         "plan.html",
         title=f"Nightjar plan for {plan.hardware}",
@@ -40,8 +44,8 @@ def plan_page(plan: Plan) -> str:
         cost=_cost(plan),
         by_tier=_by_tier(plan),
         tables=_tables(plan),
-        cut=f" The {units.count(MOST_TABLES)} largest are shown." if tables > MOST_TABLES else "",
-        hardware=[(name, f"{value:,.10g}") for name, value in plan.figures.items()],
+        cut=cut,
+        hardware=hardware,
     )
 
 
@@ -53,7 +57,9 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
-        under = "worker and embedding rank" if plan.embedding_hosts else f"of the slowest, rank {slowest}"
+        under = f"of the slowest, rank {slowest}"
+        if plan.embedding_hosts:
+            under = "worker and embedding rank"
         cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), under))
         under = f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work"
         cards.append(("Bottleneck", words(phase), under))
@@ -103,15 +109,16 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         elif capacity and (tier != "hbm" or plan.device == "cuda"):
             unused.append(f"{tier.upper()} ({units.size(capacity)})")
     legend = max((bars.series for bars in drawn), key=len, default=[])
-    text = f"Unused on every rank: {', '.join(unused)}. " if unused else ""
-    reserved = []
+    text, reserved = "", []
+    if unused:
+        text = f"Unused on every rank: {', '.join(unused)}. "
     for purpose in legend:
         if purpose.colour != TABLE_COLOUR:
             # The ranks' reservations differ: the text names the largest.
             reserved.append(f"{purpose.name} {units.size(max(purpose.values))}")
     if reserved:
         text += f"Reserved per rank: {', '.join(reserved)}."
-    return {"legend": legend, "figures": [bars.figure() for bars in drawn], "text": text}
+    return {"legend": legend, "figures": list(map(StackedBars.figure, drawn)), "text": text}
 
 
 def _cost(plan: Plan) -> dict[str, Any] | None:

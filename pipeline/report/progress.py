@@ -36,7 +36,9 @@ class Reporter:
         else:
             log.info("%s", plain_line(record))
         # Histograms of norms would make every reader of ``metrics.jsonl`` slow, so they have a file of their own.
-        self._metrics.append({name: value for name, value in record.items() if name != "norms"})
+        metrics = dict(record)
+        metrics.pop("norms", None)
+        self._metrics.append(metrics)
         if "norms" in record:
             self._norms.append({name: record[name] for name in ("step", "steps_total", "resumed_step", "norms")})
         if record["step"] == record["steps_total"]:

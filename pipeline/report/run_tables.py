@@ -68,11 +68,13 @@ def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
 
 def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable:
     """Tabulate the embedding tables and their places, largest first. ``plan`` adds rows, sizes and cost."""
-    planned = plan.tables if plan is not None else {}
-    sizes = {name: planned[name].bytes if name in planned else 0 for name in tables}
-    # Without a plan there are no sizes, and the bars beside them are as long as nothing.
+    planned, world, sizes = {}, None, dict.fromkeys(tables, 0)
+    if plan is not None:
+        planned, world = plan.tables, plan.world_size
+        for name in tables.keys() & planned.keys():
+            sizes[name] = planned[name].bytes
+    # Without a plan there are no sizes.
     largest = max(sizes.values()) or 1
-    world = plan.world_size if plan is not None else None
     rows, reasons = [], []
     for name in sorted(tables, key=lambda name: (-sizes[name], name))[:MOST_TABLES]:
         table = tables[name]
@@ -97,7 +99,9 @@ def plan_words(part: PlanPart, plan: Plan | None) -> str:
     for tier in ("hbm", "ddr", "ssd"):
         if size := (part.tiers or {}).get(f"{tier}_bytes"):
             sizes.append(f"{tier.upper()} {units.size(size)}")
-    parts = [f"planned for {plan.hardware}"] if plan is not None else []
+    parts = []
+    if plan is not None:
+        parts.append(f"planned for {plan.hardware}")
     parts.append(f"{tables} embedding tables")
     if sizes:
         parts.append(f"predicted memory of all ranks {', '.join(sizes)}")
@@ -123,7 +127,9 @@ def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
             spans.append([rank, rank])
     parts = []
     for first, last in spans:
-        parts.append(str(first) if first == last else f"{first}-{last}")
+        parts.append(f"{first}-{last}")
+        if first == last:
+            parts[-1] = str(first)
     return ", ".join(parts) or units.ABSENT
 
 
@@ -196,8 +202,9 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
         parts.append(f"{units.count(rows)} of them replaced in {name}")
     if part.split_by_place:
         parts.append("split by file and row number")
-    against = data[QUALITY]["checks"]["against"]
-    parts.append(f"compared with {against}" if against else "no previous day to compare with")
+    parts.append("no previous day to compare with")
+    if against := data[QUALITY]["checks"]["against"]:
+        parts[-1] = f"compared with {against}"
     return "; ".join(parts) + "."
 
 
@@ -292,7 +299,9 @@ def prediction_words(part: PredictionPart | None) -> str:
     if part is None:
         return ""
     text = f"Sealed before the run in {part.sealed}, SHA-256 {part.sha256}"
-    return f"{text}; not compared: {part.problem}" if part.problem else f"{text}."
+    if part.problem:
+        return f"{text}; not compared: {part.problem}"
+    return f"{text}."
 
 
 def _ms(part: Milliseconds, word: str = "") -> str:

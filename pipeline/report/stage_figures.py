@@ -64,7 +64,8 @@ def ingest_lines(part: IngestPart) -> list[str]:
     if part.replaces:
         lines.append(f"replaces {short_path(part.replaces, 16)}")
     warnings = part.warnings or ()
-    lines += [f"warning: {warning}" for warning in warnings[:MAX_WARNINGS]]
+    for warning in warnings[:MAX_WARNINGS]:
+        lines.append(f"warning: {warning}")
     if len(warnings) > MAX_WARNINGS:
         lines.append(f"and {len(warnings) - MAX_WARNINGS} more warnings")
     return lines
@@ -169,11 +170,13 @@ def checkpoint_lines(part: CheckpointPart) -> list[str]:
 
 def train_facts(part: TrainPart, saved: CheckpointPart) -> list[tuple[str, str]]:
     """List steps, time, memory and traffic of a training; bytes and stalls of its checkpoints."""
-    sent, resumed = part.bytes_per_sample or LinkShare(), part.resumed
+    sent, before = part.bytes_per_sample or LinkShare(), None
+    if part.resumed is not None:
+        before = part.resumed.step
     facts = [
         ("Training steps", units.count(part.steps)),
         ("Training samples", units.count(part.samples)),
-        ("Steps before this session", units.count(resumed.step if resumed else None)),
+        ("Steps before this session", units.count(before)),
         ("Training time", units.duration(part.seconds)),
         ("Ranks", units.count(part.world_size)),
     ]
@@ -227,13 +230,12 @@ def evaluation_lines(part: Evaluation) -> list[str]:
         f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}"
     ]
     if part.ne_interval is not None and part.auc_interval is not None:
-        ne = " to ".join(units.decimal(end, 5) for end in part.ne_interval)
-        auc = " to ".join(units.decimal(end, 5) for end in part.auc_interval)
-        lines.append(f"95% intervals: NE {ne}, AUC {auc}")
+        lines.append(f"95% intervals: NE {_ends(part.ne_interval)}, AUC {_ends(part.auc_interval)}")
     if part.group_by is not None:
         lines.append(_gauc_line(part))
     lines.append(f"on {units.plural(part.samples, 'test row')}")
-    lines += [f"warning: {doubt}" for doubt in doubts(part)]
+    for doubt in doubts(part):
+        lines.append(f"warning: {doubt}")
     for name, task in (part.tasks or {}).items():
         # The kind of a further task decides which of the figures it has.
         named = {"NE": task.ne, "AUC": task.auc, "RMSE": task.rmse, "unexplained": task.unexplained}
@@ -255,12 +257,16 @@ def evaluation_lines(part: Evaluation) -> list[str]:
     return lines
 
 
+def _ends(interval: tuple[float, float]) -> str:
+    return f"{units.decimal(interval[0], 5)} to {units.decimal(interval[1], 5)}"
+
+
 def _gauc_line(part: Evaluation) -> str:
     if part.gauc is None:
         return f"GAUC is not defined: no group by {part.group_by} has test rows of both classes"
     interval = ""
     if part.gauc_interval is not None:
-        interval = f" (95% interval {' to '.join(units.decimal(end, 5) for end in part.gauc_interval)})"
+        interval = f" (95% interval {_ends(part.gauc_interval)})"
     groups = units.plural(part.gauc_groups, "group")
     return f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}"
 

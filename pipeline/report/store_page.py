@@ -145,15 +145,25 @@ def _cards(
         cards.append(("Error budget spent", f"{budget.spent:.2g}", budget.words))
     if not nights:
         return cards
-    # The newest night of each outcome, since ``nights`` are oldest first.
-    last = {night.outcome: night.date for night in nights}
-    outcomes = Counter(night.outcome for night in nights)
+    last, outcomes = dict[str, str](), Counter[str]()
+    judged, times = [], []
+    # Amounts of different currencies cannot be added.
+    amounts = dict[str, list[float]]()
+    for night in nights:
+        outcomes[night.outcome] += 1
+        # The newest night of each outcome, since ``nights`` are oldest first.
+        last[night.outcome] = night.date
+        if night.ne is not None:
+            judged.append(night)
+        if night.seconds:
+            times.append(sum(night.seconds.values()))
+        if night.cost is not None:
+            amounts.setdefault(night.cost.currency, []).append(night.cost.amount)
     under = f"{outcomes[PUBLISHED]:,} published; {nights[0].date} to {nights[-1].date}"
     cards.append(("Nights", units.count(len(nights)), under))
     for outcome in (HELD, FAILED):
         under = f"last {last[outcome]}" if outcome in last else "none"
         cards.append((outcome.capitalize(), units.count(outcomes[outcome]), under))
-    judged = [night for night in nights if night.ne is not None]
     if judged:
         newest = judged[-1]
         under = newest.date
@@ -162,17 +172,11 @@ def _cards(
         cards.append(("NE of the newest", units.decimal(_point(newest.ne)), under))
         calibration = units.decimal(_point(newest.calibration), 3)
         cards.append(("Calibration", calibration, "predicted / observed clicks"))
-    times = [sum(night.seconds.values()) for night in nights if night.seconds]
     if times:
         median = statistics.median(times)
         # Seconds beside minutes would not fit.
         took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
         cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
-    # Amounts of different currencies cannot be added.
-    amounts = dict[str, list[float]]()
-    for night in nights:
-        if night.cost is not None:
-            amounts.setdefault(night.cost.currency, []).append(night.cost.amount)
     for currency, of_nights in amounts.items():
         under = f"{currency}, median; {units.money(sum(of_nights))} in all"
         cards.append(("Cost of a night", units.money(statistics.median(of_nights)), under))
@@ -180,7 +184,9 @@ def _cards(
 
 
 def _cost(night: NightLine) -> str:
-    return units.ABSENT if night.cost is None else units.money(night.cost.amount, night.cost.currency)
+    if night.cost is None:
+        return units.ABSENT
+    return units.money(night.cost.amount, night.cost.currency)
 
 
 def _figures(nights: Sequence[NightLine]) -> list[Figure]:
@@ -218,9 +224,12 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
     body = frame.grid()
     candidate = points[0]
     if any(value.high > value.low for _, value in candidate):
-        upper: list[Point] = [(day, value.high) for day, value in candidate]
-        lower: list[Point] = [(day, value.low) for day, value in reversed(candidate)]
-        body.append(tag("path", class_="band", d=f"{frame.path([*upper, *lower])} Z"))
+        upper, lower = list[Point](), list[Point]()
+        for day, value in candidate:
+            upper.append((day, value.high))
+            lower.append((day, value.low))
+        # There along the upper ends, and back along the lower ones.
+        body.append(tag("path", class_="band", d=f"{frame.path([*upper, *reversed(lower)])} Z"))
     # The candidate's curve is drawn last, so that it lies above the others.
     for series, found in reversed(list(zip(CURVES, points, strict=False))):
         line = [(day, value.point) for day, value in found]
@@ -265,14 +274,14 @@ def _marks(frame: Frame, nights: Sequence[NightLine], curves: Sequence[Figures])
     width = max((WIDTH - LEFT - RIGHT) / (frame.x_high - frame.x_low), 0.5)
     for night in nights:
         x = frame.x(_day(night))
-        values = [curve(night) for curve in curves]
-        if night.outcome == HELD and values[0] is not None and math.isfinite(values[0].point):
-            out.append(tag("circle", class_="held", cx=f"{x:.1f}", cy=f"{frame.y(values[0].point):.1f}", r=3))
+        candidate = curves[0](night)
+        if night.outcome == HELD and candidate is not None and math.isfinite(candidate.point):
+            out.append(tag("circle", class_="held", cx=f"{x:.1f}", cy=f"{frame.y(candidate.point):.1f}", r=3))
         elif night.outcome == FAILED:
             out.append(tag("path", class_="failed", d=f"M{x:.1f} {BOTTOM} v-7"))
         shown = []
-        for name, value in zip(names, values, strict=False):
-            if value is not None:
+        for name, curve in zip(names, curves, strict=False):
+            if (value := curve(night)) is not None:
                 shown.append(f"{name}{_interval(value)}")
         text = f"{night.date}, {night.outcome}: {', '.join(shown) or 'no figures'}"
         if night.outcome != PUBLISHED and (reason := _reason(night)):
@@ -292,7 +301,9 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
     for place, span in enumerate(served):
         left, right = (span.since - begin) * scale, (min(span.until or now, now) - begin) * scale
         size = {"x": f"{left:.1f}", "width": f"{max(right - left, 0.5):.1f}", "height": 26}
-        until = f"to {_utc(span.until)}" if span.until else "until now"
+        until = "until now"
+        if span.until:
+            until = f"to {_utc(span.until)}"
         words = tag("title", f"{span.version}: {_utc(span.since)} {until}")
         # Two colours in turn: neighbours differ, however many versions there are.
         parts.append(tag("rect", words, class_=f"c{place % 2}", **size))
@@ -306,8 +317,10 @@ def _served_names(served: Sequence[ServedVersion], now: float) -> list[tuple[str
     names = []
     for span in served:
         share = (min(span.until or now, now) - span.since) / max(now - served[0].since, 1.0)
-        number = span.version.partition("-")[0]
-        names.append((f"{share:.4f}", number if share >= LEAST_NAMED else ""))
+        number = ""
+        if share >= LEAST_NAMED:
+            number = span.version.partition("-")[0]
+        names.append((f"{share:.4f}", number))
     return names
 
 
@@ -315,7 +328,9 @@ def _served_table(served: Sequence[ServedVersion], now: float) -> PageTable:
     rows = []
     for span in reversed(served):
         since = tag("span", _utc(span.since), class_="word")
-        until = tag("span", "now" if span.until is None else _utc(span.until), class_="word")
+        until = tag("span", "now", class_="word")
+        if span.until is not None:
+            until = tag("span", _utc(span.until), class_="word")
         took = _span((span.until or now) - span.since)
         rows.append((span.version, since, until, took, span.by, span.reason or units.ABSENT))
     return PageTable(("Version", "From", "Until", "For*", "By", "Reason~"), rows)
@@ -378,7 +393,9 @@ def _runs(runs: Sequence[RunLine]) -> PageTable:
     rows = []
     for line in reversed(runs):
         name = _link(f"runs/{line.run}/report.html", line.run)
-        finished = _utc(line.finished) if line.finished is not None else units.ABSENT
+        finished = units.ABSENT
+        if line.finished is not None:
+            finished = _utc(line.finished)
         figures = (units.decimal(line.ne), units.decimal(line.auc), units.decimal(line.calibration, 3))
         verdict = line.verdict or units.ABSENT
         rows.append((name, pill(line.status, line.status), finished, *figures, verdict, units.duration(line.seconds)))
@@ -398,7 +415,10 @@ def _reason(night: NightLine) -> str:
 
 
 def _link(path: str | None, text: str) -> Markup:
-    return tag("a", text, href=quote(path)) if path else tag("span", text)
+    # A page that is gone, or was never written.
+    if not path:
+        return tag("span", text)
+    return tag("a", text, href=quote(path))
 
 
 def _interval(value: Interval) -> str:

@@ -32,7 +32,10 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
     else:
         lines.append("no stage ran")
     for name, outcome in result.stages.items():
-        seconds = units.decimal(outcome.seconds, 1) if outcome.status != "skipped" else units.ABSENT
+        seconds = units.ABSENT
+        # Those of a skipped stage are of the run that made its artifact.
+        if outcome.status != "skipped":
+            seconds = units.decimal(outcome.seconds, 1)
         path = short_path(outcome.artifact or units.ABSENT, 20)
         lines.append(f"{name:<{NAME}}{outcome.status:<9}{seconds:>9}  {path}")
     lines.append(RULE)
@@ -49,7 +52,7 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
             lines += wrapped("hint", error.hint)
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *wrapped("", "  ".join(files))]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(map(str.rstrip, lines))
 
 
 def reachable_gain(figures: Evaluation) -> float | None:
@@ -92,8 +95,11 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
     heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
     for index, (result, scores) in enumerate(zip(results, all_scores, strict=True)):
-        name = result.run if len(result.run) <= width else f"{result.run[: width - 2]}.."
-        speed = result.train.samples_per_s if result.train is not None else None
+        name, speed = result.run, None
+        if len(name) > width:
+            name = f"{name[: width - 2]}.."
+        if result.train is not None:
+            speed = result.train.samples_per_s
         mark = "*" if scores.ne is not None and scores.ne == best else " "
         line = (
             f"{name:<{width}}  {result.status:<8} {units.decimal(scores.ne, 5):>8}{mark} "
@@ -114,7 +120,9 @@ def short_path(path: str, columns: int) -> str:
     head, _, key = path.rpartition("/")
     if len(key) > 12:
         path = f"{head}/{key[:10]}.."
-    return path if len(path) <= width else f"..{path[2 - width :]}"
+    if len(path) > width:
+        path = f"..{path[2 - width :]}"
+    return path
 
 
 def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None = None) -> list[str]:
@@ -159,11 +167,12 @@ def prediction_rows(part: PredictionPart) -> tuple[list[Row], Row, list[Row]]:
         error = predicted / measured - 1 if measured else None
         return name, text(predicted), text(measured), off_by(error)
 
-    stages = []
+    stages, all_predicted, all_measured = [], [], []
     for name, span in part.seconds.items():
         stages.append(row(name, span.predicted_s, span.measured_s, units.duration))
-    predicted = sum(span.predicted_s for span in part.seconds.values())
-    measured = sum(span.measured_s for span in part.seconds.values())
+        all_predicted.append(span.predicted_s)
+        all_measured.append(span.measured_s)
+    predicted, measured = sum(all_predicted), sum(all_measured)
     others = []
     if (step := part.step) is not None and step.predicted_ms is not None:
         others.append(row("a step", step.predicted_ms, step.measured_ms, lambda ms: f"{units.decimal(ms, 3)} ms"))
@@ -189,7 +198,9 @@ def paragraph(text: str, indent: str = "   ") -> str:
 def first_names(names: Sequence[str], most: int) -> str:
     """Join the first ``most`` of ``names``, and say how many more there are."""
     text = ", ".join(names[:most])
-    return f"{text} and {len(names) - most} more" if len(names) > most else text
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
 
 
 def wrapped(name: str, *texts: str) -> list[str]:

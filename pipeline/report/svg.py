@@ -115,11 +115,12 @@ def scatter_plot(
     """Plot dots with their tooltips, and a line through the ``joined`` points; "" without points."""
     if not points:
         return Markup("")
-    frame = Frame.around([*(point for point, _ in points), *joined], x, y)
+    frame = Frame.around([*dict(points), *joined], x, y)
     body = frame.grid()
     if len(joined) > 1:
         body.append(tag("path", class_="reference", d=frame.path(joined)))
-    body += [frame.dot(point, text) for point, text in points]
+    for point, text in points:
+        body.append(frame.dot(point, text))
     return drawing(body, label)
 
 
@@ -129,7 +130,7 @@ def reliability_plot(
     """Plot observed against predicted rates by bin, with 95 % intervals and the diagonal of a calibrated model."""
     if not predicted:
         return Markup("")
-    spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
+    spans = list(map(wilson, observed, rows))
     top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
     frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
     end = min(frame.x_high, frame.y_ticks[-1])
@@ -248,6 +249,7 @@ class Frame:
         return out
 
     def _label(self, axis: Axis, tick: float, all_ticks: list[float]) -> str:
+        # One tick has no distance: as many decimals as its own size calls for.
         distance = all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick)
         return axis.show(tick, distance)
 
@@ -262,9 +264,8 @@ def signed_tick(value: float, spread: float) -> str:
 
 
 def _percent_digits(spread: float) -> int:
-    if spread >= 0.01:
-        return 0
-    return 1 if spread >= 0.001 else 2
+    # One digit more for each power of ten below a hundredth, two at most.
+    return (spread < 0.01) + (spread < 0.001)
 
 
 def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup]:
@@ -275,10 +276,10 @@ def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup
         row = frame.y(line.y)
         above = row - 4
         fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
-        baseline = above if fits else max(row + 11, last + NOTE_HEIGHT)
-        last = baseline
+        # Else below its line, and below the label of the line above.
+        last = above if fits else max(row + 11, last + NOTE_HEIGHT)
         out.append(tag("path", class_="reference", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
-        out.append(text_at(LEFT + 4, baseline, line.label, "start", "note"))
+        out.append(text_at(LEFT + 4, last, line.label, "start", "note"))
     return out
 
 
@@ -300,5 +301,5 @@ def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") 
 
 def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
     """Return the picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
-    attributes = {"viewBox": " ".join(f"{edge:g}" for edge in box), "role": "img", "aria-label": label}
+    attributes = {"viewBox": "{:g} {:g} {:g} {:g}".format(*box), "role": "img", "aria-label": label}
     return tag("svg", *body, class_="plot", **attributes)

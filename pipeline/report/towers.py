@@ -43,8 +43,11 @@ Box = tuple[float, float, float, float]
 def towers_page(towers: Towers) -> str:
     evidence = towers.evidence or TowerEvidence(strategy="")
     strategy = STRATEGIES.get(evidence.strategy, "")
-    about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
-    even = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
+    about, text = "Nightjar towers", ""
+    if strategy:
+        about += f" · {evidence.strategy}: {strategy}"
+    if _load_shares_by_name(towers):
+        text = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
     return from_template(
         "towers.html",
         title="Nightjar towers",
@@ -54,7 +57,7 @@ def towers_page(towers: Towers) -> str:
         heading=f"{units.plural(len(towers.towers), 'tower')} of features",
         pictures=_pictures(towers, evidence),
         source=evidence.source,
-        text=even if _load_shares_by_name(towers) else "",
+        text=text,
         towers=_towers(towers),
         features=_features(towers, evidence),
     )
@@ -69,8 +72,10 @@ def similarities(towers: Towers) -> tuple[float, float] | None:
     within, across = list[float](), list[float]()
     for i, left in enumerate(evidence.features):
         for j, right in enumerate(evidence.features[:i]):
-            pairs = within if tower_of[left] == tower_of[right] else across
-            pairs.append(evidence.similarity[i][j])
+            if tower_of[left] == tower_of[right]:
+                within.append(evidence.similarity[i][j])
+            else:
+                across.append(evidence.similarity[i][j])
     # No features share a tower where each has its own, and all do where there is one.
     means = []
     for pairs in (within, across):
@@ -87,7 +92,10 @@ def load_shares(towers: Towers, name: str) -> list[float]:
     if not total:
         return []
     load_of = dict(zip(towers.evidence.features, loads, strict=True))
-    return [sum(load_of[feature] for feature in tower.features) / total for tower in towers.towers]
+    shares = []
+    for tower in towers.towers:
+        shares.append(sum(map(load_of.__getitem__, tower.features)) / total)
+    return shares
 
 
 def _tower_of_feature(towers: Towers) -> dict[str, int]:
@@ -121,8 +129,7 @@ def _figures(towers: Towers, evidence: TowerEvidence) -> list[tuple[str, str, st
 def _pictures(towers: Towers, evidence: TowerEvidence) -> list[Figure]:
     if not evidence.similarity:
         return []
-    tower_of = _tower_of_feature(towers)
-    places = [tower_of[name] for name in evidence.features]
+    places = list(map(_tower_of_feature(towers).__getitem__, evidence.features))
     kind = "similar" if evidence.strategy == "coherent" else "dissimilar"
     placed = tower_map(evidence.features, places, evidence.placement)
     heat = heat_map(evidence.features, places, evidence.similarity)
@@ -149,8 +156,10 @@ def _towers(towers: Towers) -> PageTable:
     for index, tower in enumerate(towers.towers):
         # -1: hosts are listed even where they are all, as towers are told apart by them.
         hosts, count = rank_words(set(tower.hosts), -1), units.count(len(tower.features))
-        shares = [units.percent(share[index]) for share in loads.values()]
-        rows.append((with_swatch(index % COLOURS, index), hosts, count, *shares, ", ".join(tower.features)))
+        cells = [with_swatch(index % COLOURS, index), hosts, count]
+        for share in loads.values():
+            cells.append(units.percent(share[index]))
+        rows.append([*cells, ", ".join(tower.features)])
     return PageTable([*head, "Names~"], rows)
 
 
@@ -197,12 +206,16 @@ def towers_text(towers: Towers) -> str:
 
 def towers_summary(towers: Towers) -> dict[str, Any]:
     """Return the ``towers`` part of ``result.json``."""
+    sizes, hosts = [], set[int]()
+    for tower in towers.towers:
+        sizes.append(len(tower.features))
+        hosts.update(tower.hosts)
     return {
         "towers": len(towers.towers),
-        "hosts": len(set[int]().union(*(tower.hosts for tower in towers.towers))),
-        "features": [len(tower.features) for tower in towers.towers],
+        "hosts": len(hosts),
+        "features": sizes,
         "module": towers.module.name,
-        "strategy": towers.evidence.strategy if towers.evidence else "",
+        "strategy": (towers.evidence or TowerEvidence(strategy="")).strategy,
     }
 
 
@@ -238,9 +251,11 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
         for column, right in enumerate(bins):
             values = [similarity[i][j] for i, j in product(left, right) if i != j]
             if values:
-                value = sum(values) / len(values)
+                value, share = sum(values) / len(values), 0.5
                 words = f"{labels[row]} and {labels[column]}: {units.decimal(value, 2)}"
-                share = (value - low) / (high - low) if high > low else 0.5
+                # Where all pairs are equally similar, there is no scale.
+                if high > low:
+                    share = (value - low) / (high - low)
                 body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, share, words))
     # Lines where one tower ends and the next begins.
     far = MARGIN + SIDE

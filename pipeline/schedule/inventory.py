@@ -31,7 +31,8 @@ R = TypeVar("R", NightRecord, TrialRecord)
 
 
 def _of_steps(record: Record) -> References:
-    shared = {stage.name for stage in STAGES if stage.shared}  # their artifacts are outside the run
+    # Their artifacts are outside the run.
+    shared = {stage.name for stage in STAGES if stage.shared}
     return References(meant=frozenset(str(step["key"]) for step in record.get("steps", ()) if step["name"] in shared))
 
 
@@ -235,14 +236,16 @@ def _list_files(store: Store, room: str) -> Iterator[File]:
 
 
 def _folder(store: Store, path: str, entries: list[File]) -> Folder:
-    files = [file for file in entries if not file.is_folder]
-    folder = Folder(
-        path=path,
-        kind=_KINDS[path.partition("/")[0]],
-        bytes=sum(file.bytes for file in files),
-        written=max(file.written for file in files or entries),
-    )
-    manifest = next((file for file in files if file.path == f"{path}/{MANIFEST}"), None)
+    size, times, manifest = 0, [], None
+    for file in entries:
+        if not file.is_folder:
+            size += file.bytes
+            times.append(file.written)
+            if file.path == f"{path}/{MANIFEST}":
+                manifest = file
+    # A folder's own time changes with whatever is removed from it, so it counts only where there is no file.
+    written_last = max(times or [file.written for file in entries])
+    folder = Folder(path=path, kind=_KINDS[path.partition("/")[0]], bytes=size, written=written_last)
     if folder.kind in _BARE or manifest is None:
         return folder
     try:
@@ -269,7 +272,8 @@ def _reach(artifact: Artifact) -> int:
         days += [int(data.get("dedupe", {}).get("days", 0)), int(data.get("label", {}).get("window_days", 0))]
     for name, sequence in data.get("sequences", {}).items():
         if f"{HISTORIES}/{name}" in folders:
-            days.append(1 + int(sequence.get("history", {}).get("days") or 0))  # as of ``HistoryPlan.reach``
+            # As of ``HistoryPlan.reach``.
+            days.append(1 + int(sequence.get("history", {}).get("days") or 0))
     return max(days)
 
 

@@ -18,7 +18,8 @@ from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-ANY_DAY = date(2000, 1, 1)  # to compose a configuration before its day is known: a path may hold {day}
+# To compose a configuration before its day is known: a path may hold {day}.
+ANY_DAY = date(2000, 1, 1)
 WORDS = {"today": 0, "yesterday": 1}
 # Overrides that a night sets itself: why, and what to type instead.
 DECIDED = {

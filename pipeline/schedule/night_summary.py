@@ -237,7 +237,8 @@ def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[s
     lines = []
     for path, values in sorted(config_changes(*read_settings(store, model, base, run)).items()):
         if not is_expected(path):
-            then, now = ("null" if value is None else str(value) for value in values)
+            # As one types it in YAML.
+            then, now = (str(value) if value is not None else "null" for value in values)
             lines.append(f"{path} was {then}, is {now}")
     if len(lines) > MAX_SETTINGS:
         lines[MAX_SETTINGS:] = [f"and {plural(len(lines) - MAX_SETTINGS, 'other setting')}"]
@@ -335,7 +336,8 @@ def deliver(
                 return True
         except urllib.error.HTTPError as error:
             problem = f"it answered {error.code} {error.reason}"
-        except (ValueError, http.client.InvalidURL):  # their messages quote the URL
+        # Their messages quote the URL, which is a secret.
+        except (ValueError, http.client.InvalidURL):
             log.warning("the verdict was not delivered to nightly.webhook%s: its URL is not valid", at)
             return False
         except (OSError, http.client.HTTPException) as error:

@@ -46,8 +46,10 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
 
-INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
-DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
+# An exit code above it: a signal ended the launcher.
+INTERRUPTED = SIGNALLED
+# Seconds by which the clocks of the cluster and of this machine may differ.
+DEADLINE_SLACK = 5.0
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 TRACK = "track."
 # Overrides that say where records and posts go; the others may be the mistake.
@@ -97,7 +99,9 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
 def read_record(store: Store, model: str, day: date) -> NightRecord | None:
     """Read the record of a night; None if it never began. ArtifactError if another release wrote it."""
     path = f"{run_directory(run_name(model, day))}/{NIGHT}"
-    return read(NightRecord, store, path) if store.exists(path) else None
+    if not store.exists(path):
+        return None
+    return read(NightRecord, store, path)
 
 
 def _save(store: Store, record: NightRecord) -> None:
@@ -239,7 +243,8 @@ def _complain(text: str) -> None:
 def _as_known_error(problem: Exception) -> NightjarError:
     # As an error that can be recorded; prints the traceback of an unexpected one.
     if isinstance(problem, BrokenPipeError):
-        raise problem  # nobody reads this launcher's output any more
+        # Nobody reads this launcher's output any more.
+        raise problem
     known = problem if isinstance(problem, NightjarError) else explained(problem)
     if known is not None:
         return known
@@ -337,7 +342,8 @@ def post_refusal(
     overrides: Sequence[str], wanted: Callable[[str, datetime | None], list[date]], error: NightjarError
 ) -> None:
     """Post and record ``error``, which is that ``overrides`` do not compose, if those of ``TELLING`` do."""
-    with suppress(Exception):  # the error is printed in any case
+    # The error is printed in any case.
+    with suppress(Exception):
         telling = [text for text in overrides if text.startswith(TELLING)]
         any_day = f"data.day={ANY_DAY}"
         try:
@@ -349,7 +355,8 @@ def post_refusal(
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
             day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
-            _record_refusal(config, store, day, error, write=store.answers())  # a mistake makes no store
+            # A mistake in the settings makes no store.
+            _record_refusal(config, store, day, error, write=store.answers())
 
 
 LOOK_BACK_DAYS = 366
@@ -398,7 +405,9 @@ def run_nights(
             return code
         if catching_up and not last and code == DataError.exit_code:
             why = record.message or "its logs are missing or wrong"
-            skipped.append(why if str(day) in why else f"{day}: {why}")
+            if str(day) not in why:
+                why = f"{day}: {why}"
+            skipped.append(why)
             log.warning("catch-up   %s is skipped; the later nights run without it", day)
             continue
         if deadline is not None and datetime.now(deadline.tzinfo) >= deadline:

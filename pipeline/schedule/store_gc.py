@@ -41,7 +41,8 @@ LATE = "keeps rows of days that are not ingested yet"
 AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
 YOUNG, GRACE = "young", "may still be in the making"
 LEASE_SECONDS = 30.0
-CHECK_SECONDS = 5.0  # between two checks of an object store for new runs
+# Between two checks of an object store for new runs.
+CHECK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,9 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
     if not folder.whole:
         if named:
             return f"{named}, though its {MANIFEST} is gone"
-        return GRACE if rules.now - folder.written < rules.grace else ""
+        if rules.now - folder.written < rules.grace:
+            return GRACE
+        return ""
     if folder.problem:
         return f"its {MANIFEST} is damaged"
     if folder.kind == SEARCH:

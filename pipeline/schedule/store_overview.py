@@ -67,7 +67,8 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
     for name in store.names("runs"):
         match = _NIGHT_RUN.fullmatch(name)
         if match and _is_date(match["date"]):
-            by_model.setdefault(match["model"], []).append(name)  # names are sorted, so dates are
+            # Names are sorted, so dates are.
+            by_model.setdefault(match["model"], []).append(name)
         else:
             others.append(name)
     chosen, left_out = [], 0
@@ -223,7 +224,9 @@ def _read_served(store: Store, model: str) -> tuple[ServedVersion, ...]:
 
 def _read_spent(store: Store, model: str) -> SpentBudget | None:
     ledger = _read(BudgetLedger, store, f"{model_path(model)}/{BudgetLedger.FILE}")
-    return None if ledger is None else ledger.spent()
+    if ledger is None:
+        return None
+    return ledger.spent()
 
 
 def _read_run(store: Store, name: str) -> RunLine | None:

@@ -122,8 +122,11 @@ def _describe(signs: Signs, names: Sequence[str]) -> str:
 
 def describe_setting(path: str, values: Sequence[Any]) -> str:
     """Return a changed setting in words."""
-    then, now = ("null" if value is None else printable(str(value), 60) for value in values)
-    return f"{path} was {then}, is {now}"
+    shown = []
+    for value in values:
+        # As one types it in YAML.
+        shown.append("null" if value is None else printable(str(value), 60))
+    return f"{path} was {shown[0]}, is {shown[1]}"
 
 
 def _dead_features(signs: Signs) -> Iterator[Suspect]:
@@ -143,10 +146,10 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
         # It lost no more by them than they carried. What it lost beyond is of other causes: wrong labels take
         # something from every feature, and some are left with nothing.
         risen = max(risen, gate.incumbent.ne.point - former.ne)
-    explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
+    losses, words = zip(*fell.values(), strict=True)
+    explained = min(sum(losses) / risen, 1.0)
     if explained >= HALF:
-        sign = "; ".join(words for _, words in fell.values())
-        yield Suspect(kind=FEATURES, names=tuple(fell), sign=sign, explained=round(explained, 3))
+        yield Suspect(kind=FEATURES, names=tuple(fell), sign="; ".join(words), explained=round(explained, 3))
 
 
 def _leaking_features(signs: Signs) -> Iterator[Suspect]:
@@ -284,7 +287,8 @@ def _rows_of_day(signs: Signs, sign: str, explained: float | None) -> Iterator[S
     # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
     places = spoilt_places(signs.gate, signs.limits)
     if explained is not None and signs.failed(FALL_CHECK):
-        places.append("")  # rows in both train and test make a model too good to be true
+        # Rows in both train and test make a model too good to be true.
+        places.append("")
     if places and signs.continues:
         # Where all rows are spoilt, single slices tell nothing more.
         slices = [] if "" in places else places

@@ -107,8 +107,9 @@ def _data_settings(store: Store, path: str) -> Mapping[str, Any]:
         with store.open(f"{path}/config.yaml") as source:
             config: Mapping[str, Any] = yaml.safe_load(source.read())
     else:
-        artifact = store.find(path)
-        config = {} if artifact is None else artifact.config
+        artifact, config = store.find(path), {}
+        if artifact is not None:
+            config = artifact.config
     data: Mapping[str, Any] = config.get("data", {})
     return data
 
@@ -261,10 +262,13 @@ def _added_columns(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[
     then_groups = then.get("sequences", {}).get("groups", {})
     for name, group in now.get("sequences", {}).get("groups", {}).items():
         former = then_groups.get(name, {"columns": {}, "time": None})
-        sources = [source for feature, source in group["columns"].items() if feature not in former["columns"]]
-        if group["time"] != former["time"]:
-            sources.append(group["time"])
-        for column in sorted({source["column"] for source in sources if source}):
+        sources = set()
+        for feature, source in group["columns"].items():
+            if feature not in former["columns"] and source:
+                sources.add(source["column"])
+        if group["time"] != former["time"] and group["time"]:
+            sources.add(group["time"]["column"])
+        for column in sorted(sources):
             yield f"data.sequences.{name}", column
 
 

@@ -224,6 +224,7 @@ def _translate_dense(
     if width != now.get("width", 1):
         today = now.get("width", 1)
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
+    # The same fit gives the same values: nothing is translated, so nothing can be lost.
     if all(now.get(key) == then.get(key) for key in _FITTED):
         return None
     now_scale, then_scale = FeatureScale.of(name, now), FeatureScale.of(name, then)
@@ -303,7 +304,9 @@ def _translate_ids(
     change = IdsTranslation(mapping, fitted, table, unseen)
     table[known["row"].to_numpy()] = change.rows_of(known["hash"])
     same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
-    return None if same else change
+    if same:
+        return None
+    return change
 
 
 def _read_mapping(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:

@@ -26,7 +26,8 @@ from pipeline.serving.scorer import ScoredBlock
 
 Message = tuple[dict[str, Any], bytes]
 _SIZES = struct.Struct("<QQ")
-_LINES = "\0line"  # no column of a log is called so
+# No column of a log is called so.
+_LINES = "\0line"
 _LOGITS, _LABEL, _WEIGHT = "logits:", "label:", "weight"
 
 

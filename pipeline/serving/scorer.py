@@ -98,8 +98,9 @@ class Scorer:
         parsed = parse(raw, block.lines, self.spec)
         columns = transform(parsed.frame, self.spec, self._state)
         dense = columns.select(self.description.dense).to_numpy().astype(np.float32)
-        ids = {name: _ids(columns, name, multi) for name, multi in self.description.sparse.items()}
-        ids |= {name: _ids(columns, name, True) for name in self.description.event_columns}
+        ids = {}
+        for name, multi in (self.description.sparse | dict.fromkeys(self.description.event_columns, True)).items():
+            ids[name] = _ids(columns, name, multi)
         labels, weights = {}, None
         if self.labelled:
             labels, weights = labels_of(columns, self.spec), rows_counted_for(columns, self.spec)
@@ -113,7 +114,9 @@ class Scorer:
         nothing = np.zeros(0, np.float32)
         labels, weights = {}, None
         if self.labelled:
-            labels = dict.fromkeys([MAIN_TASK, *(task.name for task in self.spec.tasks)], nothing)
+            labels = {MAIN_TASK: nothing}
+            for task in self.spec.tasks:
+                labels[task.name] = nothing
             if self.spec.row_weight is not None or self.spec.sampling.known_before:
                 weights = nothing
         logits = np.zeros((0, 1 + len(self.description.tasks or ())), np.float32)
@@ -180,7 +183,11 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
         data = dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig())
         unused.append("data.label.column")
     spec = data_spec(data)
-    columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}
+    columns = {}
+    for name, option in spec.columns.items():
+        # Splits need no time here, but the ages of a row's events count from it.
+        if option not in unused or name == spec.row_time:
+            columns[name] = option
     return dataclasses.replace(
         spec, day_column=None, timestamp=None, hour_column=None, true_probability=False, columns=columns
     )

@@ -116,8 +116,13 @@ class Ranks:
 
     def cache_figures(self) -> dict[str, float]:
         """Hits and misses of all ranks that have come up; no one may be at work."""
-        figures = [rank.cache_figures() for rank in self._ready]
-        return figures[0] | {name: sum(each[name] for each in figures) for name in ("hits", "misses")}
+        # All ranks have the same tables on disk, but each has rows of its own in memory.
+        figures = dict(self._ready[0].cache_figures())
+        for rank in self._ready[1:]:
+            of_rank = rank.cache_figures()
+            for name in ("hits", "misses"):
+                figures[name] += of_rank[name]
+        return figures
 
     def _start(self, listener: socket.socket, processes: _Processes, others: int) -> None:
         # Each of the others takes part as soon as it is ready; an error meets the next blocks.

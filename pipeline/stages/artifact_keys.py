@@ -56,7 +56,9 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
                     chosen.append((f"{registry.kind} {name}", name))
             else:
                 for _, value in values_at(config, path.split(".")):
-                    for name in value if isinstance(value, list) else [value]:
+                    if not isinstance(value, list):
+                        value = [value]
+                    for name in value:
                         chosen.append((registry.kind, name))
             for kind, name in chosen:
                 package = registry.package(name)
@@ -67,7 +69,10 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
         code["revision"] = revision
     if packages:
         code["packages"] = {kind: ", ".join(sorted(names)) for kind, names in packages.items()}
-    return {"code": code} if code else {}
+    # A key without code is that of earlier releases.
+    if not code:
+        return {}
+    return {"code": code}
 
 
 # The settings that can change no artifact; each stage lists those that can change its own. A setting that is in no list

@@ -115,7 +115,7 @@ def _flat(tree: Any, prefix: str = "") -> Settings:
         return {prefix: tree}
     flat: Settings = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+        flat |= _flat(value, f"{prefix}.{name}".removeprefix("."))
     return flat
 
 
@@ -124,8 +124,8 @@ def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
     different = {}
     for name in dict.fromkeys(chain.from_iterable(runs)):
         values = [settings.get(name) for settings in runs]
-        # Not a set: a value may be a list.
-        if any(value != values[0] for value in values):
+        # Not the size of a set: a value may be a list.
+        if values.count(values[0]) < len(values):
             different[name] = values
     return different
 
@@ -190,7 +190,9 @@ class _ReferenceRun:
         from pipeline.training.parquet import SplitReader
 
         path = f"{run_directory(run)}/{Result.FILE}"
-        result = read(Result, self.store, path) if self.store.exists(path) else Result(run=run, status="failed")
+        result = Result(run=run, status="failed")
+        if self.store.exists(path):
+            result = read(Result, self.store, path)
         if self.problem is not None or self._problem(result) is not None:
             return None
         if result.artifact("ingest") != self.result.artifact("ingest"):
@@ -199,7 +201,9 @@ class _ReferenceRun:
             if not np.array_equal(labels, self.labels):
                 return None
         change = self._measure(result).change
-        return None if change is None else change.ne
+        if change is None:
+            return None
+        return change.ne
 
     def _measure(self, result: Result) -> GateRecord:
         from pipeline.evaluation.gate.measure import measure

@@ -46,7 +46,9 @@ def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
         version = promotion.incumbent(store, config.model_name)
     else:
         version = versions.find_version(store, config.model_name, name)
-    return None if version is None else {"version": version.path.rpartition("/")[2], "key": version.key}
+    if version is None:
+        return None
+    return {"version": version.path.rpartition("/")[2], "key": version.key}
 
 
 def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact) -> Artifact | None:

@@ -86,7 +86,8 @@ class Evaluate(Stage):
         figures: dict[str, Any] = evaluate(labels, main, predictions.true_probability, weights)
         clicked = labels == 1
         if weights is not None:
-            clicked = clicked & (weights > 0)  # rows of no weight count as none in the intervals, too
+            # Rows of no weight count as none in the intervals, too.
+            clicked = clicked & (weights > 0)
         figures["clicks"] = int(clicked.sum())
         figures |= evaluation_intervals(labels, main, weights)
         groups = None
@@ -113,12 +114,15 @@ class Evaluate(Stage):
         return {"eval": Evaluation.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.eval is None:
+            return {}
         from pipeline.report.stage_figures import evaluation_lines
 
-        return {} if result.eval is None else {"eval": evaluation_lines(result.eval)}
+        return {"eval": evaluation_lines(result.eval)}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        return [("Test rows", units.count(result.eval.samples if result.eval else None))]
+        figures = result.eval or Evaluation()
+        return [("Test rows", units.count(figures.samples))]
 
 
 def _attention_json(
@@ -149,7 +153,9 @@ def _attention_json(
             ages = []
             for number in _id_names(split, age, ids[age]):
                 # An age that is missing has a name in words.
-                ages.append(math.expm1((int(number) + 0.5) * width) if number.isdecimal() else None)
+                ages.append(None)
+                if number.isdecimal():
+                    ages[-1] = math.expm1((int(number) + 0.5) * width)
 
         target = config.data.sequences[name].target
         target_names = None

@@ -88,7 +88,8 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         The exit code.
     """
     end_with_parents(launcher)
-    rank = int(os.environ.get("RANK", "0"))  # torchrun's contract
+    # Torchrun's contract; a process that is no rank is the only one.
+    rank = int(os.environ.get("RANK", "0"))
     root, separator, tail = config_url.rpartition("/runs/")
     run, _, file = tail.partition("/")
     if not separator or file != "config.yaml":

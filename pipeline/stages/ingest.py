@@ -129,9 +129,11 @@ class Ingest(Stage):
         return {"ingest": IngestPart.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.ingest is None:
+            return {}
         from pipeline.report.stage_figures import ingest_lines
 
-        return {} if result.ingest is None else {"ingest": ingest_lines(result.ingest)}
+        return {"ingest": ingest_lines(result.ingest)}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
         part = result.ingest or IngestPart()

@@ -21,7 +21,8 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 STRIDED = "strided"
-TABLE_SHARE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables
+# Of a tower's part of the fastest memory; the rest is for everything but tables.
+TABLE_SHARE = 0.25
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +50,9 @@ def tower_settings(config: Config) -> dict[str, Any]:
     """What keys cover of ``partition.towers``: how many there are."""
     from pipeline.towers.assignment import tower_count
 
-    return {"towers": tower_count(config.partition, config.hardware.hosts)} if has_towers(config) else {}
+    if not has_towers(config):
+        return {}
+    return {"towers": tower_count(config.partition, config.hardware.hosts)}
 
 
 class Partition(Stage):
@@ -143,9 +146,11 @@ class Partition(Stage):
         return {"plan": PlanPart.from_json(summary), "towers": TowersPart.from_json(shape)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.towers is None:
+            return {}
         from pipeline.report.stage_figures import towers_lines
 
-        return {} if result.towers is None else {"towers": towers_lines(result.towers)}
+        return {"towers": towers_lines(result.towers)}
 
 
 def _find_probe(config: Config, store: Store, name: str) -> Artifact:

@@ -100,9 +100,11 @@ class PlanStage(Stage):
         return {"plan": PlanPart.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.plan is None:
+            return {}
         from pipeline.report.stage_figures import plan_lines
 
-        return {} if result.plan is None else {"plan": plan_lines(result.plan)}
+        return {"plan": plan_lines(result.plan)}
 
 
 SPEC = PlanStage()

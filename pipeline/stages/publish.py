@@ -97,7 +97,9 @@ class Publish(Stage):
         model, message = artifact.config.get("model"), gate.reasons[0]
         if len(gate.reasons) > 1:
             message += f" (and {len(gate.reasons) - 1} more)"
-        serving = f"{gate.incumbent} keeps serving" if gate.incumbent else "nothing is published"
+        serving = "nothing is published"
+        if gate.incumbent:
+            serving = f"{gate.incumbent} keeps serving"
         hint = f"{artifact.path}/gate.html says why. "
         if any(limit in reason for limit, reason in product(_LABEL_LIMITS, gate.reasons)):
             hint += (

@@ -39,7 +39,9 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
         if not former:
             return None
         current = store.find(versions.version_path(config.model_name, former))
-    return None if current is None else current.path.rpartition("/")[2]
+    if current is None:
+        return None
+    return current.path.rpartition("/")[2]
 
 
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> dict[str, Any]:
@@ -160,7 +162,9 @@ def _write_and_judge(
     model, path = config.model_name, versions.version_path(config.model_name, name)
     about: dict[str, Any] = {"kind": versions.KIND, "key": step.key, "config": step.config, "inputs": step.input_keys}
     with shared_draft(store, path, **about) as draft:
-        shared = f"; tables and scores by {world_size()} ranks" if world_size() > 1 else ""
+        shared = ""
+        if world_size() > 1:
+            shared = f"; tables and scores by {world_size()} ranks"
         log_on_rank0(log.info, "publish    writing version %s of model %s%s", name, model, shared)
         written = _write_model(config, store, inputs, draft)
         record = judge_version(config, store, step, inputs, draft, written)
@@ -199,7 +203,9 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
 
     members = members_of(inputs["train"].summary)
     schema = SplitReader(store, inputs["ingest"], "test").schema
-    readers = [ChainReader(store, store.get(member.checkpoint, "train")) for member in members]
+    readers = []
+    for member in members:
+        readers.append(ChainReader(store, store.get(member.checkpoint, "train")))
     not_finite = dict[str, int]()
     tables = write_tables(
         draft,
@@ -232,7 +238,8 @@ def _write_dense(
         weights.append(member.weight)
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     module = build_dense(schema, towers, dense, weights, config)
-    with one_thread():  # as any machine has: the version is the same bytes on all of them
+    # As any machine has: the version is the same bytes on all of them.
+    with one_thread():
         logits = probe(module, schema, config.model, len(members))
     write_dense(draft, schema, towers, dense, weights, logits)
     embeddings, events = input_shapes(schema, config.model, len(members))

@@ -170,19 +170,25 @@ def _read_former(config: Config, store: Store, incumbent: str | None) -> Former 
     from pipeline.evaluation.gate.measure import former_figures
 
     path = f"{versions.version_path(config.model_name, incumbent or '')}/{GATE}"
-    return former_figures(read(GateRecord, store, path)) if incumbent and store.exists(path) else None
+    if not incumbent or not store.exists(path):
+        return None
+    return former_figures(read(GateRecord, store, path))
 
 
 def _day_of(config: Config) -> date:
     # The day of the rows, of a range of days the last one; where they have none, the clock's.
     from pipeline.evaluation.gate.budget import utc_day
 
-    return utc_day() if config.data.day is None else date.fromisoformat(config.data.day.rpartition("..")[2])
+    if config.data.day is None:
+        return utc_day()
+    return date.fromisoformat(config.data.day.rpartition("..")[2])
 
 
 def main_task(logits: Any) -> Any:
     """Return the logits [n] of the main task, of those [n] or [n, T] of one or several tasks; None of None."""
-    return logits if logits is None or logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
+    if logits is None or logits.ndim == 1:
+        return logits
+    return np.ascontiguousarray(logits[:, 0])
 
 
 def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -267,7 +273,8 @@ def _open_models(config: Config, store: Store, path: str, dataset: Artifact, inc
                 opened.models["incumbent"] = open_other(incumbent)
             except NotComparableError as error:
                 opened.problem = str(error)
-            except OtherCodeError as error:  # what is installed would score as a model that never served
+            # What is installed would score as a model that never served.
+            except OtherCodeError as error:
                 opened.problem = error.message
         if incumbent and config.gate.best_of_last > 1:
             opened.best = _open_best(config, store, incumbent, open_other, opened.models)
@@ -441,8 +448,9 @@ def fit_calibrator(
     # Labels [n] of every task in the order of the logits, NaN where missing; those without classes have no curve.
     further, labels_of = split.labels(), {MAIN_TASK: split.column(LABEL)}
     for task in split.schema.tasks:
-        classes = LABEL_KINDS.get(task.kind).classes
-        labels_of[task.name] = further[task.name] if classes else np.full(split.rows, np.nan, np.float32)
+        labels_of[task.name] = np.full(split.rows, np.nan, np.float32)
+        if LABEL_KINDS.get(task.kind).classes:
+            labels_of[task.name] = further[task.name]
     columns = logits[:, None] if logits.ndim == 1 else logits
     curves = dict[str, CalibrationCurve]()
     for place, (name, labels) in enumerate(labels_of.items()):
@@ -484,11 +492,15 @@ def chosen_rows(
     """
     if hours is not None and len(hours) and hours.min() != hours.max():
         values, counts = np.unique(hours, return_counts=True)
-        before = np.cumsum(counts)[:-1] / len(hours)  # the share of rows in an hour and those before it
+        # The share of rows in an hour and those before it.
+        before = np.cumsum(counts)[:-1] / len(hours)
         return np.asarray(hours <= values[int(np.argmin(np.abs(before - share)))])
     # SplitMix64's finaliser (Steele et al. 2014) of the rows' numbers, so that neighbours fall independently.
-    numbers = [np.arange(group.first, group.first + group.rows, dtype=np.uint64) for group in split.groups]
-    mixed = np.concatenate([np.zeros(0, np.uint64), *numbers])
+    numbers = [np.zeros(0, np.uint64)]
+    for group in split.groups:
+        # Numbers in the whole split: which of its groups are taken changes nothing for the rows of the others.
+        numbers.append(np.arange(group.first, group.first + group.rows, dtype=np.uint64))
+    mixed = np.concatenate(numbers)
     with np.errstate(over="ignore"):
         mixed = (mixed + np.uint64(seed % 2**32 + 1) * np.uint64(2**32)) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

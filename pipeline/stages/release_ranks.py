@@ -137,9 +137,12 @@ def write_tables(
             begun, names = itertools.tee(names)
             local.update(zip(begun, run_in_threads(write, names), strict=True))
 
-    run_on_all_ranks("writing tables", write_local)  # an error of one is raised when none writes any more
+    # An error of one rank is raised when none writes any more.
+    run_on_all_ranks("writing tables", write_local)
     # A record is JSON and a parcel's arrays have no names: which rows were trained goes by the order of the tables.
-    files = {name: [entry.bytes, entry.checksum] for name, entry in draft.files.items()}
+    files = {}
+    for name, entry in draft.files.items():
+        files[name] = [entry.bytes, entry.checksum]
     about, trained = {}, []
     for name, table in local.items():
         about[name] = [table.layout.to_json(), table.not_finite, table.trained is not None]
@@ -152,7 +155,8 @@ def write_tables(
         for name, entry in files_of_rank.items():
             draft.files[name] = FileEntry(*entry)
         for name, (layout, not_finite, known) in tables_of_rank.items():
-            written[name] = WrittenTable(TableLayout.from_json(layout), not_finite, next(bits) if known else None)
+            moved = next(bits) if known else None
+            written[name] = WrittenTable(TableLayout.from_json(layout), not_finite, moved)
     return {name: written[name] for name in tables}
 
 
@@ -171,7 +175,8 @@ def require_sound(store: Store, path: str) -> None:
 @contextlib.contextmanager
 def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True) -> Iterator[ServedModel]:
     """Open the version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's contract
+    # Torchrun's contract.
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # Opened in a collective, so that an error of one rank is an error of all of them.
     with _version_folder(store, path) as folder:
         opened = list[ServedModel]()
@@ -188,7 +193,8 @@ def _version_folder(store: Store, path: str) -> Iterator[Path]:
         with local_version(store, path) as folder:
             yield folder
         return
-    host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun's contract
+    # Torchrun's contract: the hosts, and the ranks on each, are numbered.
+    host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as local:
 
         def fetch() -> list[str] | None:
@@ -249,7 +255,7 @@ def importance_on_ranks(
     split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
 ) -> dict[str, Importance]:
     """Run ``importance``, every group on one of the ranks: that of all in their order on rank 0, empty elsewhere."""
-    local_groups = {name: groups[name] for name in [*groups][this_rank() :: world_size()]}
+    local_groups = dict([*groups.items()][this_rank() :: world_size()])
     local = importance(split, model, local_groups, rows, seed)
     gathered = dict[str, Importance]()
     for parcel in gather_parcels(Parcel({name: each.to_json() for name, each in local.items()})):

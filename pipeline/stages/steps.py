@@ -20,7 +20,8 @@ from pipeline.store.manifest import artifact_key
 from pipeline.store.references import pins
 from pipeline.store.removal import remove
 
-MARKER = "forced.json"  # reserves the directory of a forced training before its first checkpoint
+# Reserves the directory of a forced training before its first checkpoint.
+MARKER = "forced.json"
 
 
 def steps(config: Config, store: Store, last: str | None = None, *, forced: bool = True) -> list[Step]:
@@ -58,7 +59,9 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         named = stage.named_settings(config, store, made)
         code = code_of(stage.settings, stage.revision, config)
         settings = with_first_names({**stage.key_settings(config), **named, **code})
-        input_keys = {name: made[name].key for name in stage.inputs}
+        input_keys, inputs = {}, {}
+        for name in stage.inputs:
+            input_keys[name], inputs[name] = made[name].key, made[name].path
         key = artifact_key(stage.name, settings, input_keys)
         step = Step(
             name=stage.name,
@@ -66,7 +69,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
             path=stage.path(config, key),
             config=settings,
             input_keys=input_keys,
-            inputs={name: made[name].path for name in stage.inputs},
+            inputs=inputs,
         )
         made[stage.name] = replace(step, scratch=stage.scratch(config, store, step, forced=forced))
         if stage.name == last:
@@ -107,7 +110,7 @@ def with_possible_stages(config: Config) -> Config:
     """
     if config.data.format != "tables":
         return config
-    named = [STAGES.get(name) for name in config.stages]
+    named = list(map(STAGES.get, config.stages))
     for stage in named:
         if stage.needs_rows:
             raise DataError(
@@ -156,7 +159,9 @@ def current_directory(store: Store, directory: str) -> str:
     That is the highest number, so later attempts and later commands resume from its own checkpoints alone.
     """
     number = _last_number(store, directory)
-    return directory if number == 1 else f"{directory}.{number}"
+    if number == 1:
+        return directory
+    return f"{directory}.{number}"
 
 
 def _last_number(store: Store, directory: str) -> int:

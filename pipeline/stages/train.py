@@ -86,8 +86,11 @@ def continuation_key(config: Config, step: Step) -> str:
 
     It covers what the step names: the checkpoint that it starts from and its teacher, where there are such.
     """
-    named = {name: step.config[name] for name in (INIT, TEACHER) if step.config.get(name) is not None}
-    settings = {**continuation_settings(config), **named}
+    settings = continuation_settings(config)
+    for name in (INIT, TEACHER):
+        # None is left out: a training without a teacher has the key that it had before there were any.
+        if step.config.get(name) is not None:
+            settings[name] = step.config[name]
     return artifact_key(CHECKPOINTS, settings, {"ingest": step.input_keys["ingest"]})
 
 
@@ -148,7 +151,8 @@ class Train(Stage):
         return ("pipeline.training.trainer",)
 
     def seconds_to_end(self, config: Config) -> float:
-        return config.checkpoint.grace_seconds  # a checkpoint is committed first
+        # A checkpoint is committed first.
+        return config.checkpoint.grace_seconds
 
     def run(
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO

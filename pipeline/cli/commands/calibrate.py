@@ -166,8 +166,10 @@ def _table(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, .
     def figure(value: float) -> str:
         # Four significant digits at most: a measurement is no better.
         digits = 3
-        if value >= 10:
-            digits = 0 if value >= 1000 else 1
+        if value >= 1000:
+            digits = 0
+        elif value >= 10:
+            digits = 1
         return f"{value:>14,.{digits}f}"
 
     lines = [f"{'figure':<24}{'preset':>14}{'measured':>14}"]

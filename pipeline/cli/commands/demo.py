@@ -162,7 +162,7 @@ def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, se
         if log.exists():
             continue
         draft = log.with_suffix(".draft")
-        write_tsv(world, seed, str(draft), day, fault if day == bad_day else None)
+        write_tsv(world, seed, str(draft), day, {bad_day: fault}.get(day))
         draft.replace(log)
 
 
@@ -222,7 +222,9 @@ def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
         is_bad = night.date == str(bad_day)
         # The data are drawn so that this does not happen, but other options draw other data.
         if is_bad != (night.outcome == HELD):
-            what = "the bad day passed" if is_bad else "a day without a fault was held"
+            what = "a day without a fault was held"
+            if is_bad:
+                what = "the bad day passed"
             lines.append(f"\n{night.date}: {what}, which the demo did not expect; the night's page says why")
         if night.outcome != HELD:
             continue

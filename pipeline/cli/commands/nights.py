@@ -199,12 +199,15 @@ def _run_nights(
 
     def wanted_days() -> list[date]:
         # A CronJob's pod may start after midnight: "yesterday" counts from the time for which it was due.
-        return wanted(zone, night_job.due if night_job else None)
+        if night_job is None:
+            return wanted(zone, None)
+        return wanted(zone, night_job.due)
 
     with refusals_posted(config, store, lambda: wanted_days()[-1]) as posted:
         if launcher is not None and job is not None:
             night_job = launcher.night_job(config, job)
         days = wanted_days()
+        # What another launcher is told that works on this model meanwhile.
         doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
         with night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:

@@ -133,7 +133,9 @@ def _model(options: argparse.Namespace, store: Store) -> str:
     if not known:
         publish = "nightjar nightly or stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
         raise ConfigError(f"no published model in store {store.url}", hint=f"--store <its store>; {publish}")
-    problem = f"no model {options.model!r}" if options.model else "more than one model"
+    problem = "more than one model"
+    if options.model:
+        problem = f"no model {options.model!r}"
     raise ConfigError(
         f"{problem} in store {store.url}; models: {', '.join(known)}",
         hint="name one of these (predict: --model <name>), or --store <its store>",
@@ -188,7 +190,9 @@ def _show_serving(options: argparse.Namespace, store: Store, current: Current) -
 
     tell(options.json, current.to_json(), text.serving)
     version = store.find(version_path(current.model, str(current.version)))
-    run = version.summary.get("run") if version is not None else None
+    run = None
+    if version is not None:
+        run = version.summary.get("run")
     # The version serves, whatever the trackers say.
     try:
         track = load(store, str(run)).track

@@ -96,7 +96,11 @@ def _compare(options: argparse.Namespace) -> int:
     bar = progress(options.json, "comparing")
     record = compare_runs(store, options.runs, slices=options.slices, progress=bar)
     if options.html:
-        page = comparison_page(record, {each.run: read_records(store, each.run) for each in record.runs})
+        curves = {}
+        for line in record.runs:
+            curves[line.run] = read_records(store, line.run)
+        page = comparison_page(record, curves)
+        # Before the text: who asked for a page must not take the text for it.
         try:
             Path(options.html).write_text(page)
         except OSError as error:
@@ -136,7 +140,10 @@ def _ls(options: argparse.Namespace) -> int:
         # Lines without the figure come last.
         if value is None:
             return True, 0.0, line.run
-        return False, -value if options.sort == "auc" else value, line.run
+        # Of AUC more is better.
+        if options.sort == "auc":
+            value = -value
+        return False, value, line.run
 
     lines.sort(key=rank)
     if options.last is not None:

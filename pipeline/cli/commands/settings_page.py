@@ -47,9 +47,10 @@ def chosen(name: str | None) -> list[SettingPlace]:
         raise renamed
     place = find_place(name)
     if place is None:
-        near = nearest(name)
-        meant = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"{name} is unknown{meant}", hint=f"nightjar explain {near}" if near else "nightjar explain")
+        message, hint = f"{name} is unknown", "nightjar explain"
+        if near := nearest(name):
+            message, hint = f"{message}; did you mean {near}?", f"{hint} {near}"
+        raise ConfigError(message, hint=hint)
     return [place, *(each for each in places() if each.path.startswith(place.prefix))]
 
 
@@ -181,7 +182,9 @@ def markdown() -> str:
 
 def _item(place: SettingPlace) -> str:
     known = record(place)
-    keys = f"; keys: {', '.join(known['keys'])}" if known["keys"] else ""
+    keys = ""
+    if known["keys"]:
+        keys = f"; keys: {', '.join(known['keys'])}"
     return _filled(f"- `{known['setting']}`: {_figures(known, '`')}{keys}. {known['doc']}", "  ")
 
 
