@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.core.errors import ArtifactError, UnreachableError
 from pipeline.records.model_version import ModelCard
-from pipeline.records.serving import TableLayout
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
 from pipeline.store.manifest import MANIFEST, Artifact
@@ -147,23 +146,20 @@ def card_text(card: ModelCard) -> str:
     if card.calibrator is not None:
         lines += ["", f"Calibrator: {card.calibrator.words}."]
     lines += ["", "## Data", "", *_facts(card.data), "", "## Lineage", "", *_facts(card.lineage.to_json())]
-    lines += ["", "## Tables", "", *_tables(card.tables), "", "## Plan", "", *_facts(card.plan.to_json())]
+    sizes = {name: table.bytes for name, table in card.tables.items()}
+    total = f"{len(sizes)} tables, {sum(sizes.values()):,} bytes"
+    lines += ["", "## Tables", "", f"{total}; the largest:", "", "| table | rows | width | coding | bytes |"]
+    lines.append("|---|---|---|---|---|")
+    for name in sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]:
+        table = card.tables[name]
+        lines.append(f"| {name} | {table.rows:,} | {table.dim} | {table.coding} | {sizes[name]:,} |")
+    lines += ["", "## Plan", "", *_facts(card.plan.to_json())]
     lines += ["", "All settings: `config.yaml`. Every file's checksum: `manifest.json`.", ""]
     return "\n".join(lines)
 
 
 def _facts(record: Mapping[str, Any]) -> list[str]:
     return [f"- {name.replace('_', ' ')}: {value}" for name, value in record.items() if value is not None]
-
-
-def _tables(tables: Mapping[str, TableLayout]) -> list[str]:
-    sizes = {name: table.bytes for name, table in tables.items()}
-    total = f"{len(tables)} tables, {sum(sizes.values()):,} bytes"
-    lines = [f"{total}; the largest:", "", "| table | rows | width | coding | bytes |", "|---|---|---|---|---|"]
-    for name in sorted(tables, key=lambda name: -sizes[name])[:_LARGEST]:
-        table = tables[name]
-        lines.append(f"| {name} | {table.rows:,} | {table.dim} | {table.coding} | {sizes[name]:,} |")
-    return lines
 
 
 def _version(record: Record) -> References:

@@ -231,8 +231,14 @@ def evaluation_lines(part: Evaluation) -> list[str]:
     ]
     if part.ne_interval is not None and part.auc_interval is not None:
         lines.append(f"95% intervals: NE {_ends(part.ne_interval)}, AUC {_ends(part.auc_interval)}")
-    if part.group_by is not None:
-        lines.append(_gauc_line(part))
+    if part.group_by is not None and part.gauc is None:
+        lines.append(f"GAUC is not defined: no group by {part.group_by} has test rows of both classes")
+    elif part.group_by is not None:
+        interval = ""
+        if part.gauc_interval is not None:
+            interval = f" (95% interval {_ends(part.gauc_interval)})"
+        groups = units.plural(part.gauc_groups, "group")
+        lines.append(f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}")
     lines.append(f"on {units.plural(part.samples, 'test row')}")
     for doubt in doubts(part):
         lines.append(f"warning: {doubt}")
@@ -259,16 +265,6 @@ def evaluation_lines(part: Evaluation) -> list[str]:
 
 def _ends(interval: tuple[float, float]) -> str:
     return f"{units.decimal(interval[0], 5)} to {units.decimal(interval[1], 5)}"
-
-
-def _gauc_line(part: Evaluation) -> str:
-    if part.gauc is None:
-        return f"GAUC is not defined: no group by {part.group_by} has test rows of both classes"
-    interval = ""
-    if part.gauc_interval is not None:
-        interval = f" (95% interval {_ends(part.gauc_interval)})"
-    groups = units.plural(part.gauc_groups, "group")
-    return f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}"
 
 
 def gate_lines(part: GatePart) -> list[str]:

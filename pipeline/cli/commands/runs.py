@@ -100,7 +100,7 @@ def _compare(options: argparse.Namespace) -> int:
         for line in record.runs:
             curves[line.run] = read_records(store, line.run)
         page = comparison_page(record, curves)
-        # Before the text: who asked for a page must not take the text for it.
+        # The page first: where it cannot be written, the command says so and prints nothing else.
         try:
             Path(options.html).write_text(page)
         except OSError as error:
