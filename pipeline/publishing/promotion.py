@@ -65,7 +65,7 @@ class Current:
             "uri": uri,
             "line": list(self.line),
             # The file is written as a whole, so it must not grow for ever.
-            "log": [entry.to_json() for entry in self.log[-_LOG_ENTRIES:]],
+            "log": list(map(Promotion.to_json, self.log[-_LOG_ENTRIES:])),
         }
 
 

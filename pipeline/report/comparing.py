@@ -88,7 +88,10 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         change_head.insert(4, "GAUC*")
     changes: list[Sequence[str]] = []
     slices: list[Sequence[str]] = []
+    problems = []
     for compared in record.changes:
+        if compared.problem:
+            problems.append(f"{compared.run}: {compared.problem}")
         if change := compared.change:
             figures = [_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration)]
             if grouped:
@@ -119,7 +122,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         first=names[0],
         confidence=units.percent(record.confidence, 0),
         changes=PageTable(change_head, changes),
-        problems=[f"{change.run}: {change.problem}" for change in record.changes if change.problem],
+        problems=problems,
         slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), slices),
         curves=plots,
         stages=PageTable(("Run", *(f"{name}*" for name in stages)), seconds),

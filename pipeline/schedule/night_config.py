@@ -167,7 +167,8 @@ def night_config(config: Config, day: date, base: Base | None) -> Config:
     if base is not None:
         data.mapping_from = base.dataset
         checkpoint = dataclasses.replace(checkpoint, init_from=base.checkpoint)
-        plan = dataclasses.replace(plan, former=base.plan if config.nightly.reuse_plan else None)
+        former = base.plan if config.nightly.reuse_plan else None
+        plan = dataclasses.replace(plan, former=former)
     return dataclasses.replace(
         config,
         run=run_name(config.model_name, day),

@@ -227,8 +227,10 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
         if former is not None and any(table[place] != former[place] for place in ("tier", "sharding", "ranks")):
             moved.append(name)
     if moved:
-        names = ", ".join(moved[:5]) + (", ..." if len(moved) > 5 else "")
-        lines.append(f"{plural(len(moved), 'table')} moved: {names}")
+        line = f"{plural(len(moved), 'table')} moved: {', '.join(moved[:5])}"
+        if len(moved) > 5:
+            line += ", ..."
+        lines.append(line)
     return lines
 
 

@@ -107,7 +107,10 @@ def settings_of(store: Store, run: str) -> Settings:
         return {}
     with store.open(path) as source:
         tree = OmegaConf.to_container(OmegaConf.create(source.read().decode()))
-    return {name: value for name, value in _flat(tree).items() if name not in NO_SETTING}
+    settings = _flat(tree)
+    for name in NO_SETTING:
+        settings.pop(name, None)
+    return settings
 
 
 def _flat(tree: Any, prefix: str = "") -> Settings:

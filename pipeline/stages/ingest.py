@@ -33,8 +33,10 @@ def _seeded(config: Config) -> bool:
     data = config.data
     if not _logs(config) or _synthetic(config):
         return _synthetic(config)
-    chosen = {feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()}
-    return any(ID_MAPPINGS.get(name).seeded for name in chosen)
+    for feature in data.sparse.values():
+        if ID_MAPPINGS.get(feature.mapping or data.sparse_defaults.mapping).seeded:
+            return True
+    return False
 
 
 class Ingest(Stage):

@@ -120,6 +120,7 @@ def with_possible_stages(config: Config) -> Config:
             )
     wanted = set(config.stages)
     for stage in named:
+        # Of what a stage reads, only what needs no other stage: the dataset.
         wanted.update(name for name in stage.inputs if not STAGES.get(name).inputs)
     return replace(config, stages=[name for name in STAGES.names() if name in wanted])
 

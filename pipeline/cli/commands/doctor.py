@@ -73,7 +73,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     findings = examine(options.store)
     if options.json:
-        show(json.dumps([asdict(finding) for finding in findings], indent=1))
+        show(json.dumps(list(map(asdict, findings)), indent=1))
     else:
         for finding in findings:
             text = f"{finding.level:<5} {finding.name:<15} {finding.found}"

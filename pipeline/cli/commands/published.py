@@ -147,7 +147,9 @@ def _ls(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
 
     store = store_of(options)
-    names = [_model(options, store)] if options.model else versions.models(store)
+    names = versions.models(store)
+    if options.model:
+        names = [_model(options, store)]
     listed, damaged = [], False
     for name in names:
         model = model_commands.list_versions(store, name)

@@ -32,9 +32,10 @@ def _result(options: argparse.Namespace) -> int:
     store = Store(options.store)
     path = f"{run_directory(options.run)}/result.json"
     if not store.exists(path):
-        known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
+        from pipeline.stages.compare import run_names
+
         text = "no runs in this store"
-        if known:
+        if known := run_names(store):
             text = f"known runs: {', '.join(known)}"
         raise ArtifactError(
             f"no run {options.run!r} in store {options.store}; {text}", hint="--store <URL of its store>"

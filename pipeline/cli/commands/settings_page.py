@@ -121,7 +121,7 @@ def _value(value: Any) -> str:
 
 def shown(records: Sequence[dict[str, Any]]) -> str:
     """Format records of settings and groups as text for the terminal; what changes of most of them cost, once."""
-    consequences = [_consequence(known) for known in records]
+    consequences = list(map(_consequence, records))
     # Groups have none. Of equally common ones the first.
     common, count = "", 0
     if counted := Counter(filter(None, consequences)):
