@@ -35,7 +35,7 @@ class Reporter:
             self.terminal.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
         else:
             log.info("%s", plain_line(record))
-        # Histograms of norms would make every reader of ``metrics.jsonl`` slow, so they have a file of their own.
+        # Histograms of norms are for trackers, and far longer than the figures: they have a file of their own.
         metrics = dict(record)
         metrics.pop("norms", None)
         self._metrics.append(metrics)

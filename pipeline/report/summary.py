@@ -33,7 +33,7 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
         lines.append("no stage ran")
     for name, outcome in result.stages.items():
         seconds = units.ABSENT
-        # Those of a skipped stage are of the run that made its artifact.
+        # A skipped stage took no time, which 0.0 would not say.
         if outcome.status != "skipped":
             seconds = units.decimal(outcome.seconds, 1)
         path = short_path(outcome.artifact or units.ABSENT, 20)

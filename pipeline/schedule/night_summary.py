@@ -63,7 +63,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
     message = hint = ""
     if result.error is not None:
         message, hint = result.error.message, result.error.hint or ""
-    # A stage that was skipped has the seconds of the run that made its artifact.
+    # A skipped stage took no time, and is not to stand among those that did.
     seconds = {name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"}
     record = replace(
         record,

@@ -164,7 +164,7 @@ def _table(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, .
     """Format the measured figures beside those of the preset."""
 
     def figure(value: float) -> str:
-        # Four significant digits at most: a measurement is no better.
+        # About four significant digits: a measurement is no better.
         digits = 3
         if value >= 1000:
             digits = 0

@@ -115,7 +115,7 @@ def _make_folder(options: argparse.Namespace) -> Path:
         raise ConfigError(f"no night can run with {given}: {error.message}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a demo that is killed here leaves a folder that another start takes for its own.
+        # Whole or not at all: a start after a kill must not take half of it for other settings.
         draft = folder / f"{SETTINGS}.draft"
         draft.write_text(json.dumps(settings))
         draft.replace(folder / SETTINGS)
