@@ -92,6 +92,14 @@ def amount(text: str) -> float:
     return value
 
 
+def count(text: str) -> int:
+    """Parse a whole number from 0 on, as argparse's ``type``."""
+    # Not ``int`` alone, which takes -1, +1 and 1_000, too.
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
+    return int(text)
+
+
 def columns() -> int:
     """Return the width of the terminal that standard output is, 0 where it is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0

@@ -10,7 +10,7 @@ from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, add_config_dir, complain, on_store, store_of, tell
+from pipeline.cli.commands.command import Command, add_config_dir, complain, count, on_store, store_of, tell
 from pipeline.cli.commands.run import run_code
 from pipeline.core import logs
 from pipeline.core.errors import ConfigError, GateHeldError, NightjarError
@@ -110,16 +110,10 @@ def _ls(options: argparse.Namespace) -> int:
 def _add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run that the gate held; of a night <model>-<date>")
     parser.add_argument(
-        "--replays", type=_count, default=4, metavar="N", help="largest number of trainings, 0: none (default: 4)"
+        "--replays", type=count, default=4, metavar="N", help="largest number of trainings, 0: none (default: 4)"
     )
     on_store(parser, _bisect, "what was found as JSON")
     add_level(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
-    return int(text)
 
 
 def _bisect(options: argparse.Namespace) -> int:

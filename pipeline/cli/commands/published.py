@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, amount, on_store, progress, store_of, tell
+from pipeline.cli.commands.command import Command, amount, count, on_store, progress, store_of, tell
 from pipeline.core.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.core.logs import add_level
 from pipeline.records.model_version import RemovedVersions
@@ -68,7 +68,7 @@ def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
     gc = _on_model(
         commands.add_parser("gc", help="remove old versions, except the serving one and the one before"), _gc
     )
-    gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
+    gc.add_argument("--keep", type=count, default=5, help="newest versions to keep (default: 5)")
     min_age = "remove versions older than this many minutes (default: 60)"
     gc.add_argument("--min-age", type=amount, default=60.0, help=min_age)
     gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
@@ -111,14 +111,8 @@ def _on_model(
     return on_store(parser, function)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
-    return int(text)
-
-
 def _ranks(text: str) -> int:
-    if not _count(text):
+    if not count(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected a whole number, 1 or more")
     return int(text)
 
