@@ -101,7 +101,8 @@ class Scorer:
         ids = {}
         for name, multi in (self.description.sparse | dict.fromkeys(self.description.event_columns, True)).items():
             ids[name] = _ids(columns, name, multi)
-        labels, weights = {}, None
+        labels: dict[str, np.ndarray] = {}
+        weights: np.ndarray | None = None
         if self.labelled:
             labels, weights = labels_of(columns, self.spec), rows_counted_for(columns, self.spec)
         logits = self.served.score(np.ascontiguousarray(dense), ids)
@@ -112,7 +113,7 @@ class Scorer:
     def none(self) -> ScoredBlock:
         """Return the scores of no rows."""
         nothing = np.zeros(0, np.float32)
-        labels, weights = {}, None
+        labels, weights = dict[str, np.ndarray](), None
         if self.labelled:
             labels = {MAIN_TASK: nothing}
             for task in self.spec.tasks:

@@ -59,7 +59,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         named = stage.named_settings(config, store, made)
         code = code_of(stage.settings, stage.revision, config)
         settings = with_first_names({**stage.key_settings(config), **named, **code})
-        input_keys, inputs = {}, {}
+        input_keys, inputs = dict[str, str](), dict[str, str]()
         for name in stage.inputs:
             input_keys[name], inputs[name] = made[name].key, made[name].path
         key = artifact_key(stage.name, settings, input_keys)
