@@ -40,7 +40,7 @@ def gate_figures(record: GateRecord) -> list[Figure]:
         figures += calibration((record.reliability or {}).get(model), title)
     if record.histogram is not None:
         figures.append(_prediction_histogram(record.histogram))
-    slices = []
+    slices: list[Slice] = []
     for row in record.slices or ():
         # Without an incumbent there is no change to draw.
         if row.change is not None and len(slices) < MOST_SLICES:

@@ -146,10 +146,10 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
         # It lost no more by them than they carried. What it lost beyond is of other causes: wrong labels take
         # something from every feature, and some are left with nothing.
         risen = max(risen, gate.incumbent.ne.point - former.ne)
-    losses, words = zip(*fell.values(), strict=True)
+    losses, signs_of_loss = zip(*fell.values(), strict=True)
     explained = min(sum(losses) / risen, 1.0)
     if explained >= HALF:
-        yield Suspect(kind=FEATURES, names=tuple(fell), sign="; ".join(words), explained=round(explained, 3))
+        yield Suspect(kind=FEATURES, names=tuple(fell), sign="; ".join(signs_of_loss), explained=round(explained, 3))
 
 
 def _leaking_features(signs: Signs) -> Iterator[Suspect]:
