@@ -52,13 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # This process is ours, and no stage has loaded torch or Polars yet.
     if arguments is None:
         share_cpus()
+        arguments = sys.argv[1:]
     try:
         known = find_commands()
     # Of an installed package that adds commands.
     except NightjarError as error:
         return complain(str(error), exit_code_of(error))
     parser = _parser(known)
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(arguments)
     if (unknown := _unknown_command(given, known)) is not None:
         return complain(str(unknown), exit_code_of(unknown))
     options, rest = parser.parse_known_args(_flagged(given, known))
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.commands = [command.name for command in known if not command.internal]
         options.composing = [command.name for command in known if command.composes]
+        # Logs of a run are part of its output; beside a result that programs read, they would spoil it.
         to_stderr = options.command not in options.composing or getattr(options, "json", False)
         logs.start(getattr(options, "log_level", "info"), to_stderr=to_stderr)
         options.overrides = _positional(rest, options)
@@ -79,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return complain("stopped by SIGINT", exit_code_of(error))
     except BrokenPipeError as error:
+        # The reader, such as ``head``, has gone. Python flushes standard output once more at its end, which must not
+        # fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
@@ -97,12 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find_commands() -> list[Command]:
     """Return all commands, in the order of ``nightjar --help``."""
-    families = (init, demo, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs)
-    known = [*run.commands(), *(command for family in families for command in family.COMMANDS), *run.INTERNAL]
+    known = run.commands()
+    for family in (init, demo, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs):
+        known += family.COMMANDS
+    known += run.INTERNAL
     for package, added in load_hooks("nightjar.commands").items():
         # The commands of a family stay together, behind the one that its first command names.
         names = [command.name for command in known]
-        place = names.index(added[0].after) + 1 if added[0].after in names else len(known)
+        place = len(known)
+        if added[0].after in names:
+            place = names.index(added[0].after) + 1
         for command in added:
             if command.name in names:
                 raise ConfigError(
@@ -137,9 +145,9 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
 
 def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigError | None:
     """Return the error for an unknown command, with the nearest one; None if the command is known."""
-    names = [command.name for command in known]
-    if not given or given[0].startswith("-") or given[0] in names:
+    if not given or given[0].startswith("-") or given[0] in {command.name for command in known}:
         return None
+    # Internal commands work, but nobody is to learn of them by a typing error.
     near = difflib.get_close_matches(given[0], [command.name for command in known if not command.internal], n=1)
     meant = f"; did you mean nightjar {near[0]}?" if near else ""
     return ConfigError(f"nightjar has no command {given[0]!r}{meant}", hint="nightjar --help lists the commands")
@@ -147,9 +155,15 @@ def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigEr
 
 def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     """Return the arguments that argparse left: overrides for commands that compose, else an error."""
-    flags = [text for text in rest if text.startswith("-")]
-    overrides = [text for text in rest if not text.startswith("-")]
-    unknown = flags or ([] if options.command in options.composing else overrides)
+    flags, overrides = [], []
+    for text in rest:
+        if text.startswith("-"):
+            flags.append(text)
+        else:
+            overrides.append(text)
+    unknown = flags
+    if not flags and options.command not in options.composing:
+        unknown = overrides
     if unknown:
         command = " ".join(filter(None, ("nightjar", options.command, getattr(options, "action", None))))
         raise ConfigError(f"{command} does not know {unknown[0]}", hint=f"{command} --help")
@@ -158,9 +172,10 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
     """Return ``arguments`` with ``--store=URL`` for ``store=URL``, for commands that accept both."""
-    if arguments and arguments[0] in {command.name for command in known if command.takes_store}:
-        return [f"--{text}" if text.startswith("store=") else text for text in arguments]
-    return list(arguments)
+    # ``store=URL`` is how commands that compose take it; to the others it is an option.
+    if not arguments or arguments[0] not in {command.name for command in known if command.takes_store}:
+        return list(arguments)
+    return [f"--{text}" if text.startswith("store=") else text for text in arguments]
 
 
 def _version() -> str:

@@ -115,7 +115,9 @@ def read_dense(folder: Path) -> nn.Module:
     except Exception as error:
         if passes(error) or _NO_MEMORY in str(error):
             raise
-        message = error.message if isinstance(error, NightjarError) else f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, NightjarError):
+            message = error.message
         raise OtherCodeError(
             f"the dense part of {folder} cannot be built by what is installed here: {message}", hint=_OTHER_CODE
         ) from error
@@ -134,7 +136,10 @@ def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tup
     Those of all ``members`` are concatenated.
     """
     widths = [members * model.dim_of(column.owner) for column in schema.sparse]
-    events = [sum(members * model.dim_of(column.owner) for column in each.columns) for each in schema.sequences]
+    events = []
+    for sequence in schema.sequences:
+        events.append(sum(members * model.dim_of(column.owner) for column in sequence.columns))
+    # Tables of one width are stacked; others can only stand side by side.
     if set(widths) == {members * model.embedding_dim}:
         return (len(widths), widths[0]), events
     return (sum(widths),), events
@@ -166,6 +171,7 @@ def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
     if len(expected) != len(found):
         return False
     size = max([1.0, *map(abs, expected)])
+    # Not numpy's closeness, which is relative to each logit: one near 0 may differ as much as the largest.
     return all(abs(one - other) <= _SAME * size for one, other in zip(expected, found, strict=True))
 
 
@@ -238,11 +244,12 @@ def build_member(
                 own_widths = {name: input_widths[name] for name in features}
                 tower = projected_tower(towers.module, own_widths, model.embedding_dim, seed, number, even=not uneven)
                 load_weights(tower, weights, f"{_TOWERS}{number}.")
-                tower_inputs.append(TowerInputs(tower, [schema.vectors.index(name) for name in features]))
+                tower_inputs.append(TowerInputs(tower, list(map(schema.vectors.index, features))))
                 tower_features += features
                 dim = tower.dim
         if towers.module.by_feature:
-            order = [tower_features.index(name) for name in schema.vectors]
+            order = list(map(tower_features.index, schema.vectors))
+            # Without an order, nothing is copied.
             if order == sorted(order):
                 order = []
         else:
@@ -255,6 +262,7 @@ def build_member(
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     load_weights(ranking, weights, _RANKING)
     normalise = None
+    # Max-norm has a scale for each of its columns, which training moves.
     if columns := [column for column, name in enumerate(schema.dense) if name in data.max_normed]:
         normalise = MaxNorm(columns)
         load_weights(normalise, weights, _NORMALISE)
@@ -284,8 +292,11 @@ def load_sequences(
     positions = {column.name: position for position, column in enumerate(schema.sparse)}
     sequences = []
     for sequence in schema.sequences:
-        widths = [model.dim_of(column.owner) for column in sequence.columns]
-        candidates = [positions[column.table] if column.table else None for column in sequence.columns]
+        widths, candidates = [], []
+        for column in sequence.columns:
+            widths.append(model.dim_of(column.owner))
+            # Columns of a table of their own have no candidate to compare their events with.
+            candidates.append(positions[column.table] if column.table else None)
         sequences.append(SequenceInputs(encoders[sequence.name], widths, candidates))
     return sequences
 
@@ -351,8 +362,11 @@ def join_members(
     if len(members) == 1:
         return members[0]
     widths = [model.dim_of(column.owner) for column in schema.sparse]
-    even = all(width == model.embedding_dim for width in widths)
-    events = [[model.dim_of(column.owner) for column in each.columns] for each in schema.sequences]
+    # Embeddings of one width come stacked, [b, F, m * dim].
+    even = set(widths) <= {model.embedding_dim}
+    events = []
+    for sequence in schema.sequences:
+        events.append([model.dim_of(column.owner) for column in sequence.columns])
     shares = compute_member_shares(np.asarray(weights), len(schema.tasks))
     return Ensemble(members, shares, model.embedding_dim, None if even else widths, events)
 

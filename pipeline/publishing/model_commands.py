@@ -29,16 +29,21 @@ def list_versions(store: Store, model: str) -> ListedModel:
         known = ", ".join(models(store)) or "none"
         raise ConfigError(f"no model {model!r} in store {store.url}; available: {known}", hint="--store <its store>")
     current = read_current(store, model)
-    named = {current.version} if current.version else set()
-    names = sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model)))))
+    named = {current.version, *filter(NAME.fullmatch, store.names(model_path(model)))}
+    names = sorted(filter(None, named))
     trainings: dict[str, Training | None] = {}
-    versions = tuple(_listed(store, model, name, current, trainings) for name in names)
-    return ListedModel(model=model, serving=current.version, versions=versions)
+    versions = []
+    for name in names:
+        versions.append(_listed(store, model, name, current, trainings))
+    return ListedModel(model=model, serving=current.version, versions=tuple(versions))
 
 
 def _listed(store: Store, model: str, name: str, current: Current, known: dict[str, Training | None]) -> ListedVersion:
     artifact: Artifact | None = None
-    problem = f"it has no manifest, but {CURRENT} names it" if name == current.version else UNFINISHED
+    problem = UNFINISHED
+    # A version that serves was finished, so its manifest is lost.
+    if name == current.version:
+        problem = f"it has no manifest, but {CURRENT} names it"
     try:
         artifact = store.find(version_path(model, name))
     except UnreachableError:
@@ -62,8 +67,13 @@ def _withdrawn(
     store: Store, current: Current, version: Artifact, name: str, known: dict[str, Training | None]
 ) -> str | None:
     known[name] = training = Training.of(version)
-    undone = None if name == current.version else withdrawal(store, current, name, training, known)
-    return None if undone is None else withdrawal_text(undone, name)
+    # Whatever was done to it before, somebody let it serve again.
+    if name == current.version:
+        return None
+    undone = withdrawal(store, current, name, training, known)
+    if undone is None:
+        return None
+    return withdrawal_text(undone, name)
 
 
 def show(store: Store, model: str, version: str | None) -> ShownVersion:
@@ -92,9 +102,15 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
     """
     with model_lock(store, model):
         entries = list_versions(store, model).versions
-        whole = [entry.version for entry in entries if not entry.problem]
-        stay = set(whole[-keep:]) if keep else set()
-        stay.update(entry.version for entry in entries if entry.serves or entry.previous)
+        whole, stay = [], set[str]()
+        for entry in entries:
+            if not entry.problem:
+                whole.append(entry.version)
+            if entry.serves or entry.previous:
+                stay.add(entry.version)
+        # ``whole[-0:]`` would be all of them.
+        if keep:
+            stay.update(whole[-keep:])
         now = store_time(store)
         removed = []
         for entry in entries:
@@ -105,13 +121,16 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
             if entry.created is None:
                 # Of an unfinished version, the time of its newest file.
                 last_written = max(written(store, file) for file in store.fs.find(full) or [full])
+            elif store.is_local:
+                last_written = entry.created
             else:
                 # By the clock of an object store, which its publisher's may differ from.
-                last_written = entry.created if store.is_local else written(store, store.full(f"{path}/{MANIFEST}"))
+                last_written = written(store, store.full(f"{path}/{MANIFEST}"))
             if now - last_written < min_age_seconds:
                 continue
-            problem = "never finished" if entry.problem == UNFINISHED else entry.problem
-            reason = problem or f"not among the newest {keep}"
+            reason = entry.problem or f"not among the newest {keep}"
+            if entry.problem == UNFINISHED:
+                reason = "never finished"
             removed.append(RemovedVersion(version=entry.version, bytes=entry.bytes, reason=reason))
             if not dry_run:
                 # The manifest goes first, so that half a version never looks whole.

@@ -12,6 +12,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +56,16 @@ class Current:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
+        uri = version_path(self.model, self.version) if self.version else None
         return {
             "format": FORMAT,
             "model": self.model,
             "version": self.version,
             "previous": self.previous,
-            "uri": version_path(self.model, self.version) if self.version else None,
+            "uri": uri,
             "line": list(self.line),
-            "log": [entry.to_json() for entry in self.log[-_LOG_ENTRIES:]],
+            # The file is written as a whole, so it must not grow for ever.
+            "log": list(map(Promotion.to_json, self.log[-_LOG_ENTRIES:])),
         }
 
 
@@ -146,6 +149,7 @@ class Training:
 
     def is_same(self, other: Training) -> bool:
         """Whether both are one training."""
+        # None is unknown, and two unknowns are not the same.
         pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
         return any(one is not None and one == another for one, another in pairs)
 
@@ -170,7 +174,8 @@ def withdrawal(
         The latest rollback, or promotion of an earlier version by hand, that ended the service of one of them. None if
         there was none, or if somebody let one of them serve again since.
     """
-    read = {} if read is None else read
+    if read is None:
+        read = {}
     logged = {}
     for entry in current.log:
         if entry.training:
@@ -181,12 +186,12 @@ def withdrawal(
         # The log of an earlier release has less.
         if known is None or known.weights is None or known.content is None:
             if other not in read:
-                try:
+                # The version may be gone, or damaged.
+                read[other] = None
+                with suppress(DamagedError):
                     artifact = store.find(version_path(current.model, other))
-                except DamagedError:
-                    artifact = None
-                # The version may be gone.
-                read[other] = None if artifact is None else Training.of(artifact)
+                    if artifact is not None:
+                        read[other] = Training.of(artifact)
             known = read[other] or known
         return known is not None and known.is_same(training)
 
@@ -208,11 +213,16 @@ def withdrawal(
 
 def withdrawal_text(undone: Promotion, version: str) -> str:
     """Say how the training of ``version`` was taken out of service: by ``undone``, of ``withdrawal``."""
-    served = "it" if undone.instead_of == version else f"{undone.instead_of}, of the same training,"
-    how = "was rolled back" if undone.by == "rollback" else f"was replaced by {undone.version}"
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(undone.at))
-    why = f" ({undone.reason})" if undone.reason else ""
-    return f"{served} served and {how} on {when}{why}"
+    served = f"{undone.instead_of}, of the same training,"
+    if undone.instead_of == version:
+        served = "it"
+    how = f"was replaced by {undone.version}"
+    if undone.by == "rollback":
+        how = "was rolled back"
+    text = f"{served} served and {how} on {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(undone.at))}"
+    if undone.reason:
+        text += f" ({undone.reason})"
+    return text
 
 
 def promote(
@@ -265,7 +275,9 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
     with model_lock(store, model):
         seen, current = _read(store, model)
         if current.previous is None:
-            known = f"{current.version} is the first serving version" if current.version else "nothing was published"
+            known = "nothing was published"
+            if current.version:
+                known = f"{current.version} is the first serving version"
             raise ConfigError(
                 f"model {model!r} has no previous version to roll back to: {known}",
                 hint=f"nightjar models ls {model} shows the versions; nightjar models promote {model} <version> "
@@ -321,6 +333,7 @@ def _changed(store: Store, model: str, when: str) -> LaunchError:
 def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: Promotion) -> Current:
     after = Current(model=current.model, line=line, log=(*current.log, entry))
     data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
+    # Only while the file is what this process read: whoever changed it since must not be overruled unseen.
     swap(store, _current_path(current.model), seen, data)
     return after
 

@@ -81,7 +81,9 @@ class ServedModel:
         built = bool(self.description.weights) or (directory / DENSE).exists()
         # The package that adds the ranking model must be the one of the version.
         package, model = self.description.package, self.description.model
-        installed = MODELS.package(model) if package and model in MODELS.names() else ""
+        installed = ""
+        if package and model in MODELS.names():
+            installed = MODELS.package(model)
         if built and installed != package:
             raise OtherCodeError(
                 f"{directory} was made by {package}, but {installed or 'no such package'} is installed, which may "
@@ -170,12 +172,14 @@ class ServedModel:
 
     def cache_figures(self) -> dict[str, float]:
         """``hits`` and ``misses`` of the row caches (a row counts once per batch), and ``tables_on_disk``."""
-        caches = [table.cache for table in self.tables.values() if table.cache is not None]
-        return {
-            "tables_on_disk": sum(table.on_disk for table in self.tables.values()),
-            "hits": sum(cache.hits for cache in caches),
-            "misses": sum(cache.misses for cache in caches),
-        }
+        figures: dict[str, float] = {"tables_on_disk": 0, "hits": 0, "misses": 0}
+        for table in self.tables.values():
+            figures["tables_on_disk"] += table.on_disk
+            # A table on disk has no cache where its part of the memory is less than a row.
+            if table.cache is not None:
+                figures["hits"] += table.cache.hits
+                figures["misses"] += table.cache.misses
+        return figures
 
 
 @contextmanager
@@ -198,17 +202,20 @@ def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = 
     Raises:
         ArtifactError: The name of a file leads out of the version.
     """
-    start = store.full(path)
-    files: list[str] = []
-    for name in needed:
-        # Some tools mark a folder by an empty key.
-        files += [full for full in store.fs.find(f"{start}/{name}") if not full.endswith("/")]
-    names = [full.removeprefix(f"{start}/") for full in files]
-    for name in names:
-        # As a key of an object store it is a name like any other, but here it would be written wherever it points.
-        if {"", ".", ".."} & set(name.split("/")) or "\\" in name or "\0" in name:
-            raise ArtifactError(
-                f"{path} has a file called {name!r}, which leads out of its folder; nothing of it was copied",
-                hint=f"Nightjar writes no such file: find out who did, and remove it or {path}",
-            )
-    store.fs.get(files, [f"{folder}/{name}" for name in names])
+    prefix = f"{store.full(path)}/"
+    files, targets = [], []
+    for needed_name in needed:
+        for full in store.fs.find(prefix + needed_name):
+            # Some tools mark a folder by an empty key.
+            if full.endswith("/"):
+                continue
+            name = full.removeprefix(prefix)
+            # As a key of an object store it is a name like any other, but here it would be written wherever it points.
+            if {"", ".", ".."} & set(name.split("/")) or "\\" in name or "\0" in name:
+                raise ArtifactError(
+                    f"{path} has a file called {name!r}, which leads out of its folder; nothing of it was copied",
+                    hint=f"Nightjar writes no such file: find out who did, and remove it or {path}",
+                )
+            files.append(full)
+            targets.append(f"{folder}/{name}")
+    store.fs.get(files, targets)

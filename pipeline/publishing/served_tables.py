@@ -87,32 +87,27 @@ class RowCache:
         places = rows % len(self._rows)
         records = np.empty((len(rows), self._records.shape[1]), np.uint8)
         with self._lock:
-            missing = self._copy_hits(rows, places, records)
-        if len(missing):
-            records[missing] = fetch(rows[missing])
-            with self._lock:
-                self._admit(rows[missing], places[missing], records[missing])
+            hit = self._rows[places] == rows
+            records[hit] = self._records[places[hit]]
+            self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
+            missing = np.flatnonzero(~hit)
+            self.hits += len(rows) - len(missing)
+            self.misses += len(missing)
+        if not len(missing):
+            return records
+
+        # Outside the lock: several threads may wait for the disk, and may fetch the same row.
+        fetched = records[missing] = fetch(rows[missing])
+        rows, places = rows[missing], places[missing]
+        with self._lock:
+            free = self._credit[places] == 0
+            self._credit[places[~free]] -= 1
+            # One of several rows for a place stays: the same one in all three arrays.
+            chosen, first = np.unique(places[free], return_index=True)
+            self._rows[chosen] = rows[free][first]
+            self._records[chosen] = fetched[free][first]
+            self._credit[chosen] = 1
         return records
-
-    def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> NDArray[np.int64]:
-        # Copies cached records into ``records``; returns the positions of the other rows. The caller holds the lock.
-        hit = self._rows[places] == rows
-        records[hit] = self._records[places[hit]]
-        self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
-        missing = np.flatnonzero(~hit)
-        self.hits += len(rows) - len(missing)
-        self.misses += len(missing)
-        return missing
-
-    def _admit(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> None:
-        # Puts rows into free places. The caller holds the lock.
-        free = self._credit[places] == 0
-        self._credit[places[~free]] -= 1
-        # One of several rows for a place stays: the same one in all three arrays.
-        chosen, first = np.unique(places[free], return_index=True)
-        self._rows[chosen] = rows[free][first]
-        self._records[chosen] = records[free][first]
-        self._credit[chosen] = 1
 
 
 class TableReader:
@@ -128,8 +123,9 @@ class TableReader:
     def __init__(self, path: Path, layout: TableLayout, memory: int, ranks: int = 1) -> None:
         self.layout = layout
         size = layout.rows * layout.record_bytes
-        if not path.is_file() or path.stat().st_size != size:
-            state = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "missing" if found is None else f"{found} bytes"
             raise ArtifactError(
                 f"{path} is {state}, expected {size} bytes", hint="nightjar models show names all files"
             )
@@ -175,6 +171,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
+    # From the smallest on: what a table below its even share leaves goes to the larger ones.
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for rank, name in enumerate(ranked):
         larger = ranked[rank:]

@@ -5,14 +5,13 @@ Apart from ``served_tables``, because reading a checkpoint imports TorchRec, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
 from pipeline.checkpoint.reader import WINDOW_BYTES, ChainReader
@@ -56,6 +55,7 @@ def write_table(
     block_rows = rows
     not_finite = 0
     quantiser: Coding | None = None
+    # Without a state of the optimizer, nobody can tell the rows that training has moved.
     trained = np.zeros(rows, bool) if readers[0].states(table) else None
     with draft.open(name) as sink:
         for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):
@@ -80,8 +80,11 @@ def write_table(
                 records = torch.cat([encoded.codes, ends], dim=1)
                 units.append(encoded.unit)
             if trained is not None:
-                moved = [_moved_rows(window.state) for window in windows]
-                trained[first.row : first.row + len(weight)] = np.any(moved, axis=0)
+                # Rows whose optimizer state is not all zero, in any member.
+                for window in windows:
+                    for state in window.state.values():
+                        moved = (state.numpy() != 0).reshape(len(state), -1).any(axis=1)
+                        trained[first.row : first.row + len(weight)] |= moved
             sink.write(records.numpy().data)
     layout = TableLayout(
         file=name,
@@ -93,9 +96,3 @@ def write_table(
         units=units,
     )
     return WrittenTable(layout, not_finite, None if trained is None else bits(trained))
-
-
-def _moved_rows(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
-    # Rows [n] that were trained: their optimizer state is not all zero.
-    moved = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
-    return np.asarray(np.logical_or.reduce(moved))

@@ -10,7 +10,6 @@ from typing import Any
 
 from pipeline.core.errors import ArtifactError, UnreachableError
 from pipeline.records.model_version import ModelCard
-from pipeline.records.serving import TableLayout
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
 from pipeline.store.manifest import MANIFEST, Artifact
@@ -45,7 +44,9 @@ def new_version(store: Store, model: str, key: str) -> str:
 def number_of(version: str) -> int:
     """The number in a version's name, which rises with each one made; 0 for another name."""
     match = NAME.fullmatch(version)
-    return int(match[1]) if match else 0
+    if match is None:
+        return 0
+    return int(match[1])
 
 
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
@@ -59,10 +60,12 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
 
 
 def find_version(store: Store, model: str, version: str) -> Artifact:
-    """The committed ``version`` of ``model``; ArtifactError names the existing ones if there is none."""
-    artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
+    artifact = None
+    # Another name might be a path that leads out of the model's folder.
+    if NAME.fullmatch(version):
+        artifact = store.find(version_path(model, version))
     if artifact is None:
-        known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"
+        known = ", ".join(filter(NAME.fullmatch, store.names(model_path(model)))) or "none"
         raise ArtifactError(
             f"model {model!r} has no version {version!r} in store {store.url}; available: {known}",
             hint=f"nightjar models ls {model}",
@@ -93,14 +96,17 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
     """
     artifact, path = find_version(store, model, version), version_path(model, version)
     for name, entry in artifact.files.items():
-        file = f"{path}/{name}"
-        size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
+        file, size, state = f"{path}/{name}", None, "missing"
+        if store.exists(file):
+            size = store.fs.info(store.full(file))["size"]
+            state = f"{size} bytes"
         if size != entry.bytes:
-            state = "missing" if size is None else f"{size} bytes"
             raise ArtifactError(
                 f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_ANOTHER.format(model=model)
             )
-    require_intact(store, model, artifact, artifact.files if tables else small_files(artifact))
+    # Tables are by far the most bytes, and a rollback is in a hurry.
+    names = artifact.files if tables else small_files(artifact)
+    require_intact(store, model, artifact, names)
     return artifact
 
 
@@ -126,17 +132,28 @@ def card_text(card: ModelCard) -> str:
     gate = card.gate
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(card.created))
     lines = [f"# {card.model} {card.version}", "", f"Made {made} by run `{card.lineage.run}`.", ""]
-    verdict = f"{gate.verdict} (forced: {gate.forced})" if gate.forced else gate.verdict
+    verdict = gate.verdict
+    if gate.forced:
+        verdict += f" (forced: {gate.forced})"
     lines += ["## Verdict", "", verdict, ""]
+    for reason in gate.reasons:
+        lines.append(f"- {reason}")
     if gate.reasons:
-        lines += [*(f"- {reason}" for reason in gate.reasons), ""]
+        lines.append("")
     lines += ["## Figures on held-out rows, as served", "", "| figure | value | interval |", "|---|---|---|"]
     for name, (point, low, high) in card.figures.items():
         lines.append(f"| {name} | {point:.5f} | {low:.5f} to {high:.5f} |")
     if card.calibrator is not None:
         lines += ["", f"Calibrator: {card.calibrator.words}."]
     lines += ["", "## Data", "", *_facts(card.data), "", "## Lineage", "", *_facts(card.lineage.to_json())]
-    lines += ["", "## Tables", "", *_tables(card.tables), "", "## Plan", "", *_facts(card.plan.to_json())]
+    sizes = {name: table.bytes for name, table in card.tables.items()}
+    total = f"{len(sizes)} tables, {sum(sizes.values()):,} bytes"
+    lines += ["", "## Tables", "", f"{total}; the largest:", "", "| table | rows | width | coding | bytes |"]
+    lines.append("|---|---|---|---|---|")
+    for name in sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]:
+        table = card.tables[name]
+        lines.append(f"| {name} | {table.rows:,} | {table.dim} | {table.coding} | {sizes[name]:,} |")
+    lines += ["", "## Plan", "", *_facts(card.plan.to_json())]
     lines += ["", "All settings: `config.yaml`. Every file's checksum: `manifest.json`.", ""]
     return "\n".join(lines)
 
@@ -145,21 +162,11 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
     return [f"- {name.replace('_', ' ')}: {value}" for name, value in record.items() if value is not None]
 
 
-def _tables(tables: Mapping[str, TableLayout]) -> list[str]:
-    sizes = {name: table.bytes for name, table in tables.items()}
-    total = f"{len(tables)} tables, {sum(sizes.values()):,} bytes"
-    lines = [f"{total}; the largest:", "", "| table | rows | width | coding | bytes |", "|---|---|---|---|---|"]
-    for name in sorted(tables, key=lambda name: -sizes[name])[:_LARGEST]:
-        table = tables[name]
-        lines.append(f"| {name} | {table.rows:,} | {table.dim} | {table.coding} | {sizes[name]:,} |")
-    return lines
-
-
 def _version(record: Record) -> References:
     # Its inputs, its run and its checkpoint.
     references = of_manifest(record)
     summary = record.get("summary") or {}
-    runs = run_of(summary.get("run")).union(*(run_of(path) for path in references.checkpoints))
+    runs = run_of(summary.get("run")).union(*map(run_of, references.checkpoints))
     return references | References(keys=key_of(summary.get("dataset")), runs=runs)
 
 

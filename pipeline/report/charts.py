@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from pipeline.core import units
 from pipeline.records.dataset import SequenceProfile
 from pipeline.records.gate import Curve
@@ -67,7 +65,9 @@ def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     points = step_points(records, "validation_ne")
     if not points:
         return
-    last = [record for record in records if units.known(record.get("validation_ne"))][-1]
+    for last in reversed(records):
+        if units.known(last.get("validation_ne")):
+            break
     step, best = float(last["best_step"]), float(last["best_ne"])
     message = f"best {units.decimal(best)} after step {units.count(step)}"
     count = units.plural(len(points), "validation")
@@ -135,6 +135,7 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
     for i in range(len(profile.rows_by_length) - 1):
         spans.append((1 + width * i, width * (i + 1)))
     shares = [rows / total for rows in profile.rows_by_length]
+    # The first bin is that of no events, whatever the width of the others.
     last = max(spans[-1][1], 1)
     x, y = Axis(title="events", whole=True), Axis(title="share of rows", from_zero=True, show=percent_tick)
     marks = [tick for tick in ticks(0, last, about=6, whole=True) if tick <= last]
@@ -143,8 +144,10 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
     for (low, high), share in zip(spans, shares, strict=True):
         left, right, top = frame.x(low - 0.4), frame.x(high + 0.4), frame.y(share)
         span = f"{low} to {high} events"
-        if low == high:
-            span = "no events" if high == 0 else units.plural(high, "event")
+        if high == 0:
+            span = "no events"
+        elif low == high:
+            span = units.plural(high, "event")
         words = f"{span}: {units.percent(share)} of the train rows"
         size = {"x": f"{left:.2f}", "y": f"{top:.1f}", "width": f"{max(right - left, 0.5):.2f}"}
         body.append(tag("rect", tag("title", words), class_="c0", **size, height=f"{BOTTOM - top:.1f}"))
@@ -153,39 +156,40 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
 
 
 def _weights(name: str, example: Mapping[str, Any]) -> Figure:
-    # A bar for each event, the newest first.
+    # A bar for each event, the newest first; the target, where it has a weight, before all of them.
     events: Sequence[Mapping[str, Any]] = list(reversed(example["events"]))
-    shown = [(_event(event), float(event["weight"])) for event in events[:MOST_EVENTS]]
+    shown = []
     if example.get("target_weight") is not None:
-        shown.insert(0, ("the target itself", float(example["target_weight"])))
+        shown.append(("the target itself", float(example["target_weight"])))
+    for event in events[:MOST_EVENTS]:
+        shown.append((_event(event), float(event["weight"])))
     top = max((abs(weight) for _, weight in shown), default=0.0) or 1.0
-    rows = [_bar(words, weight, top) for words, weight in shown]
+    attributes = {"viewBox": f"0 0 {BAR} 16", "preserveAspectRatio": "none", "role": "img"}
+    rows = []
+    for words, weight in shown:
+        value = units.decimal(weight, 3)
+        label = f"{words}: {value}"
+        # Weights are not always those of a softmax, so they may be below 0: bars of another colour.
+        colour = "c3" if weight < 0 else "c0"
+        filled = tag("rect", class_=colour, width=f"{max(BAR * abs(weight) / top, 2):.1f}", height=16)
+        picture = tag("svg", tag("title", label), filled, class_="stacked-bar", aria_label=label, **attributes)
+        rows.append(tag("div", words, class_="rank") + picture + tag("div", value, class_="number"))
     if len(events) > MOST_EVENTS:
         rows.append(tag("div", f"and {units.plural(len(events) - MOST_EVENTS, 'older event')}", class_="rank"))
     row = f"test row {units.count(example['row'])}"
     if target := example.get("target"):
-        row += f" with {', '.join(f'{feature} {value}' for feature, value in target.items())}"
+        ids = ", ".join(f"{feature} {value}" for feature, value in target.items())
+        row += f" with {ids}"
     return Figure(f"Attention weights of {name}", f"{row}, newest first", tag("div", *rows, class_="stacked-bars"))
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    words = ", ".join(str(value) for value in event["names"].values())
+    words = ", ".join(map(str, event["names"].values()))
     if len(words) > MOST_LETTERS:
         words = f"{words[: MOST_LETTERS - 2]}.."
     if event.get("age") is None:
         return words
-    # An age in its largest unit.
+    # An age in its largest unit; what is younger than a second, in seconds.
     seconds = float(event["age"])
-    size, unit = next(((size, unit) for size, unit in AGE_UNITS if seconds >= size), AGE_UNITS[-1])
+    size, unit = next((pair for pair in AGE_UNITS if seconds >= pair[0]), AGE_UNITS[-1])
     return f"{words}, {units.short(round(seconds / size, 1))} {unit} before"
-
-
-def _bar(words: str, weight: float, top: float) -> Markup:
-    # A row of the figure; a weight below 0 has another colour.
-    value = units.decimal(weight, 3)
-    label = f"{words}: {value}"
-    size = {"width": f"{max(BAR * abs(weight) / top, 2):.1f}", "height": 16}
-    attributes = {"viewBox": f"0 0 {BAR} 16", "preserveAspectRatio": "none", "role": "img"}
-    filled = tag("rect", class_="c3" if weight < 0 else "c0", **size)
-    picture = tag("svg", tag("title", label), filled, class_="stacked-bar", aria_label=label, **attributes)
-    return tag("div", words, class_="rank") + picture + tag("div", value, class_="number")

@@ -21,7 +21,11 @@ _MOST_CHANGES = 40
 
 
 def _steps(names: Sequence[str]) -> str:
-    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in names) or units.ABSENT
+    numbers = []
+    for name in names:
+        # The checkpoint before training is step 0, of whose digits nothing is left.
+        numbers.append(name.removeprefix("step-").lstrip("0") or "0")
+    return ", ".join(numbers) or units.ABSENT
 
 
 def _type(record: ListedCheckpoint | ShownCheckpoint) -> str:
@@ -40,11 +44,16 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
         cells += [units.percent(record.share), units.duration(record.age_seconds), _steps(record.rests)]
         rows.append(cells)
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
-    total = sum(record.bytes or 0 for record in records)
-    lines = [text_table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
-    lines += [f"damaged: {record.path}/{record.problem}" for record in records if record.problem]
-    lines += [f"set aside: {record.path}: {record.why}" for record in records if record.why is not None]
-    return "\n".join(lines)
+    total, lines, set_aside = 0, [text_table(head, rows)], []
+    for record in records:
+        # The size of a damaged one is unknown.
+        total += record.bytes or 0
+        if record.problem:
+            lines.append(f"damaged: {record.path}/{record.problem}")
+        if record.why is not None:
+            set_aside.append(f"set aside: {record.path}: {record.why}")
+    lines.insert(1, f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}")
+    return "\n".join(lines + set_aside)
 
 
 def details(record: ShownCheckpoint) -> str:
@@ -61,12 +70,13 @@ def details(record: ShownCheckpoint) -> str:
         "size": f"{units.size(record.bytes)}, {units.percent(record.share)} of a full fp32 checkpoint",
         "restores": str(record.summary.get("restores", 0)),
         "key": record.key,
-        "inputs": ", ".join(f"{name} {key}" for name, key in record.inputs.items()),
+        "inputs": ", ".join(map(" ".join, record.inputs.items())),
         "dense part": units.size(record.dense_bytes),
         "age": units.duration(record.age_seconds),
     }
-    lines = [f"{name:<10}  {value}" for name, value in facts.items()]
-    rows = []
+    lines, rows = [], []
+    for name, value in facts.items():
+        lines.append(f"{name:<10}  {value}")
     for name, table in record.tables.items():
         counts = (units.count(table.rows), units.count(table.dim), units.count(table.rows_stored))
         share = units.percent(table.rows_stored / max(1, table.rows))
@@ -75,7 +85,8 @@ def details(record: ShownCheckpoint) -> str:
     lines += ["", text_table(head, rows), "", "settings (all: --json)"]
     for name in ("seed", "model", "train", "checkpoint"):
         if name in record.config:
-            lines += [f"  {path}: {value}" for path, value in leaves({name: record.config[name]}).items()]
+            for path, value in leaves({name: record.config[name]}).items():
+                lines.append(f"  {path}: {value}")
     return "\n".join(lines)
 
 
@@ -84,8 +95,10 @@ def verified(result: Verified) -> str:
     read = f"{units.plural(result.files, 'file')}, {units.size(result.bytes)} read"
     if result.whole:
         return f"{result.checkpoint} is whole: {read}"
-    lines = [f"  {d.checkpoint}/{d.file} {d.problem}" for d in result.damage]
-    return "\n".join([f"{result.name} is damaged in {units.plural(len(lines), 'place')} ({read}):", *lines])
+    lines = [f"{result.name} is damaged in {units.plural(len(result.damage), 'place')} ({read}):"]
+    for damage in result.damage:
+        lines.append(f"  {damage.checkpoint}/{damage.file} {damage.problem}")
+    return "\n".join(lines)
 
 
 def difference(result: CheckpointDiff) -> str:
@@ -100,8 +113,12 @@ def difference(result: CheckpointDiff) -> str:
     if result.tables_differ:
         lines = ["tables that differ in size"]
         for name, sizes in result.tables_differ.items():
-            old, new = (f"{size.rows:,} x {size.dim}" if size else "absent" for size in sizes)
-            lines.append(f"  {name}: {old} -> {new}")
+            # Of two models, one may lack the table.
+            shown = ["absent", "absent"]
+            for side, size in enumerate(sizes):
+                if size:
+                    shown[side] = f"{size.rows:,} x {size.dim}"
+            lines.append(f"  {name}: {shown[0]} -> {shown[1]}")
         parts.append("\n".join(lines))
     dense, shapes = [], []
     for name, parameter in result.dense.items():
@@ -113,7 +130,9 @@ def difference(result: CheckpointDiff) -> str:
         parts.append(text_table(("dense parameter", "values*", "largest*", "mean*"), dense))
     if shapes:
         parts.append("dense parameters that differ in shape\n" + "\n".join(shapes))
-    changes = [f"  {path}: {old} -> {new}" for path, (old, new) in result.config.items()]
+    changes = []
+    for path, (old, new) in result.config.items():
+        changes.append(f"  {path}: {old} -> {new}")
     if len(changes) > _MOST_CHANGES:
         changes[_MOST_CHANGES:] = [f"  and {len(changes) - _MOST_CHANGES} more (--json)"]
     if changes:

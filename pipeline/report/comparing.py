@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pipeline.core import units
@@ -34,22 +35,28 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
             finished = time.strftime("%Y-%m-%d %H:%M", time.gmtime(line.finished))
         # A dataset's name with the first digits of its key.
         dataset, _, key = (line.dataset or units.ABSENT).rpartition("/")
-        dataset = f"{dataset}/{key[:8]}" if dataset else key
+        if dataset:
+            key = f"{dataset}/{key[:8]}"
         figures = (units.decimal(line.ne, 5), units.decimal(line.auc, 5), units.decimal(line.calibration))
         ended = (line.verdict or units.ABSENT, units.decimal(line.seconds, 1))
-        rows.append((line.run, line.status, finished, dataset, *figures, *ended))
+        rows.append((line.run, line.status, finished, key, *figures, *ended))
     return text_table(head, rows)
 
 
 def comparison_text(record: RunsComparison) -> str:
     """Return ``nightjar compare``: figures, differences with their intervals, slices, settings."""
     parts = [text_table(*_figures(record))]
-    parts += [_change_text(change, record) for change in record.changes]
+    for change in record.changes:
+        parts.append(_change_text(change, record))
     if not record.settings:
         parts.append("the runs have the same settings")
         return "\n\n".join(parts)
-    head = ("setting", *(line.run for line in record.runs))
-    rows = [(name, *map(_value, values)) for name, values in list(record.settings.items())[:MOST_SETTINGS]]
+    head = ["setting"]
+    for line in record.runs:
+        head.append(line.run)
+    rows = []
+    for name, values in islice(record.settings.items(), MOST_SETTINGS):
+        rows.append((name, *map(_value, values)))
     text = text_table(head, rows)
     if len(record.settings) > len(rows):
         text += f"\nand {len(record.settings) - len(rows)} more (--json)"
@@ -58,28 +65,40 @@ def comparison_text(record: RunsComparison) -> str:
 
 def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the page of a comparison. ``curves``: the records of ``metrics.jsonl`` by run."""
-    names = [line.run for line in record.runs]
+    names = []
+    # The runs may have run different stages: a column for each, in the order in which they first appear.
+    stages: dict[str, None] = {}
+    for line in record.runs:
+        names.append(line.run)
+        stages.update(dict.fromkeys(line.stages or {}))
     head, rows = _figures(record)
-    runs = []
+    titles = []
+    for name in head:
+        # Not ``capitalize``, which would make small letters of NE.
+        titles.append(f"{name[0].upper()}{name[1:]}")
+    runs, seconds = [], []
     for place, (row, line) in enumerate(zip(rows, record.runs, strict=True)):
         runs.append((with_swatch(place % COLOURS, row[0]), pill(line.status, line.status), *row[2:]))
-    settings = [(name, *map(_value, values)) for name, values in record.settings.items()]
-    stages = list(dict.fromkeys(name for line in record.runs for name in line.stages or {}))
-    seconds = []
-    for line in record.runs:
         took = line.stages or {}
-        seconds.append((line.run, *(units.duration(took.get(name)) for name in stages)))
+        seconds.append((line.run, *map(units.duration, map(took.get, stages))))
+    settings = [(name, *map(_value, values)) for name, values in record.settings.items()]
     grouped = any(compared.gauc is not None for compared in record.changes)
     change_head = ["Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"]
     if grouped:
         change_head.insert(4, "GAUC*")
     changes: list[Sequence[str]] = []
     slices: list[Sequence[str]] = []
+    problems = []
     for compared in record.changes:
+        if compared.problem:
+            problems.append(f"{compared.run}: {compared.problem}")
         if change := compared.change:
             figures = [_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration)]
             if grouped:
-                figures.insert(2, units.ABSENT if compared.gauc is None else _signed(compared.gauc))
+                # Of several runs, some may have no groups with rows of both classes.
+                figures.insert(2, units.ABSENT)
+                if compared.gauc is not None:
+                    figures[2] = _signed(compared.gauc)
             changes.append((compared.run, units.count(compared.rows), *figures, _verdict(change.ne)))
         for part in compared.slices or ():
             counts = (units.count(part.rows), units.count(part.clicks))
@@ -87,7 +106,9 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
             slices.append((compared.run, part.slice, part.value, *counts, *ne))
     plots = []
     for key, title, unit, axis in CURVES:
-        series = [PlotCurve(name, place % COLOURS, step_points(curves[name], key)) for place, name in enumerate(names)]
+        series = []
+        for place, name in enumerate(names):
+            series.append(PlotCurve(name, place % COLOURS, step_points(curves[name], key)))
         if any(curve.points for curve in series):
             label = f"{title} ({unit}) of {', '.join(names)} over steps"
             plots.append(Figure(title, unit, series_plot(series, x=STEPS, y=axis, label=label)))
@@ -96,12 +117,12 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         title=f"Nightjar: {' and '.join(names)}",
         heading=f"{units.plural(len(names), 'run')} compared",
         about=", ".join(names),
-        runs=PageTable([f"{name[0].upper()}{name[1:]}" for name in head], runs),
+        runs=PageTable(titles, runs),
         marked=_on_same_rows(record),
         first=names[0],
         confidence=units.percent(record.confidence, 0),
         changes=PageTable(change_head, changes),
-        problems=[f"{change.run}: {change.problem}" for change in record.changes if change.problem],
+        problems=problems,
         slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), slices),
         curves=plots,
         stages=PageTable(("Run", *(f"{name}*" for name in stages)), seconds),
@@ -110,7 +131,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
 
 
 def _on_same_rows(record: RunsComparison) -> bool:
-    # Then one of them has the lowest NE.
+    # Then one of them has the lowest NE. A run without an NE cannot be taken for the best, so it does not count.
     pairs = zip(record.runs[1:], record.changes, strict=True)
     return all(change.change is not None or not units.known(line.ne) for line, change in pairs)
 
@@ -149,6 +170,7 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
         f"  calibration {_signed(change.calibration)}",
     ]
     if compared.gauc is not None:
+        # Before the calibration, as in the table of figures.
         lines.insert(-1, f"  GAUC        {_signed(compared.gauc)}")
     slices = compared.slices or ()
     unsure = 0
@@ -168,7 +190,9 @@ def _verdict(ne: Interval) -> str:
     # Beyond doubt only where the interval leaves out zero.
     if ne.high < 0:
         return "better"
-    return "worse" if ne.low > 0 else "not significant"
+    if ne.low > 0:
+        return "worse"
+    return "not significant"
 
 
 def _signed(value: Interval, percent: bool = False) -> str:
@@ -183,4 +207,6 @@ def _value(value: Any) -> str:
         text = "not set"
     elif isinstance(value, bool):
         text = text.lower()
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from pipeline.core import units
@@ -25,7 +26,8 @@ MOST_NAMED = 10
 # Smallest change of coverage that is shown.
 LEAST_CHANGE = 0.01
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
-FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
+# Name, title, and how a change is written: of NE as a share, of the others as a difference (``_interval``).
+FIGURES = (("ne", "NE", "%"), ("auc", "AUC", "+"), ("calibration", "calibration", "+"))
 _SLICE = "slice: "
 # Pill, Markdown and word of a result, by the index that ``_answer`` returns.
 _ANSWERS = (("failed", "**failed**", "failed"), ("skipped", "warning", "warning"), ("done", "passed", "passed"))
@@ -38,7 +40,11 @@ def gate_figures(record: GateRecord) -> list[Figure]:
         figures += calibration((record.reliability or {}).get(model), title)
     if record.histogram is not None:
         figures.append(_prediction_histogram(record.histogram))
-    slices = [row for row in record.slices or () if row.change is not None][:MOST_SLICES]
+    slices: list[Slice] = []
+    for row in record.slices or ():
+        # Without an incumbent there is no change to draw.
+        if row.change is not None and len(slices) < MOST_SLICES:
+            slices.append(row)
     if slices:
         figures.append(_slice_plot(slices))
     return figures
@@ -62,15 +68,19 @@ def _prediction_histogram(histogram: Histogram) -> Figure:
 
 def _outline(frame: Frame, edges: Sequence[float], shares: Sequence[float]) -> str:
     corners = []
-    for i, share in enumerate(shares):
-        corners += [(edges[i], share), (edges[i + 1], share)]
+    for (left, right), share in zip(pairwise(edges), shares, strict=False):
+        corners += [(left, share), (right, share)]
     return frame.path(corners)
 
 
 def _slice_plot(slices: Sequence[Slice]) -> Figure:
     # The change of NE of each slice, with its interval, in the order of the table.
-    changes = [row.change.ne for row in slices if row.change is not None]
-    ends = [value for change in changes for value in change]
+    changes, ends = [], list[float]()
+    for row in slices:
+        if row.change is not None:
+            changes.append(row.change.ne)
+            ends += row.change.ne
+    # Zero is always in the picture: whether an interval leaves it out is the question.
     corners = [(0.0, min(0.0, *ends)), (len(slices) + 1.0, max(0.0, *ends))]
     x = Axis(title="slice, in the order of the table", whole=True)
     frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
@@ -137,27 +147,29 @@ def gate_markdown(record: GateRecord) -> str:
         lines += [*_plain_table(_importance(record, record.importance, "feature")), ""]
     if record.slices:
         table = _slices(record.slices)
-        # NE stays in capitals, where ``_plain_table`` writes all headings small.
-        head = [name.rstrip("*") if name == "NE*" else name[0].lower() + name[1:].rstrip("*") for name in table.head]
+        head = []
+        for name in table.head:
+            # NE stays in capitals, where ``_plain_table`` writes all headings small.
+            if name != "NE*":
+                name = name[0].lower() + name[1:]
+            head.append(name.rstrip("*"))
         lines += [*_markdown_table(head, table.rows), ""]
     return "\n".join(lines)
 
 
 def gate_text(record: GateRecord) -> str:
     """Return verdict, reasons, warnings and figures as text, for a terminal."""
-    lines = [*wrapped("gate", record.verdict), *wrapped("", _sentence(record))]
-    for reason in record.reasons:
-        lines += wrapped("", reason)
+    lines = wrapped("gate", record.verdict, _sentence(record), *record.reasons)
     for warning in record.warnings:
         lines += wrapped("", f"warning: {warning}")
     if record.candidate is not None:
         table = _figures(record)
-        lines += ["", units.text_table([name.lower() for name in table.head], table.rows)]
+        lines += ["", units.text_table(list(map(str.lower, table.head)), table.rows)]
         if record.gauc is not None:
             lines += ["", *textwrap.wrap(_explain_gauc(record), WIDTH)]
     if record.budget is not None:
         lines += ["", *textwrap.wrap(_explain_budget(record.budget), WIDTH)]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(map(str.rstrip, lines))
 
 
 def _plain_table(table: PageTable) -> list[str]:
@@ -184,7 +196,11 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
         if others:
             incumbent, change = others
             under = f"incumbent {incumbent}, {change.split(' ')[0]}"
-        cards.append((title if title[0].isupper() else title.capitalize(), figure.split(" ")[0], under))
+        # NE, AUC and GAUC are abbreviations.
+        if not title[0].isupper():
+            title = title.capitalize()
+        # Without its interval, for which a card has no room.
+        cards.append((title, figure.split(" ")[0], under))
     if power := record.power:
         under = "of NE"
         if power.rows_needed is not None:
@@ -220,8 +236,7 @@ def _interval(values: Interval | None, signed: str = "") -> str:
     if values is None or not units.known(values.point):
         return units.ABSENT
     kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
-    point, low, high = (format(value, kind) for value in values)
-    return f"{point} [{low}, {high}]"
+    return f"{values.point:{kind}} [{values.low:{kind}}, {values.high:{kind}}]"
 
 
 def _figures(record: GateRecord) -> PageTable:
@@ -229,10 +244,10 @@ def _figures(record: GateRecord) -> PageTable:
     head, rows = ["Figure", "Candidate*"], []
     if record.incumbent is not None:
         head += ["Incumbent*", "Change*"]
-    for name, title in FIGURES:
+    for name, title, signed in FIGURES:
         cells = [title, _interval(getattr(record.candidate, name))]
         if record.incumbent is not None:
-            change = _interval(getattr(record.change, name, None), "%" if name == "ne" else "+")
+            change = _interval(getattr(record.change, name, None), signed)
             cells += [_interval(getattr(record.incumbent, name)), change]
         rows.append(cells)
     if record.gauc is not None and record.gauc.candidate is not None:
@@ -247,9 +262,9 @@ def _calibrated(record: GateRecord) -> PageTable:
     # The candidate without its calibrator and with it; no rows where it has none.
     rows = []
     if record.calibrated is not None and record.calibrated.before is not None and record.candidate is not None:
-        for name, title in FIGURES:
-            figures = [getattr(model, name) for model in (record.calibrated.before, record.candidate)]
-            rows.append([title, *map(_interval, figures)])
+        for name, title, _ in FIGURES:
+            before, after = getattr(record.calibrated.before, name), getattr(record.candidate, name)
+            rows.append([title, _interval(before), _interval(after)])
     return PageTable(("Figure", "Without the calibrator*", "With it*"), rows)
 
 
@@ -257,18 +272,24 @@ def _comparison(record: GateRecord) -> dict[str, Any] | None:
     if record.candidate is None:
         return None
     title, paired = "The candidate on test rows", ""
-    budget = "" if record.budget is None else _explain_budget(record.budget)
     if record.incumbent is not None:
         title = "Candidate and incumbent on the same rows"
         paired = "; both models are compared on the same resampled rows"
+    sentences = [f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}."]
+    if gauc := _explain_gauc(record):
+        sentences.append(gauc)
+    if record.budget is not None:
+        sentences.append(_explain_budget(record.budget))
+    calibrator = ""
+    if record.calibrated is not None:
+        calibrator = f"The calibrator is {record.calibrated.words}."
     return {
         "title": title,
         "models": _figures(record),
         "calibrated": _calibrated(record),
-        "calibrator": f"The calibrator is {record.calibrated.words}." if record.calibrated is not None else "",
+        "calibrator": calibrator,
         "others": PageTable(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
-        "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}. "
-        f"{' '.join(filter(None, (_explain_gauc(record), budget)))}".strip(),
+        "text": " ".join(sentences),
     }
 
 
@@ -309,15 +330,21 @@ def _answer(check: Check) -> int:
     # Index in ``_ANSWERS``.
     if not check.passed:
         return 0
-    return 1 if check.warned else 2
+    if check.warned:
+        return 1
+    return 2
 
 
 def _checks(record: GateRecord) -> list[Check]:
     # Failed checks first, then warnings. Slices that passed are one line here, and have a table of their own.
-    passed = [check for check in record.checks if check.passed and check.name.startswith(_SLICE)]
-    shown = [check for check in record.checks if check not in passed]
-    if passed:
-        words = f"{units.plural(len(passed), 'check')} of slices passed; their figures are in the table of slices"
+    shown, passed_slices = [], 0
+    for check in record.checks:
+        if check.passed and check.name.startswith(_SLICE):
+            passed_slices += 1
+        else:
+            shown.append(check)
+    if passed_slices:
+        words = f"{units.plural(passed_slices, 'check')} of slices passed; their figures are in the table of slices"
         shown.append(Check("slices", "gate.slices", True, words))
     return sorted(shown, key=_answer)
 
@@ -330,8 +357,11 @@ def _slices(slices: Sequence[Slice]) -> PageTable:
     for row in slices:
         cells = [f"{row.slice}={row.value}", units.count(row.rows), _interval(row.candidate.ne)]
         if compared:
-            incumbent, change = (figures.ne if figures is not None else None for figures in (row.incumbent, row.change))
-            cells += [_interval(incumbent), _interval(change, "%")]
+            cells += [units.ABSENT] * 2
+            if row.incumbent is not None:
+                cells[-2] = _interval(row.incumbent.ne)
+            if row.change is not None:
+                cells[-1] = _interval(row.change.ne, "%")
         rows.append([*cells, _interval(row.candidate.calibration)])
     return PageTable(head, rows)
 
@@ -348,8 +378,10 @@ def _tasks(record: GateRecord) -> PageTable:
 def _importance(record: GateRecord, importance: Mapping[str, Importance] | None, what: str) -> PageTable:
     # Features, or towers, by importance; where the incumbent's was recorded when it was published, by the change.
     importance = importance or {}
-    before = (record.former.importance if record.former is not None else None) or {}
-    changes = {name: value.rise - before[name].rise for name, value in importance.items() if name in before}
+    before: Mapping[str, Importance] = {}
+    if record.former is not None:
+        before = record.former.importance or {}
+    changes = {name: importance[name].rise - before[name].rise for name in importance if name in before}
     order = sorted(importance, key=lambda name: -abs(changes.get(name, importance[name].rise)))
     rows = []
     for name in order[:MOST_FEATURES]:
@@ -370,8 +402,9 @@ def _rise(importance: Importance) -> str:
 
 
 def _coverage(record: GateRecord) -> list[tuple[str, str]]:
-    before = record.former.coverage if record.former is not None else {}
-    pairs = []
+    before, pairs = {}, []
+    if record.former is not None:
+        before = record.former.coverage
     for name, share in sorted(record.coverage.items(), key=lambda item: item[1]):
         text = units.percent(share)
         former = before.get(name)
@@ -384,7 +417,9 @@ def _coverage(record: GateRecord) -> list[tuple[str, str]]:
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:
-        # A bar would end the cell.
-        cells = [units.for_chat(units.printable(cell.replace("|", "/"), 200)) for cell in row]
+        cells = []
+        for cell in row:
+            # A bar would end the cell.
+            cells.append(units.for_chat(units.printable(cell.replace("|", "/"), 200)))
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -86,19 +86,23 @@ def read_run(store: Store, run: str) -> ReportData:
     if store.exists(f"runs/{run}/config.yaml"):
         with store.open(f"runs/{run}/config.yaml") as source:
             config = source.read().decode("utf-8", errors="replace")
+    found: dict[str, Any] = {}
+    if store.exists(curve):
+        found["reliability"] = read(Curve, store, curve)
+    if store.exists(attention):
+        found["attention"] = store.read_json(attention)
     return ReportData(
         result=result,
         records=read_records(store, run),
         plan=plan,
         plan_problem=problem,
-        reliability=read(Curve, store, curve) if store.exists(curve) else None,
         config=config,
         plan_page=_page_url(store, planned, PLAN_PAGE),
         towers_page=_page_url(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page_url(store, paths.get("publish"), GATE_PAGE),
         data=run_tables.read_data(store, artifacts.get("ingest")),
-        attention=store.read_json(attention) if store.exists(attention) else {},
         finished=max((artifact.created for artifact in artifacts.values()), default=None),
+        **found,
     )
 
 
@@ -111,12 +115,22 @@ def _page_url(store: Store, path: str | None, name: str) -> str:
 
 def render(data: ReportData) -> str:
     result, status = data.result, data.result.status
-    held = status == "failed" and result.gate is not None and result.gate.verdict == HOLD
-    shown = (HOLD, "held") if held else (status, status)
+    shown = (status, status)
+    # A run that the gate holds counts as failed, though nothing went wrong.
+    if status == "failed" and result.gate is not None and result.gate.verdict == HOLD:
+        shown = (HOLD, "held")
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
-    # The remaining figures of ``result.json``.
-    details = [figure for stage in STAGES for figure in stage.facts(result)]
-    details.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
+    # The remaining figures of ``result.json``: which there are depends on the stages that ran.
+    details = []
+    for stage in STAGES:
+        for name, value in stage.facts(result):
+            if value != units.ABSENT:
+                details.append((name, value))
+    if changes := hosts_lines(result.shrunk, result.grown):
+        details.append(("Hosts", "; ".join(changes)))
+    error = None
+    if result.error is not None:
+        error = {"text": error_text(result.error), "hint": result.error.hint or ""}
     return from_template(
         "report.html",
         title=f"Nightjar run {result.run}",
@@ -124,7 +138,7 @@ def render(data: ReportData) -> str:
         run=result.run,
         status=pill(*shown),
         about=_about(data, status),
-        error=None if result.error is None else {"text": error_text(result.error), "hint": result.error.hint or ""},
+        error=error,
         summary=_figures(result),
         doubts=doubts(scores),
         gate=_gate(result, data.gate_page),
@@ -138,7 +152,7 @@ def render(data: ReportData) -> str:
         has_phases=bool(train.phases),
         prediction=run_tables.prediction_table(result.prediction),
         prediction_words=run_tables.prediction_words(result.prediction),
-        details=[(name, value) for name, value in details if value != units.ABSENT],
+        details=details,
         plan=_plan(result.plan, data),
         config=run_tables.config_excerpt(data.config),
     )
@@ -161,7 +175,9 @@ def _gate(result: Result, page: str) -> dict[str, Any] | None:
     gate, model = result.gate, result.model
     if gate is None:
         return None
-    text = f"{gate.version} beside {gate.incumbent}" if gate.incumbent else f"{gate.version}, no incumbent"
+    text = f"{gate.version}, no incumbent"
+    if gate.incumbent:
+        text = f"{gate.version} beside {gate.incumbent}"
     if model:
         text += f"; published at {model.uri}"
     elif gate.verdict == HOLD:
@@ -175,12 +191,14 @@ def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | 
     if not data or part is None or part.rows is None:
         return None
     quality = data[run_tables.QUALITY]
-    left_out = len(quality["quarantine"]["reasons"]) - run_tables.MOST_REASONS
+    left_out, more = len(quality["quarantine"]["reasons"]) - run_tables.MOST_REASONS, ""
+    if left_out > 0:
+        more = f"and {left_out} more"
     return {
         "text": run_tables.data_words(part, data),
         "warnings": quality["checks"]["warnings"],
         "quarantine": run_tables.quarantine_table(quality["quarantine"]),
-        "more": f"and {left_out} more" if left_out > 0 else "",
+        "more": more,
         "features": run_tables.features_table(data),
     }
 

@@ -18,8 +18,8 @@ def listing(models: Sequence[ListedModel]) -> str:
         return "no published models in this store; nightjar nightly publishes one"
     lines = []
     for model in models:
-        lines += [f"{model.model}: {model.serving or 'nothing'} serves"]
-        lines += [f"  {'version':<18} {'age':>12} {'size':>9} {'gate':<6} {'NE':>8} {'calibration':>11}"]
+        lines.append(f"{model.model}: {model.serving or 'nothing'} serves")
+        lines.append(f"  {'version':<18} {'age':>12} {'size':>9} {'gate':<6} {'NE':>8} {'calibration':>11}")
         for version in model.versions:
             mark = " "
             if version.serves:
@@ -31,7 +31,9 @@ def listing(models: Sequence[ListedModel]) -> str:
                 lines.append(f"{name} {version.problem}")
                 continue
             summary = version.summary
-            gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
+            gate = str(summary.get("verdict", units.ABSENT))
+            if summary.get("forced"):
+                gate = "forced"
             figures = f"{units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
             age, size = units.duration(version.age_seconds), units.size(version.bytes)
             lines.append(f"{name} {age:>12} {size:>9} {gate:<6} {figures}")
@@ -63,10 +65,13 @@ def details(shown: ShownVersion) -> str:
             if text := _fact(value):
                 lines.append(f"    {key.replace('_', ' ')}: {text}")
     tables = card.tables.values()
-    size = sum(table.bytes for table in tables)
-    coding = "/".join(sorted({table.coding for table in tables}))
-    lines.append(f"  {units.plural(len(tables), 'table')} in coding {coding}, {units.size(size)}")
-    lines += [f"  {entry.by} {_when(entry.at)}: {entry.reason or 'no reason given'}" for entry in shown.log]
+    size, codings = 0, set()
+    for table in tables:
+        size += table.bytes
+        codings.add(table.coding)
+    lines.append(f"  {units.plural(len(tables), 'table')} in coding {'/'.join(sorted(codings))}, {units.size(size)}")
+    for entry in shown.log:
+        lines.append(f"  {entry.by} {_when(entry.at)}: {entry.reason or 'no reason given'}")
     return "\n".join(lines)
 
 
@@ -87,12 +92,15 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-TASK_FIGURES = {"ne": "NE", "auc": "AUC", "rmse": "RMSE", "calibration": "calibration"}
+# Title and digits: a ratio near 1 needs fewer than figures whose changes are small.
+TASK_FIGURES = {"ne": ("NE", 5), "auc": ("AUC", 5), "rmse": ("RMSE", 5), "calibration": ("calibration", 4)}
 
 
 def serving(current: Mapping[str, Any]) -> str:
     """Say what serves now, and what a rollback would restore."""
-    before = f"the previous version is {current['previous']}" if current["previous"] else "it is the first one"
+    before = "it is the first one"
+    if current["previous"]:
+        before = f"the previous version is {current['previous']}"
     return f"{current['model']}: {current['version']} serves now; {before}"
 
 
@@ -100,8 +108,10 @@ def removed_versions(result: RemovedVersions) -> str:
     if not result.removed:
         return f"{result.model}: nothing to remove"
     verb = "would remove" if result.dry_run else "removed"
-    lines = [f"  {entry.version}  {units.size(entry.bytes)}  {entry.reason}" for entry in result.removed]
-    return "\n".join([f"{result.model}: {verb} {units.plural(len(lines), 'version')}", *lines])
+    lines = [f"{result.model}: {verb} {units.plural(len(result.removed), 'version')}"]
+    for entry in result.removed:
+        lines.append(f"  {entry.version}  {units.size(entry.bytes)}  {entry.reason}")
+    return "\n".join(lines)
 
 
 def predicted(done: Mapping[str, Any]) -> str:
@@ -120,9 +130,9 @@ def predicted(done: Mapping[str, Any]) -> str:
         lines.append(f"NE {ne}   AUC {auc}   calibration {units.decimal(figures['calibration'])}")
         for name, task in figures.get("tasks", {}).items():
             shown = []
-            for key, title in TASK_FIGURES.items():
+            for key, (title, digits) in TASK_FIGURES.items():
                 if key in task:
-                    shown.append(f"{title} {units.decimal(task[key], 4 if key == 'calibration' else 5)}")
+                    shown.append(f"{title} {units.decimal(task[key], digits)}")
             rows = f"{units.count(task['samples'])} rows with a label"
             lines.append(f"{name}: {'   '.join(shown) or 'no figures'} on {rows}")
     return "\n".join(lines)
@@ -145,8 +155,13 @@ _SINGULARS = {"towers": "towers artifact", "remains": "leftover"}
 def removed_from_store(result: RemovedFromStore) -> str:
     """List everything removed, and what is kept against expectation; then totals, and why the rest stays."""
     verb = "would remove" if result.dry_run else "removed"
-    lines = [f"{verb} {entry.path}  {units.size(entry.bytes)}  {entry.reason}" for entry in result.removed]
-    lines += [f"keep {entry.path}  {entry.reason}" for entry in result.kept if entry.path in result.noticed]
+    lines = []
+    for entry in result.removed:
+        lines.append(f"{verb} {entry.path}  {units.size(entry.bytes)}  {entry.reason}")
+    for entry in result.kept:
+        # Most of what stays is in order; only what somebody may have expected to go has a line.
+        if entry.path in result.noticed:
+            lines.append(f"keep {entry.path}  {entry.reason}")
     if result.removed:
         lines.append(f"{verb} {_counts(result.removed)}: {units.size(result.bytes)}")
     else:
@@ -167,7 +182,8 @@ def _counts(entries: Sequence[Removed]) -> str:
     kinds = Counter(entry.kind for entry in entries)
     parts = []
     for kind, plural in _PLURALS.items():
-        if kinds[kind]:
-            noun = plural if kinds[kind] != 1 else _SINGULARS.get(kind, kind)
-            parts.append(f"{units.count(kinds[kind])} {noun}")
+        count = kinds[kind]
+        if count:
+            noun = plural if count != 1 else _SINGULARS.get(kind, kind)
+            parts.append(f"{units.count(count)} {noun}")
     return ", ".join(parts) or "nothing"

@@ -52,15 +52,22 @@ def night_markdown(record: NightRecord) -> str:
         lines += [f"What to do: {units.for_chat(record.hint)}", ""]
     lines += markdown_items("warning: ", record.warnings)
     if cards := _cards(record):
-        lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
+        lines += ["| figure | value | |", "|---|---|---|"]
+        for cells in cards:
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
     if record.skipped:
         lines += [f"## {SKIPPED}", "", *markdown_items("", record.skipped)]
     if record.changed:
         lines += ["## Changes since the base version", "", *markdown_items("", record.changed)]
     if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
-        lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]
-    return "\n".join([*lines, *(f"- {name}: `{path}`" for name, path in _links(record)), ""])
+        for name, seconds in record.seconds.items():
+            lines.append(f"| {name} | {units.duration(seconds)} |")
+        lines.append("")
+    for name, path in _links(record):
+        lines.append(f"- {name}: `{path}`")
+    return "\n".join([*lines, ""])
 
 
 def bisect_text(record: BisectRecord) -> str:
@@ -75,26 +82,34 @@ def bisect_text(record: BisectRecord) -> str:
     head = ("replay", "gate", "NE*", "change*", "of the loss*", "seconds*", "without, or with the former")
     rows = [("(held)", "HOLD", units.decimal(record.ne, 5), units.ABSENT, units.ABSENT, units.ABSENT, units.ABSENT)]
     for replay in record.replays:
-        change = units.ABSENT if replay.change is None else f"{replay.change.point:+.2%}"
+        change = units.ABSENT
+        if replay.change is not None:
+            change = f"{replay.change.point:+.2%}"
         figures = (units.decimal(replay.ne, 5), change, units.percent(replay.explained, 0))
         verdict, names = replay.verdict or "none", ", ".join(replay.names)
         rows.append((replay.run, verdict, *figures, units.decimal(replay.seconds, 1), names))
     lines += ["", units.text_table(head, rows)]
     for replay in record.replays:
+        # Such as settings that do not go together: a replay that failed has no verdict.
         if replay.message:
             lines.append(f"{replay.run}: {replay.message}")
     if record.suspects:
         lines += ["", "suspects, in the order in which they are tried:"]
     for number, suspect in enumerate(record.suspects, 1):
-        named = record.culprit is not None and suspect.sign in record.culprit.words
-        lines.append(f"  {number}. {suspect.title}: {'named above' if named else suspect.sign}")
+        sign = suspect.sign
+        if record.culprit is not None and sign in record.culprit.words:
+            sign = "named above"
+        lines.append(f"  {number}. {suspect.title}: {sign}")
     return "\n".join(lines)
 
 
 def _why(record: NightRecord) -> list[str]:
     if record.reasons:
         return [*record.reasons]
-    return [record.message] if record.message else []
+    # Without reasons of the gate, what ended the night before it was judged.
+    if record.message:
+        return [record.message]
+    return []
 
 
 def _sentence(record: NightRecord) -> str:
@@ -103,6 +118,7 @@ def _sentence(record: NightRecord) -> str:
     if record.outcome == "published":
         serving = f"{record.version} serves"
     elif record.outcome == "held":
+        # The first night has no incumbent.
         serving = f"{record.incumbent} keeps serving" if record.incumbent else "no version serves yet"
     return f"{serving} · exit code {record.exit_code} · finished {when} UTC"
 
@@ -132,8 +148,10 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
         longest = max(seconds, key=lambda name: seconds[name])
         cards.append(("Duration of the stages", units.duration(sum(seconds.values())), f"mostly {longest}"))
     if (cost := record.cost) is not None:
-        kind = " on spot" if cost.spot else ""
-        cards.append(("Cost", units.money(cost.amount, cost.currency), f"{cost.offer} x {cost.hosts}{kind}"))
+        under = f"{cost.offer} x {cost.hosts}"
+        if cost.spot:
+            under += " on spot"
+        cards.append(("Cost", units.money(cost.amount, cost.currency), under))
     if record.seconds_waited:
         cards.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
     return cards
@@ -143,4 +161,5 @@ def _links(record: NightRecord) -> list[tuple[str, str]]:
     links = [("Gate", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
     if base := record.base:
         links += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
+    # A night without a verdict has no page of the gate.
     return [(name, path) for name, path in links if path]

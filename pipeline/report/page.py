@@ -78,8 +78,10 @@ def two_lines(first: str, second: str) -> Markup:
 
 def markdown_items(prefix: str, lines: Sequence[str] | None) -> list[str]:
     """Return ``lines`` as items of a Markdown list, and a blank line after them; nothing without lines."""
-    items = [f"- {prefix}{units.for_chat(line)}" for line in lines or ()]
-    return [*items, ""] if items else []
+    if not lines:
+        return []
+    # What others wrote, such as a setting or an id, must not become a link or a mention in a chat.
+    return [*(f"- {prefix}{units.for_chat(line)}" for line in lines), ""]
 
 
 def words(name: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pipeline.core import units
@@ -19,40 +20,51 @@ NO_CAUSE = "other tables changed, and this one moved to make or use room"
 
 def comparison(records: Sequence[PlannedCase]) -> str:
     """Return ``nightjar what-if``: a line per combination, the fastest marked ``*``; what does not fit, and why."""
-    keys = list(dict.fromkeys(key for record in records for key in record.settings))
-    tiers = [tier for tier in TIERS if any(_tier_bytes(record, tier) for record in records)]
+    keys = list(dict.fromkeys(chain.from_iterable(record.settings for record in records)))
+    # A tier that no combination uses would be a column of zeros.
+    tiers = [tier for tier in TIERS if any((record.tiers or {}).get(f"{tier}_bytes") for record in records)]
     best = min((record.step_ms for record in records if record.step_ms is not None), default=None)
+    head = ["", *keys, "fits", "step ms*", "bottleneck"]
+    for tier in tiers:
+        head.append(f"{tier.upper()}*")
     rows = []
-    for number, record in enumerate(records, 1):
-        fastest = record.fits and record.step_ms == best and len(records) > 1
-        cells = [f"{number}*" if fastest else str(number)]
-        cells += [record.settings.get(key, units.ABSENT) for key in keys]
-        sizes = [units.ABSENT] * len(tiers)
-        fits = "refused" if record.problem == "refused" else "no"
-        if record.fits:
-            fits, sizes = "yes", [units.size(_tier_bytes(record, tier)) for tier in tiers]
-        bottleneck = units.ABSENT
-        if record.bottleneck:
-            bottleneck = f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}"
-        rows.append([*cells, fits, units.decimal(record.step_ms, 3), bottleneck, *sizes])
-    head = ["", *keys, "fits", "step ms*", "bottleneck", *(f"{tier.upper()}*" for tier in tiers)]
-    lines = [text_table(head, rows)]
-
+    fitting = []
     # Combinations with the same problem and first remedy share a paragraph.
     numbers: dict[tuple[str | None, str | None], list[str]] = {}
     for number, record in enumerate(records, 1):
-        if not record.fits:
+        cells = [str(number)]
+        for key in keys:
+            cells.append(record.settings.get(key, units.ABSENT))
+        if record.fits:
+            fitting.append(record)
+            cells.append("yes")
+            # The fastest of one combination would tell nothing.
+            if record.step_ms == best and len(records) > 1:
+                cells[0] += "*"
+        else:
             numbers.setdefault((record.short, record.way_out), []).append(str(number))
+            cells.append("refused" if record.problem == "refused" else "no")
+        bottleneck = units.ABSENT
+        if record.bottleneck:
+            bottleneck = f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}"
+        cells += [units.decimal(record.step_ms, 3), bottleneck]
+        for tier in tiers:
+            size = units.ABSENT
+            if record.fits:
+                size = units.size((record.tiers or {}).get(f"{tier}_bytes", 0))
+            cells.append(size)
+        rows.append(cells)
+    lines = [text_table(head, rows)]
     for (short, way_out), cases in numbers.items():
         lines += ["", paragraph(f"{first_names(cases, MOST_NAMES)}: {short}")]
         if way_out:
             lines.append(paragraph(f"   first remedy: {way_out}"))
 
-    fitting = [record for record in records if record.fits]
     text = f"{len(fitting)} of {len(records)} fit"
     if best is not None and len(records) > 1:
         best_cases = [record for record in fitting if record.step_ms == best]
-        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in best_cases[0].settings.items())}"
+        settings = " ".join(f"{key}={value}" for key, value in best_cases[0].settings.items())
+        text += f"; * fastest: {settings}"
         if len(best_cases) > 1:
             text += f" and {len(best_cases) - 1} as fast"
     if fitting:
@@ -64,10 +76,6 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _tier_bytes(record: PlannedCase, tier: str) -> int:
-    return (record.tiers or {}).get(f"{tier}_bytes", 0)
-
-
 def difference(record: PlanDiff) -> str:
     """Return ``nightjar plan-diff``: both plans; changes of inputs, cost and memory; which tables moved, and why."""
     parts = [f"from {_side(record.first)}\nto   {_side(record.second)}"]
@@ -75,14 +83,19 @@ def difference(record: PlanDiff) -> str:
     for path, (old, new) in record.changes.items():
         inputs.append(f"  {path}: {_value(old)} -> {_value(new)}")
     for name, changed in record.own.items():
-        pairs = ", ".join(f"{key} {_value(old)} -> {_value(new)}" for key, (old, new) in changed.items())
-        tables.append(f"  {name}: {pairs}")
+        pairs = []
+        for key, (old, new) in changed.items():
+            pairs.append(f"{key} {_value(old)} -> {_value(new)}")
+        tables.append(f"  {name}: {', '.join(pairs)}")
     for title, changes, noun in (("inputs that changed", inputs, ""), ("tables that changed", tables, " tables")):
-        if changes:
-            lines = [title, *(paragraph(change, "    ") for change in changes[:MOST_CHANGES])]
-            if len(changes) > MOST_CHANGES:
-                lines.append(f"  and {len(changes) - MOST_CHANGES} more{noun} (--json)")
-            parts.append("\n".join(lines))
+        if not changes:
+            continue
+        lines = [title]
+        for change in changes[:MOST_CHANGES]:
+            lines.append(paragraph(change, "    "))
+        if len(changes) > MOST_CHANGES:
+            lines.append(f"  and {len(changes) - MOST_CHANGES} more{noun} (--json)")
+        parts.append("\n".join(lines))
 
     # Step, phases and memory, before and after.
     rows = [_figure_row("step, ms", record.step_ms, 3)]
@@ -110,17 +123,21 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if value is None:
         return "not set"
+    # Integers, too, but not bool, which ``known`` does not take for a number.
     return f"{value:,.10g}" if units.known(value) else str(value)
 
 
 def _figure_row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
     # ``digits``: None for bytes.
     old, new = pair
-    cells = [units.size(value) if digits is None else units.decimal(value, digits) for value in pair]
+    cells = [name]
+    for value in pair:
+        cells.append(units.size(value) if digits is None else units.decimal(value, digits))
     change = "same"
     if old != new:
+        # A part that was not there before has no relative change.
         change = f"{new / old - 1:+.1%}" if old else units.ABSENT
-    return [name, *cells, change]
+    return [*cells, change]
 
 
 def _moves(record: PlanDiff) -> str:
@@ -152,19 +169,25 @@ def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
     if not changed_itself and (len(first.because) > 1 or first.because != [NO_CAUSE]):
         because = "the inputs above changed, not the table's own"
 
-    old, new = (units.decimal(sum(table.cost_ms[side] for table in group), 3) for side in (0, 1))
-    cost = f"{old} -> {new} ms"
-    hits = [sum(table.hit_rate[side] for table in group) / count for side in (0, 1)]
+    costs, hits = [], []
+    for side in (0, 1):
+        costs.append(units.decimal(sum(table.cost_ms[side] for table in group), 3))
+        hits.append(sum(table.hit_rate[side] for table in group) / count)
+    cost = f"{costs[0]} -> {costs[1]} ms"
+    mean, what = "", "table"
+    if count > 1:
+        mean, what = "mean ", units.plural(count, "table")
     if hits[0] != hits[1]:
-        mean = "mean " if count > 1 else ""
         cost += f", {mean}hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
     copied = units.size(sum(table.bytes_moved for table in group))
     size = units.size(sum(table.bytes for table in group))
-    what = units.plural(count, "table") if count > 1 else "table"
     parts = [("copied", f"{copied} ({what}: {size}), {cost}"), ("because", because)]
 
     before, after = first.reasons
-    whose = f"{names[0]}: " if any(table.reasons != first.reasons for table in group) else ""
+    whose = ""
+    if any(table.reasons != first.reasons for table in group):
+        # The texts hold figures of one table, so those of the first must not pass for the group's.
+        whose = f"{names[0]}: "
     if before and before != after:
         parts.append(("was", whose + before))
     if after:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from pipeline.core import units
@@ -17,15 +20,19 @@ SHOWN_TIER = {"hbm_cached": "hbm cached ddr"}
 MOST_TABLES = 2_000
 MOST_WORDS = 24
 TABLE_COLOUR = 0
-# Grey for the overhead.
+# By phase, in the order of ``PHASES``: the last, the overhead, has the style sheet's grey.
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)
 # Faint, because this memory is only kept free.
 COLOUR_OF = {"margin": COLOURS}
 
 
 def plan_page(plan: Plan) -> str:
-    tables = len(plan.tables)
-    batch = units.count(plan.global_batch)
+    cut, batch, hardware = "", units.count(plan.global_batch), []
+    for name, value in plan.figures.items():
+        # Measured figures have more digits than they are worth, but a page of a plan is to show what it was made by.
+        hardware.append((name, f"{value:,.10g}"))
+    if len(plan.tables) > MOST_TABLES:
+        cut = f" The {units.count(MOST_TABLES)} largest are shown."
     return from_template(
         "plan.html",
         title=f"Nightjar plan for {plan.hardware}",
@@ -37,8 +44,8 @@ def plan_page(plan: Plan) -> str:
         cost=_cost(plan),
         by_tier=_by_tier(plan),
         tables=_tables(plan),
-        cut=f" The {units.count(MOST_TABLES)} largest are shown." if tables > MOST_TABLES else "",
-        hardware=[(name, f"{value:,.10g}") for name, value in plan.figures.items()],
+        cut=cut,
+        hardware=hardware,
     )
 
 
@@ -50,18 +57,22 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
-        under = "worker and embedding rank" if plan.embedding_hosts else f"of the slowest, rank {slowest}"
+        under = f"of the slowest, rank {slowest}"
+        if plan.embedding_hosts:
+            under = "worker and embedding rank"
         cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), under))
         under = f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work"
         cards.append(("Bottleneck", words(phase), under))
     else:
         cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
-    # The rank and tier nearest to its capacity.
+    # The rank and tier nearest to its capacity: of equally full ranks the first.
     shares = []
     for tier in TIERS:
-        if capacity := plan.capacity_bytes(tier):
+        capacity = plan.capacity_bytes(tier)
+        if capacity:
             by_rank = zip(*(series.values for series in _series(plan, tier)), strict=True)
-            shares += [(sum(used) / capacity, tier, rank) for rank, used in enumerate(by_rank)]
+            for rank, used in enumerate(by_rank):
+                shares.append((sum(used) / capacity, tier, rank))
     if shares:
         share, tier, rank = max(shares, key=lambda entry: (entry[0], -entry[2]))
         under = f"{tier.upper()} of rank {rank}, reservations included"
@@ -75,10 +86,10 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _series(plan: Plan, tier: str) -> list[BarSeries]:
-    # Bytes of ``tier`` by rank: its tables, then the reservations by purpose.
+    # Bytes of ``tier`` by rank: its tables, then the reservations by purpose. All ranks reserve in one tier.
     series = [BarSeries(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
-        purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
+        purposes = dict.fromkeys(chain.from_iterable(plan.reserved))
         for index, name in enumerate(purposes):
             colour = COLOUR_OF.get(name, 1 + index % (COLOURS - 1))
             values = [rank.get(name, 0) for rank in plan.reserved]
@@ -98,18 +109,23 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         elif capacity and (tier != "hbm" or plan.device == "cuda"):
             unused.append(f"{tier.upper()} ({units.size(capacity)})")
     legend = max((bars.series for bars in drawn), key=len, default=[])
-    text = f"Unused on every rank: {', '.join(unused)}. " if unused else ""
-    # Of each purpose the largest value of any rank.
-    reserved = [f"{s.name} {units.size(max(s.values))}" for s in legend if s.colour != TABLE_COLOUR]
+    text, reserved = "", []
+    if unused:
+        text = f"Unused on every rank: {', '.join(unused)}. "
+    for purpose in legend:
+        if purpose.colour != TABLE_COLOUR:
+            # The ranks' reservations differ: the text names the largest.
+            reserved.append(f"{purpose.name} {units.size(max(purpose.values))}")
     if reserved:
         text += f"Reserved per rank: {', '.join(reserved)}."
-    return {"legend": legend, "figures": [bars.figure() for bars in drawn], "text": text}
+    return {"legend": legend, "figures": list(map(StackedBars.figure, drawn)), "text": text}
 
 
 def _cost(plan: Plan) -> dict[str, Any] | None:
     if not plan.phases:
         return None
-    names = [*PHASES, *sorted({name for rank in plan.phases for name in rank} - set(PHASES))]
+    # A plan of a later release may have further phases: they follow the known ones.
+    names = [*PHASES, *sorted(set(chain.from_iterable(plan.phases)) - set(PHASES))]
     series = []
     for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False):
         values = [rank.get(name, 0.0) for rank in plan.phases]
@@ -118,15 +134,17 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
     # Milliseconds by phase: of the slowest rank, and with several ranks also the mean.
     slowest, mean = plan.phases[plan.slowest_rank], plan.mean_phases
     total = sum(slowest.values())
-    rows = []
+    rows: list[Sequence[str]] = []
     for name in names:
         spent = slowest.get(name, 0.0)
         share = units.percent(spent / max(total, 1e-12), 0)
         rows.append((words(name), units.decimal(spent, 3), share, units.decimal(mean.get(name, 0.0), 3)))
+    head = ["Phase", "Slowest, ms*", "Share*", "Mean, ms*"]
     rows.append(("sum", units.decimal(total, 3), "", units.decimal(sum(mean.values()), 3)))
-    table = PageTable(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
     if len(plan.phases) == 1:
-        table = PageTable(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
+        # The mean of one rank is that rank.
+        head = ["Phase", "ms*", "Share*"]
+        rows = [row[:3] for row in rows]
 
     text = f"The phases of the slowest rank add up to {milliseconds(total)}"
     overlap = total - plan.predicted_step_ms
@@ -134,21 +152,24 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
         text += f", of which {milliseconds(overlap)} overlap"
     figure = StackedBars(title="Step", unit="ms per rank", series=series, show=milliseconds).figure()
     legend = [phase for phase in series if any(phase.values)]
-    return {"legend": legend, "figure": figure, "table": table, "text": f"{text}."}
+    return {"legend": legend, "figure": figure, "table": PageTable(head, rows), "text": f"{text}."}
 
 
 def _by_tier(plan: Plan) -> PageTable:
     groups: dict[tuple[str, str, str], list[TablePlan]] = {}
+    sizes = Counter[tuple[str, str, str]]()
     for table in plan.tables.values():
-        groups.setdefault((table.tier, table.kernel, table.sharding), []).append(table)
+        group = (table.tier, table.kernel, table.sharding)
+        groups.setdefault(group, []).append(table)
+        sizes[group] += table.bytes
+    # Pooling factors of all zero would divide by zero.
     lookups = sum(table.pooling for table in plan.tables.values()) or 1.0
     rows = []
-    sizes = {group: sum(table.bytes for table in tables) for group, tables in groups.items()}
-    for group in sorted(groups, key=lambda group: -sizes[group]):
+    for group, size in sizes.most_common():
         tier, kernel, sharding = group
         share = units.percent(sum(table.pooling for table in groups[group]) / lookups)
         kind = (SHOWN_TIER.get(tier, tier), tag("code", kernel), words(sharding))
-        rows.append((*kind, units.count(len(groups[group])), units.size(sizes[group]), share))
+        rows.append((*kind, units.count(len(groups[group])), units.size(size), share))
     return PageTable(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Share of lookups*"), rows)
 
 

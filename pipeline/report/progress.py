@@ -35,7 +35,10 @@ class Reporter:
             self.terminal.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
         else:
             log.info("%s", plain_line(record))
-        self._metrics.append({name: value for name, value in record.items() if name != "norms"})
+        # Histograms of norms are for trackers, and far longer than the figures: they have a file of their own.
+        metrics = dict(record)
+        metrics.pop("norms", None)
+        self._metrics.append(metrics)
         if "norms" in record:
             self._norms.append({name: record[name] for name in ("step", "steps_total", "resumed_step", "norms")})
         if record["step"] == record["steps_total"]:
@@ -69,6 +72,7 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
+    # All further figures stand before the remaining time, which a reader finds at the end of every line.
     for name, figures in (record.get("tasks") or {}).items():
         title, value = next(iter(figures.items()))
         parts.insert(-1, f"{name} {title.upper()} {units.decimal(value)}")
@@ -92,17 +96,20 @@ def plain_line(record: Mapping[str, Any]) -> str:
 def live_line(record: Mapping[str, Any], width: int) -> str:
     """Format the same with a bar, at most ``width`` long: it drops the bar first, then less important figures."""
     head = f"{record['step']}/{record['steps_total']} {_done(record):4.0%}"
-    figures = [
-        ("wait", units.percent(record.get("data_wait_share"))),
-        ("loss", units.decimal(record.get("loss"))),
-        ("NE", units.decimal(record.get("ne_window"))),
-        ("ETA", units.clock(record.get("eta_seconds")).removeprefix("00:")),
+    parts = [
+        f"{units.count(record.get('samples_per_s'))}/s",
+        f"wait {units.percent(record.get('data_wait_share'))}",
+        f"loss {units.decimal(record.get('loss'))}",
+        f"NE {units.decimal(record.get('ne_window'))}",
+        f"ETA {units.clock(record.get('eta_seconds')).removeprefix('00:')}",
     ]
-    parts = [f"{units.count(record.get('samples_per_s'))}/s", *(f"{name} {value}" for name, value in figures)]
-    for dropped in ([], [1], [1, 2], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]):
-        text = "  ".join([head, *(part for index, part in enumerate(parts) if index not in dropped)])
+    text = "  ".join([head, *parts])
+    # What a reader misses least goes first: wait, loss, speed, NE, and at last the time that remains.
+    for dropped in (1, 2, 0, 3, 4):
         if len(text) <= width:
             break
+        parts[dropped] = ""
+        text = "  ".join(filter(None, [head, *parts]))
     room = min(width - len(text) - 3, LARGEST_BAR)
     if room < SMALLEST_BAR:
         return text[:width]

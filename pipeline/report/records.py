@@ -68,9 +68,11 @@ class MetricsLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append ``record`` (KEYS), with null for numbers that are not finite. ArtifactError if the disk is full."""
-        finite: dict[str, Any] = {}
+        finite = dict(record)
         for key, value in record.items():
-            finite[key] = None if isinstance(value, float) and not math.isfinite(value) else value
+            # NaN is no JSON, though Python would write it: other programs read these lines, too.
+            if isinstance(value, float) and not math.isfinite(value):
+                finite[key] = None
         line = json.dumps(finite, allow_nan=False) + "\n"
         if not self._began:
             self._begin(int(record.get("resumed_step", record["step"] - 1)))
@@ -90,7 +92,8 @@ class MetricsLog:
             self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
-        # Keeps an earlier attempt's records up to step ``resumed``, and creates the folder.
+        # Creates the folder, and keeps an earlier attempt's records up to step ``resumed`` only: later steps are
+        # trained again, and a step that stood twice would count twice in whatever reads the file.
         self._lines = []
         for record in read_records(self.store, self.run, self.file):
             if record["step"] <= resumed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from markupsafe import Markup
@@ -67,9 +68,13 @@ def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
 
 def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable:
     """Tabulate the embedding tables and their places, largest first. ``plan`` adds rows, sizes and cost."""
-    planned = plan.tables if plan is not None else {}
-    sizes = {name: planned[name].bytes if name in planned else 0 for name in tables}
-    largest, world = max(sizes.values()) or 1, plan.world_size if plan is not None else None
+    planned, world, sizes = {}, None, dict.fromkeys(tables, 0)
+    if plan is not None:
+        planned, world = plan.tables, plan.world_size
+        for name in tables.keys() & planned.keys():
+            sizes[name] = planned[name].bytes
+    # Without a plan there are no sizes.
+    largest = max(sizes.values()) or 1
     rows, reasons = [], []
     for name in sorted(tables, key=lambda name: (-sizes[name], name))[:MOST_TABLES]:
         table = tables[name]
@@ -94,7 +99,9 @@ def plan_words(part: PlanPart, plan: Plan | None) -> str:
     for tier in ("hbm", "ddr", "ssd"):
         if size := (part.tiers or {}).get(f"{tier}_bytes"):
             sizes.append(f"{tier.upper()} {units.size(size)}")
-    parts = [f"planned for {plan.hardware}"] if plan is not None else []
+    parts = []
+    if plan is not None:
+        parts.append(f"planned for {plan.hardware}")
     parts.append(f"{tables} embedding tables")
     if sizes:
         parts.append(f"predicted memory of all ranks {', '.join(sizes)}")
@@ -118,12 +125,17 @@ def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    parts = []
+    for first, last in spans:
+        parts.append(f"{first}-{last}")
+        if first == last:
+            parts[-1] = str(first)
     return ", ".join(parts) or units.ABSENT
 
 
 def config_excerpt(text: str) -> list[str]:
     """Cut the blocks SHOWN_CONFIG out of a YAML ``text``; of ``data`` only its plain values."""
+    # Line by line, so that the page shows what the file has, to the letter.
     blocks: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -141,8 +153,11 @@ def tasks_table(scores: Evaluation) -> PageTable:
     """Tabulate the figures of the further tasks on test rows."""
     rows = []
     for name, task in (scores.tasks or {}).items():
-        figures = [units.decimal(value, 5) for value in (task.ne, task.auc, task.rmse, task.unexplained)]
-        rows.append((name, task.kind, units.count(task.samples), *figures, units.decimal(task.calibration)))
+        cells = [name, task.kind, units.count(task.samples)]
+        # The kind of a task decides which of the figures it has.
+        for value in (task.ne, task.auc, task.rmse, task.unexplained):
+            cells.append(units.decimal(value, 5))
+        rows.append([*cells, units.decimal(task.calibration)])
     head = ("Task", "Kind", "Rows*", "NE*", "AUC*", "RMSE*", "Unexplained variance*", "Calibration*")
     return PageTable(head, rows)
 
@@ -187,15 +202,17 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
         parts.append(f"{units.count(rows)} of them replaced in {name}")
     if part.split_by_place:
         parts.append("split by file and row number")
-    against = data[QUALITY]["checks"]["against"]
-    parts.append(f"compared with {against}" if against else "no previous day to compare with")
+    parts.append("no previous day to compare with")
+    if against := data[QUALITY]["checks"]["against"]:
+        parts[-1] = f"compared with {against}"
     return "; ".join(parts) + "."
 
 
 def quarantine_table(quarantine: Mapping[str, Any]) -> PageTable:
     """Tabulate reasons and their rows, the most common first."""
+    # The dataset lists the most common reasons first.
     rows = []
-    for reason, count in list(quarantine["reasons"].items())[:MOST_REASONS]:
+    for reason, count in islice(quarantine["reasons"].items(), MOST_REASONS):
         rows.append((reason, units.count(count), units.percent(count / quarantine["rows"])))
     return PageTable(("Quarantine reason~", "Rows*", "Share*"), rows)
 
@@ -204,7 +221,7 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
     """Tabulate the features, the largest change first."""
     profile, drift = data.get(PROFILE, {}), data[QUALITY]["checks"]["drift"]
     distribution = data[QUALITY]["distribution"]["features"]
-    kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
+    kinds = dict.fromkeys(profile.get("dense", {}), "dense") | dict.fromkeys(profile.get("sparse", {}), "sparse")
     rows = []
     for name in sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]:
         kind = kinds[name]
@@ -225,7 +242,6 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
 
 
 def phase_lines(train: TrainPart) -> list[str]:
-    """Return lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
     lines = []
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
@@ -234,6 +250,7 @@ def phase_lines(train: TrainPart) -> list[str]:
         lines.append(f"of it {', '.join(phases)}")
     if memory := train.memory:
         line = f"memory for training {units.size(memory.measured_bytes)} on the fullest rank"
+        # Only plans that reserve memory for training predict what it takes.
         if units.known(memory.predicted_bytes):
             line += f" ({units.size(memory.predicted_bytes)} predicted)"
         lines.append(line)
@@ -243,8 +260,10 @@ def phase_lines(train: TrainPart) -> list[str]:
 def phases_table(train: TrainPart) -> PageTable:
     """Tabulate the phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
-    longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
     # Bars are full at the longest phase; the whole step has none.
+    longest = 0.0
+    for part in phases.values():
+        longest = max(longest, part.measured_ms, part.predicted_ms or 0.0)
     steps = [(words(name), part, longest) for name, part in phases.items()]
     if train.step is not None:
         steps.append(("whole step, slowest rank", train.step, 0.0))
@@ -280,7 +299,9 @@ def prediction_words(part: PredictionPart | None) -> str:
     if part is None:
         return ""
     text = f"Sealed before the run in {part.sealed}, SHA-256 {part.sha256}"
-    return f"{text}; not compared: {part.problem}" if part.problem else f"{text}."
+    if part.problem:
+        return f"{text}; not compared: {part.problem}"
+    return f"{text}."
 
 
 def _ms(part: Milliseconds, word: str = "") -> str:
@@ -291,6 +312,7 @@ def _ms(part: Milliseconds, word: str = "") -> str:
 
 
 def _ratio(measured: object, predicted: object) -> str:
+    # A phase that the plan expects to take no time has no ratio.
     if not units.known(measured) or not units.known(predicted) or not predicted:
         return units.ABSENT
     return units.decimal(measured / predicted, 2)

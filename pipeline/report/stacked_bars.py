@@ -53,7 +53,7 @@ class StackedBars:
 
     @property
     def totals(self) -> list[float]:
-        return [sum(values) for values in zip(*(series.values for series in self.series), strict=True)]
+        return list(map(sum, zip(*(series.values for series in self.series), strict=True)))
 
     @property
     def top(self) -> float:
@@ -62,11 +62,16 @@ class StackedBars:
 
     @property
     def span(self) -> str:
-        low, high = self.show(min(self.totals)), self.show(max(self.totals))
+        totals = self.totals
+        low, high = self.show(min(totals)), self.show(max(totals))
+        # Compared as shown: what differs in digits that nobody sees is no span.
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
-        parts = [f"{series.name} {self.show(series.values[rank])}" for series in self.series if series.values[rank]]
+        parts = []
+        for series in self.series:
+            if series.values[rank]:
+                parts.append(f"{series.name} {self.show(series.values[rank])}")
         text = f"{self.name(rank)}: {', '.join(parts) or 'nothing'}"
         if self.limit:
             text += f", {self.limit_name} {self.show(self.limit)}"
@@ -74,11 +79,14 @@ class StackedBars:
 
     def figure(self) -> Figure:
         """Draw rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
-        if self.names or self.ranks <= MOST_ROWS:
-            top = self.top or 1.0
-            rows = [_row(self, rank, total, top) for rank, total in enumerate(self.totals)]
-            return Figure(self.title, self.unit, svg.tag("div", *rows, class_="stacked-bars"))
-        return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
+        if not self.names and self.ranks > MOST_ROWS:
+            return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
+        # One scale for all rows, so that ranks can be compared by the length of their bars.
+        top = self.top or 1.0
+        rows = []
+        for rank, total in enumerate(self.totals):
+            rows.append(_row(self, rank, total, top))
+        return Figure(self.title, self.unit, svg.tag("div", *rows, class_="stacked-bars"))
 
 
 def _row(bars: StackedBars, rank: int, total: float, top: float) -> Markup:

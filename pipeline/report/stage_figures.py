@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pipeline.core import units
 from pipeline.records.result import (
     CheckpointPart,
@@ -10,7 +12,6 @@ from pipeline.records.result import (
     IngestPart,
     LinkShare,
     PlanPart,
-    TaskFigures,
     TowersPart,
     TrainPart,
 )
@@ -36,7 +37,9 @@ def ingest_lines(part: IngestPart) -> list[str]:
             line += f", trained on rows before {until} UTC ({units.count(part.rows_gap)} rows in between)"
         lines.append(line)
     if part.reasons:
-        reasons = [f"{kind} ({units.count(count)})" for kind, count in part.reasons.items()]
+        reasons = []
+        for kind, count in part.reasons.items():
+            reasons.append(f"{kind} ({units.count(count)})")
         # The record has the most frequent reasons only.
         others = (part.rows_quarantined or 0) - sum(part.reasons.values())
         if others > 0:
@@ -61,7 +64,8 @@ def ingest_lines(part: IngestPart) -> list[str]:
     if part.replaces:
         lines.append(f"replaces {short_path(part.replaces, 16)}")
     warnings = part.warnings or ()
-    lines += [f"warning: {warning}" for warning in warnings[:MAX_WARNINGS]]
+    for warning in warnings[:MAX_WARNINGS]:
+        lines.append(f"warning: {warning}")
     if len(warnings) > MAX_WARNINGS:
         lines.append(f"and {len(warnings) - MAX_WARNINGS} more warnings")
     return lines
@@ -70,17 +74,18 @@ def ingest_lines(part: IngestPart) -> list[str]:
 def plan_lines(part: PlanPart) -> list[str]:
     """Describe how many tables lie where, and what they take."""
     tables, tiers = part.tables or {}, part.tiers or {}
-    kinds: dict[str, int] = {}
-    for table in tables.values():
-        kind = f"{table.sharding} in {table.tier}"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    shares = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items(), key=lambda item: -item[1]))
+    kinds = Counter(f"{table.sharding} in {table.tier}" for table in tables.values())
+    count = "no tables"
+    if kinds:
+        # The most frequent kind first; kinds of as many tables in the order of the plan.
+        shares = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+        count = f"{units.plural(len(tables), 'table')}: {shares}"
     sizes = []
     for tier in TIERS:
         if tiers.get(f"{tier}_bytes"):
             sizes.append(f"{tier.upper()} {units.size(tiers[f'{tier}_bytes'])}")
     return [
-        f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",
+        count,
         f"{', '.join(sizes) or 'no memory'}; step {units.decimal(part.predicted_step_ms, 3)} ms (predicted)",
     ]
 
@@ -165,11 +170,13 @@ def checkpoint_lines(part: CheckpointPart) -> list[str]:
 
 def train_facts(part: TrainPart, saved: CheckpointPart) -> list[tuple[str, str]]:
     """List steps, time, memory and traffic of a training; bytes and stalls of its checkpoints."""
-    sent, resumed = part.bytes_per_sample or LinkShare(), part.resumed
+    sent, before = part.bytes_per_sample or LinkShare(), None
+    if part.resumed is not None:
+        before = part.resumed.step
     facts = [
         ("Training steps", units.count(part.steps)),
         ("Training samples", units.count(part.samples)),
-        ("Steps before this session", units.count(resumed.step if resumed else None)),
+        ("Steps before this session", units.count(before)),
         ("Training time", units.duration(part.seconds)),
         ("Ranks", units.count(part.world_size)),
     ]
@@ -223,14 +230,26 @@ def evaluation_lines(part: Evaluation) -> list[str]:
         f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}"
     ]
     if part.ne_interval is not None and part.auc_interval is not None:
-        ne = " to ".join(units.decimal(end, 5) for end in part.ne_interval)
-        auc = " to ".join(units.decimal(end, 5) for end in part.auc_interval)
-        lines.append(f"95% intervals: NE {ne}, AUC {auc}")
-    if part.group_by is not None:
-        lines.append(_gauc_line(part))
+        lines.append(f"95% intervals: NE {_ends(part.ne_interval)}, AUC {_ends(part.auc_interval)}")
+    if part.group_by is not None and part.gauc is None:
+        lines.append(f"GAUC is not defined: no group by {part.group_by} has test rows of both classes")
+    elif part.group_by is not None:
+        interval = ""
+        if part.gauc_interval is not None:
+            interval = f" (95% interval {_ends(part.gauc_interval)})"
+        groups = units.plural(part.gauc_groups, "group")
+        lines.append(f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}")
     lines.append(f"on {units.plural(part.samples, 'test row')}")
-    lines += [f"warning: {doubt}" for doubt in doubts(part)]
-    lines += [_task_line(name, task) for name, task in (part.tasks or {}).items()]
+    for doubt in doubts(part):
+        lines.append(f"warning: {doubt}")
+    for name, task in (part.tasks or {}).items():
+        # The kind of a further task decides which of the figures it has.
+        named = {"NE": task.ne, "AUC": task.auc, "RMSE": task.rmse, "unexplained": task.unexplained}
+        figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
+        if units.known(task.calibration):
+            figures.append(f"calibration {units.decimal(task.calibration)}")
+        rows = f"{units.count(task.samples)} rows with a label"
+        lines.append(f"{name}: {'   '.join(figures) or 'no figures'} on {rows}")
     if units.known(part.ne) and part.ne > 1:
         lines.append("NE above 1 is worse than predicting the click rate for every row: the model learned nothing")
         lines.append("that holds, or overfits. Try data.split.validation_share=0.1, fewer train.epochs, or")
@@ -244,23 +263,8 @@ def evaluation_lines(part: Evaluation) -> list[str]:
     return lines
 
 
-def _gauc_line(part: Evaluation) -> str:
-    if part.gauc is None:
-        return f"GAUC is not defined: no group by {part.group_by} has test rows of both classes"
-    interval = ""
-    if part.gauc_interval is not None:
-        interval = f" (95% interval {' to '.join(units.decimal(end, 5) for end in part.gauc_interval)})"
-    groups = units.plural(part.gauc_groups, "group")
-    return f"GAUC {units.decimal(part.gauc, 5)}{interval} within {groups} by {part.group_by}"
-
-
-def _task_line(name: str, part: TaskFigures) -> str:
-    # The kind of a further task decides which of the figures it has.
-    named = {"NE": part.ne, "AUC": part.auc, "RMSE": part.rmse, "unexplained": part.unexplained}
-    figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
-    if units.known(part.calibration):
-        figures.append(f"calibration {units.decimal(part.calibration)}")
-    return f"{name}: {'   '.join(figures) or 'no figures'} on {units.count(part.samples)} rows with a label"
+def _ends(interval: tuple[float, float]) -> str:
+    return f"{units.decimal(interval[0], 5)} to {units.decimal(interval[1], 5)}"
 
 
 def gate_lines(part: GatePart) -> list[str]:

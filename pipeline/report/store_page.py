@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 from urllib.parse import quote
 
@@ -89,14 +89,15 @@ def nights_listing(overview: StoreOverview) -> str:
         head.insert(-1, "cost*")
     rows = []
     for night in overview.nights:
-        change = units.ABSENT if night.ne_change is None else f"{night.ne_change.point:+.2%}"
-        figures = (units.decimal(_point(night.ne)), change, units.decimal(_point(night.calibration), 3))
         seconds = units.ABSENT if night.seconds is None else units.decimal(sum(night.seconds.values()), 1)
-        reason = units.printable(_reason(night), 80)
-        version = night.version or units.ABSENT
-        cells = [night.date, night.model, night.outcome, version, *figures, units.count(night.rows), seconds, reason]
+        change = units.ABSENT if night.ne_change is None else f"{night.ne_change.point:+.2%}"
+        cells = [night.date, night.model, night.outcome, night.version or units.ABSENT]
+        cells += [units.decimal(_point(night.ne)), change, units.decimal(_point(night.calibration), 3)]
+        cells += [units.count(night.rows), seconds]
         if priced:
-            cells.insert(-1, _cost(night))
+            cells.append(_cost(night))
+        # A reason is what others wrote: control characters would reach the terminal.
+        cells.append(units.printable(_reason(night), 80))
         rows.append(cells)
     lines = [text_table(head, rows)]
     for model, spans in overview.served.items():
@@ -113,11 +114,14 @@ def _model(
     older = ""
     if len(served) > MOST_SERVED:
         older = f"And {units.plural(len(served) - MOST_SERVED, 'earlier change')}, in the bar."
+    # Only marks that the plots of this model show are explained.
+    outcomes = {night.outcome for night in nights}
+    marks = [words for outcome, words in MARKS.items() if outcome in outcomes]
     return {
         "name": name,
         "cards": _cards(nights, served, budget),
         "figures": _figures(nights),
-        "marks": _explain_marks(nights),
+        "marks": " ".join([*marks, TOOLTIPS]),
         "served": _served_table(served[-MOST_SERVED:], now),
         "served_bar": _served_bar(served, now),
         "served_names": _served_names(served, now),
@@ -141,13 +145,25 @@ def _cards(
         cards.append(("Error budget spent", f"{budget.spent:.2g}", budget.words))
     if not nights:
         return cards
-    outcomes = Counter(night.outcome for night in nights)
+    last, outcomes = dict[str, str](), Counter[str]()
+    judged, times = [], []
+    # Amounts of different currencies cannot be added.
+    amounts = dict[str, list[float]]()
+    for night in nights:
+        outcomes[night.outcome] += 1
+        # The newest night of each outcome, since ``nights`` are oldest first.
+        last[night.outcome] = night.date
+        if night.ne is not None:
+            judged.append(night)
+        if night.seconds:
+            times.append(sum(night.seconds.values()))
+        if night.cost is not None:
+            amounts.setdefault(night.cost.currency, []).append(night.cost.amount)
     under = f"{outcomes[PUBLISHED]:,} published; {nights[0].date} to {nights[-1].date}"
     cards.append(("Nights", units.count(len(nights)), under))
     for outcome in (HELD, FAILED):
-        last = [night.date for night in nights if night.outcome == outcome][-1:]
-        cards.append((outcome.capitalize(), units.count(outcomes[outcome]), f"last {last[0]}" if last else "none"))
-    judged = [night for night in nights if night.ne is not None]
+        under = f"last {last[outcome]}" if outcome in last else "none"
+        cards.append((outcome.capitalize(), units.count(outcomes[outcome]), under))
     if judged:
         newest = judged[-1]
         under = newest.date
@@ -156,16 +172,11 @@ def _cards(
         cards.append(("NE of the newest", units.decimal(_point(newest.ne)), under))
         calibration = units.decimal(_point(newest.calibration), 3)
         cards.append(("Calibration", calibration, "predicted / observed clicks"))
-    times = [sum(night.seconds.values()) for night in nights if night.seconds]
     if times:
         median = statistics.median(times)
         # Seconds beside minutes would not fit.
         took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
         cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
-    amounts = dict[str, list[float]]()
-    for night in nights:
-        if night.cost is not None:
-            amounts.setdefault(night.cost.currency, []).append(night.cost.amount)
     for currency, of_nights in amounts.items():
         under = f"{currency}, median; {units.money(sum(of_nights))} in all"
         cards.append(("Cost of a night", units.money(statistics.median(of_nights)), under))
@@ -173,7 +184,9 @@ def _cards(
 
 
 def _cost(night: NightLine) -> str:
-    return units.ABSENT if night.cost is None else units.money(night.cost.amount, night.cost.currency)
+    if night.cost is None:
+        return units.ABSENT
+    return units.money(night.cost.amount, night.cost.currency)
 
 
 def _figures(nights: Sequence[NightLine]) -> list[Figure]:
@@ -183,14 +196,6 @@ def _figures(nights: Sequence[NightLine]) -> list[Figure]:
     curves = [lambda night: night.calibration, lambda night: night.incumbent_calibration]
     figures += _plot(nights, "Calibration", "predicted / observed clicks; 1 is right", curves)
     return figures + _plot(nights, "Time", "minutes of all stages", [_minutes])
-
-
-def _explain_marks(nights: Sequence[NightLine]) -> str:
-    marks = []
-    for outcome, words in MARKS.items():
-        if any(night.outcome == outcome for night in nights):
-            marks.append(words)
-    return " ".join([*marks, TOOLTIPS])
 
 
 def _minutes(night: NightLine) -> Interval | None:
@@ -203,24 +208,31 @@ def _minutes(night: NightLine) -> Interval | None:
 def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[Figures]) -> list[Figure]:
     # The first of ``curves`` is the candidate's: it has a band, the marks of the verdicts and the tooltips.
     points: list[list[tuple[float, Interval]]] = []
+    edges: list[float] = []
     for curve in curves:
-        found = [(float(_day(night)), curve(night)) for night in nights]
-        points.append([(day, value) for day, value in found if value is not None and math.isfinite(sum(value))])
+        found: list[tuple[float, Interval]] = []
+        for night in nights:
+            value = curve(night)
+            # One value that is not finite would leave the plot without a scale.
+            if value is not None and math.isfinite(sum(value)):
+                found.append((float(_day(night)), value))
+                edges += value
+        points.append(found)
     if not points[0]:
         return []
-    edges: list[float] = []
-    for found_points in points:
-        for _, value in found_points:
-            edges += value
     frame = _frame(nights, edges, title)
     body = frame.grid()
     candidate = points[0]
     if any(value.high > value.low for _, value in candidate):
-        upper: list[Point] = [(day, value.high) for day, value in candidate]
-        lower: list[Point] = [(day, value.low) for day, value in reversed(candidate)]
-        body.append(tag("path", class_="band", d=f"{frame.path([*upper, *lower])} Z"))
-    for series, found_points in reversed(list(zip(CURVES, points, strict=False))):
-        line = [(day, value.point) for day, value in found_points]
+        upper, lower = list[Point](), list[Point]()
+        for day, value in candidate:
+            upper.append((day, value.high))
+            lower.append((day, value.low))
+        # There along the upper ends, and back along the lower ones.
+        body.append(tag("path", class_="band", d=f"{frame.path([*upper, *reversed(lower)])} Z"))
+    # The candidate's curve is drawn last, so that it lies above the others.
+    for series, found in reversed(list(zip(CURVES, points, strict=False))):
+        line = [(day, value.point) for day, value in found]
         if len(line) > 1:
             body.append(tag("path", class_=f"series c{series.colour}", d=frame.path(line)))
         elif line:
@@ -237,8 +249,11 @@ def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> 
         step = max(1, -(-days // 6))
         x_ticks = [float(day) for day in range(first.toordinal(), last.toordinal() + 1, step)]
     else:
-        months = [first + timedelta(days=day) for day in range(days + 1) if (first + timedelta(days=day)).day == 1]
-        x_ticks = [float(month.toordinal()) for month in months[:: max(1, -(-len(months) // 6))]]
+        months = []
+        for day in range(first.toordinal(), last.toordinal() + 1):
+            if date.fromordinal(day).day == 1:
+                months.append(float(day))
+        x_ticks = months[:: max(1, -(-len(months) // 6))]
 
     def show(value: float, _: float) -> str:
         day = date.fromordinal(round(value))
@@ -259,12 +274,15 @@ def _marks(frame: Frame, nights: Sequence[NightLine], curves: Sequence[Figures])
     width = max((WIDTH - LEFT - RIGHT) / (frame.x_high - frame.x_low), 0.5)
     for night in nights:
         x = frame.x(_day(night))
-        values = [curve(night) for curve in curves]
-        if night.outcome == HELD and values[0] is not None and math.isfinite(values[0].point):
-            out.append(tag("circle", class_="held", cx=f"{x:.1f}", cy=f"{frame.y(values[0].point):.1f}", r=3))
+        candidate = curves[0](night)
+        if night.outcome == HELD and candidate is not None and math.isfinite(candidate.point):
+            out.append(tag("circle", class_="held", cx=f"{x:.1f}", cy=f"{frame.y(candidate.point):.1f}", r=3))
         elif night.outcome == FAILED:
             out.append(tag("path", class_="failed", d=f"M{x:.1f} {BOTTOM} v-7"))
-        shown = [f"{name}{_interval(value)}" for name, value in zip(names, values, strict=False) if value is not None]
+        shown = []
+        for name, curve in zip(names, curves, strict=False):
+            if (value := curve(night)) is not None:
+                shown.append(f"{name}{_interval(value)}")
         text = f"{night.date}, {night.outcome}: {', '.join(shown) or 'no figures'}"
         if night.outcome != PUBLISHED and (reason := _reason(night)):
             text += f"; {units.printable(reason, MOST_REASON)}"
@@ -283,8 +301,11 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
     for place, span in enumerate(served):
         left, right = (span.since - begin) * scale, (min(span.until or now, now) - begin) * scale
         size = {"x": f"{left:.1f}", "width": f"{max(right - left, 0.5):.1f}", "height": 26}
-        until = f"to {_utc(span.until)}" if span.until else "until now"
+        until = "until now"
+        if span.until:
+            until = f"to {_utc(span.until)}"
         words = tag("title", f"{span.version}: {_utc(span.since)} {until}")
+        # Two colours in turn: neighbours differ, however many versions there are.
         parts.append(tag("rect", words, class_=f"c{place % 2}", **size))
     label = f"{units.plural(len(served), 'version')} served since {_utc(begin)}; now {served[-1].version}"
     attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img", "aria_label": label}
@@ -296,8 +317,10 @@ def _served_names(served: Sequence[ServedVersion], now: float) -> list[tuple[str
     names = []
     for span in served:
         share = (min(span.until or now, now) - span.since) / max(now - served[0].since, 1.0)
-        number = span.version.partition("-")[0]
-        names.append((f"{share:.4f}", number if share >= LEAST_NAMED else ""))
+        number = ""
+        if share >= LEAST_NAMED:
+            number = span.version.partition("-")[0]
+        names.append((f"{share:.4f}", number))
     return names
 
 
@@ -305,7 +328,9 @@ def _served_table(served: Sequence[ServedVersion], now: float) -> PageTable:
     rows = []
     for span in reversed(served):
         since = tag("span", _utc(span.since), class_="word")
-        until = tag("span", "now" if span.until is None else _utc(span.until), class_="word")
+        until = tag("span", "now", class_="word")
+        if span.until is not None:
+            until = tag("span", _utc(span.until), class_="word")
         took = _span((span.until or now) - span.since)
         rows.append((span.version, since, until, took, span.by, span.reason or units.ABSENT))
     return PageTable(("Version", "From", "Until", "For*", "By", "Reason~"), rows)
@@ -318,29 +343,34 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
     for night in reversed(nights):
         pages = night.pages or {}
         seconds = night.seconds or {}
-        reason = _reason(night)
         cells: list[str] = [
             _link(pages.get("night"), night.date),
             pill(_PILLS.get(night.outcome, "idle"), night.outcome),
         ]
-        cells.append(_first_reason(night))
-        cells.append(_link(pages.get("version"), night.version or units.ABSENT))
-        cells.append(units.decimal(_point(night.ne)))
+        # The first reason: the others are in the row's tooltip, and on the page of the night.
+        reason = units.ABSENT
+        if night.reasons:
+            reason = units.printable(night.reasons[0], MOST_REASON)
+            if len(night.reasons) > 1:
+                reason += f" (and {len(night.reasons) - 1} more)"
+        cells += [reason, _link(pages.get("version"), night.version or units.ABSENT), units.decimal(_point(night.ne))]
         change = units.ABSENT
         if night.ne_change is not None:
             change = tag("span", f"{night.ne_change.point:+.2%}", title=_signed(night.ne_change))
-        cells.append(change)
-        cells += [units.decimal(_point(night.calibration), 3), units.count(night.rows)]
-        took = units.duration(sum(seconds.values()) if seconds else None)
+        cells += [change, units.decimal(_point(night.calibration), 3), units.count(night.rows)]
+        # No stage with a time is no time, and not one of 0 seconds.
+        took = units.duration(sum(seconds.values())) if seconds else units.ABSENT
         cells.append(tag("div", took, _stages_bar(seconds, longest)))
         if priced:
             cells.append(_cost(night))
         links = [_link(pages[name], name) for name in ("gate", "run") if name in pages]
         cells.append(tag("div", Markup(" ").join(links) or units.ABSENT))
         rows.append(cells)
-        titles.append(reason)
+        titles.append(_reason(night))
     head = ["Night", "Outcome", "Reason~", "Version", "NE*", "Change of NE*", "Calibration*", "Rows*", "Time by stage*"]
-    return PageTable([*head, *(["Cost*"] if priced else []), "Pages"], rows, titles)
+    if priced:
+        head.append("Cost*")
+    return PageTable([*head, "Pages"], rows, titles)
 
 
 def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:
@@ -363,7 +393,9 @@ def _runs(runs: Sequence[RunLine]) -> PageTable:
     rows = []
     for line in reversed(runs):
         name = _link(f"runs/{line.run}/report.html", line.run)
-        finished = _utc(line.finished) if line.finished is not None else units.ABSENT
+        finished = units.ABSENT
+        if line.finished is not None:
+            finished = _utc(line.finished)
         figures = (units.decimal(line.ne), units.decimal(line.auc), units.decimal(line.calibration, 3))
         verdict = line.verdict or units.ABSENT
         rows.append((name, pill(line.status, line.status), finished, *figures, verdict, units.duration(line.seconds)))
@@ -382,21 +414,19 @@ def _reason(night: NightLine) -> str:
     return "; ".join(night.reasons)
 
 
-def _first_reason(night: NightLine) -> str:
-    # The others are in the row's tooltip, and on the page of the night.
-    if not night.reasons:
-        return units.ABSENT
-    more = f" (and {len(night.reasons) - 1} more)" if len(night.reasons) > 1 else ""
-    return units.printable(night.reasons[0], MOST_REASON) + more
-
-
 def _link(path: str | None, text: str) -> Markup:
-    return tag("a", text, href=quote(path)) if path else tag("span", text)
+    # A page that is gone, or was never written.
+    if not path:
+        return tag("span", text)
+    return tag("a", text, href=quote(path))
 
 
 def _interval(value: Interval) -> str:
     text = units.decimal(value.point)
-    return text if value.low == value.high else f"{text} [{units.decimal(value.low)}, {units.decimal(value.high)}]"
+    # A time has no interval.
+    if value.low != value.high:
+        text += f" [{units.decimal(value.low)}, {units.decimal(value.high)}]"
+    return text
 
 
 def _signed(change: Interval) -> str:
@@ -404,8 +434,10 @@ def _signed(change: Interval) -> str:
 
 
 def _span(seconds: float) -> str:
-    # Time that is counted in days where it is long.
-    return units.duration(seconds) if seconds < 2 * DAY_SECONDS else f"{seconds / DAY_SECONDS:.1f} days"
+    # ``units.duration`` goes up to hours, but a version may serve for months.
+    if seconds < 2 * DAY_SECONDS:
+        return units.duration(seconds)
+    return f"{seconds / DAY_SECONDS:.1f} days"
 
 
 def _utc(seconds: float) -> str:

@@ -22,34 +22,37 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
     """
     ended = f"{result.status} in"
     if result.status == "failed":
-        held = result.gate is not None and result.gate.verdict == HOLD
-        ended = "held by the gate after" if held else "failed after"
+        ended = "failed after"
+        # A run that the gate holds counts as failed, though nothing went wrong.
+        if result.gate is not None and result.gate.verdict == HOLD:
+            ended = "held by the gate after"
     lines = [f"run {result.run}: {ended} {units.duration(result.seconds)}", RULE]
     if result.stages:
         lines.append(f"{'stage':<{NAME}}{'status':<9}{'seconds':>9}  artifact")
     else:
         lines.append("no stage ran")
     for name, outcome in result.stages.items():
-        seconds = units.decimal(outcome.seconds, 1) if outcome.status != "skipped" else units.ABSENT
+        seconds = units.ABSENT
+        # A skipped stage took no time, which 0.0 would not say.
+        if outcome.status != "skipped":
+            seconds = units.decimal(outcome.seconds, 1)
         path = short_path(outcome.artifact or units.ABSENT, 20)
         lines.append(f"{name:<{NAME}}{outcome.status:<9}{seconds:>9}  {path}")
     lines.append(RULE)
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
-            for index, text in enumerate(texts):
-                lines += wrapped("" if index else name, text)
+            lines += wrapped(name, *texts)
     if changes := hosts_lines(result.shrunk, result.grown):
         lines += wrapped("hosts", "; ".join(changes))
     if (sealed := result.prediction) is not None:
-        for index, text in enumerate(prediction_lines(sealed)):
-            lines += wrapped("" if index else "prediction", text)
+        lines += wrapped("prediction", *prediction_lines(sealed))
     if error := result.error:
         lines += wrapped("error", error_text(error))
         if error.hint:
             lines += wrapped("hint", error.hint)
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *wrapped("", "  ".join(files))]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(map(str.rstrip, lines))
 
 
 def reachable_gain(figures: Evaluation) -> float | None:
@@ -85,14 +88,18 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
         return "no runs to compare"
     if notes is not None and len(notes) != len(results):
         raise ValueError(f"{len(notes)} notes for {len(results)} results")
-    width = min(max(len(name) for name in ["run", *(result.run for result in results)]), 22)
+    width = min(max(len("run"), *(len(result.run) for result in results)), 22)
     all_scores = [result.eval or Evaluation() for result in results]
+    # Runs that did not get to their evaluation have no NE, and a training that diverged none that is finite.
     best = min((scores.ne for scores in all_scores if units.known(scores.ne)), default=None)
     heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
     for index, (result, scores) in enumerate(zip(results, all_scores, strict=True)):
-        name = result.run if len(result.run) <= width else f"{result.run[: width - 2]}.."
-        speed = result.train.samples_per_s if result.train is not None else None
+        name, speed = result.run, None
+        if len(name) > width:
+            name = f"{name[: width - 2]}.."
+        if result.train is not None:
+            speed = result.train.samples_per_s
         mark = "*" if scores.ne is not None and scores.ne == best else " "
         line = (
             f"{name:<{width}}  {result.status:<8} {units.decimal(scores.ne, 5):>8}{mark} "
@@ -113,7 +120,9 @@ def short_path(path: str, columns: int) -> str:
     head, _, key = path.rpartition("/")
     if len(key) > 12:
         path = f"{head}/{key[:10]}.."
-    return path if len(path) <= width else f"..{path[2 - width :]}"
+    if len(path) > width:
+        path = f"..{path[2 - width :]}"
+    return path
 
 
 def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None = None) -> list[str]:
@@ -136,8 +145,11 @@ def prediction_lines(part: PredictionPart) -> list[str]:
     _, predicted, measured, _ = total
     lines = [f"{predicted} predicted, {measured} measured: off by {off_by(part.error)} ({seal})"]
     for rows in (stages, others):
-        if rows:
-            lines.append("; ".join(f"{name} {guess} for {found}, {error}" for name, guess, found, error in rows))
+        texts = []
+        for name, guess, found, error in rows:
+            texts.append(f"{name} {guess} for {found}, {error}")
+        if texts:
+            lines.append("; ".join(texts))
     return lines
 
 
@@ -151,13 +163,16 @@ def prediction_rows(part: PredictionPart) -> tuple[list[Row], Row, list[Row]]:
     """
 
     def row(name: str, predicted: float, measured: float, text: Callable[[float], str]) -> Row:
-        return name, text(predicted), text(measured), off_by(predicted / measured - 1 if measured else None)
+        # What took no time, such as a stage that was skipped, has no relative error.
+        error = predicted / measured - 1 if measured else None
+        return name, text(predicted), text(measured), off_by(error)
 
-    spans = part.seconds
-    stages = [row(name, each.predicted_s, each.measured_s, units.duration) for name, each in spans.items()]
-    predicted, measured = (
-        sum(getattr(each, name) for each in spans.values()) for name in ("predicted_s", "measured_s")
-    )
+    stages, all_predicted, all_measured = [], [], []
+    for name, span in part.seconds.items():
+        stages.append(row(name, span.predicted_s, span.measured_s, units.duration))
+        all_predicted.append(span.predicted_s)
+        all_measured.append(span.measured_s)
+    predicted, measured = sum(all_predicted), sum(all_measured)
     others = []
     if (step := part.step) is not None and step.predicted_ms is not None:
         others.append(row("a step", step.predicted_ms, step.measured_ms, lambda ms: f"{units.decimal(ms, 3)} ms"))
@@ -183,10 +198,17 @@ def paragraph(text: str, indent: str = "   ") -> str:
 def first_names(names: Sequence[str], most: int) -> str:
     """Join the first ``most`` of ``names``, and say how many more there are."""
     text = ", ".join(names[:most])
-    return f"{text} and {len(names) - most} more" if len(names) > most else text
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
 
 
-def wrapped(name: str, text: str) -> list[str]:
-    """Wrap ``text`` to 80 columns, beside ``name``."""
-    lines = textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]
-    return [f"{'' if index else name:<{NAME}}{line}" for index, line in enumerate(lines)]
+def wrapped(name: str, *texts: str) -> list[str]:
+    """Wrap each of ``texts`` to 80 columns. ``name`` stands beside the first line."""
+    lines = []
+    for text in texts:
+        # An empty text still is a line: its name must not be lost.
+        for line in textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]:
+            lines.append(f"{name:<{NAME}}{line}")
+            name = ""
+    return lines

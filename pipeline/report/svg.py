@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from markupsafe import Markup, escape
 
@@ -98,9 +99,10 @@ def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) ->
     curves = [(curve, thin(curve.points)) for curve in series if curve.points]
     if not curves:
         return Markup("")
-    frame = Frame.around([point for _, points in curves for point in points], x, y)
+    frame = Frame.around(list(chain.from_iterable(points for _, points in curves)), x, y)
     body = frame.grid()
     for curve, points in curves:
+        # One point is no line, but its hover says what it is.
         path = frame.path(points) if len(points) > 1 else ""
         body.append(tag("path", tag("title", curve.name), class_=f"series c{curve.colour}", d=path))
         body += _hovers(frame, points, f"{curve.name}, ")
@@ -113,11 +115,12 @@ def scatter_plot(
     """Plot dots with their tooltips, and a line through the ``joined`` points; "" without points."""
     if not points:
         return Markup("")
-    frame = Frame.around([*(point for point, _ in points), *joined], x, y)
+    frame = Frame.around([*dict(points), *joined], x, y)
     body = frame.grid()
     if len(joined) > 1:
         body.append(tag("path", class_="reference", d=frame.path(joined)))
-    body += [frame.dot(point, text) for point, text in points]
+    for point, text in points:
+        body.append(frame.dot(point, text))
     return drawing(body, label)
 
 
@@ -127,16 +130,18 @@ def reliability_plot(
     """Plot observed against predicted rates by bin, with 95 % intervals and the diagonal of a calibrated model."""
     if not predicted:
         return Markup("")
-    spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
+    spans = list(map(wilson, observed, rows))
     top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
     frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
     end = min(frame.x_high, frame.y_ticks[-1])
-    body = [*frame.grid(), tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))]
-    body += [frame.whisker(p, low, high) for (low, high), p in zip(spans, predicted, strict=True)]
-    for p, rate, number in zip(predicted, observed, rows, strict=True):
+    whiskers, dots = [], []
+    for p, rate, number, (low, high) in zip(predicted, observed, rows, spans, strict=True):
+        whiskers.append(frame.whisker(p, low, high))
         text = f"predicted {units.decimal(p)}, observed {units.decimal(rate)}, {units.count(number)} rows"
-        body.append(frame.dot((p, rate), text))
-    return drawing(body, label)
+        dots.append(frame.dot((p, rate), text))
+    # Dots lie above the whiskers of their neighbours, so that their tooltips can be reached.
+    diagonal = tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))
+    return drawing([*frame.grid(), diagonal, *whiskers, *dots], label)
 
 
 def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
@@ -157,6 +162,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     thinned: list[Point] = []
     for index in range(stretches):
         part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
+        # A set: the two are one point where the stretch is level.
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
         thinned += sorted(ends)
     return thinned
@@ -169,10 +175,12 @@ def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[
         low, high = low - pad, high + pad
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
+    # A thousandth less: rounding may leave ``raw`` just above a round step, which must not lead to the next one.
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     if whole:
         step = max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Multiples rather than a running sum, whose rounding would show in the labels.
     return [index * step for index in range(first, last + 1)]
 
 
@@ -190,12 +198,18 @@ class Frame:
     @staticmethod
     def around(points: Sequence[Point], x: Axis, y: Axis) -> Frame:
         """Return the frame around all ``points``. y ends on ticks; x on the data, or on ticks if it starts at zero."""
-        xs, ys = [point[0] for point in points], [point[1] for point in points]
-        x_ticks = ticks(0.0 if x.from_zero else min(xs), max(xs), about=6, whole=x.whole)
-        y_ticks = ticks(0.0 if y.from_zero else min(ys), max(ys), whole=y.whole)
+        xs, ys = zip(*points, strict=True)
+        x_begin, y_begin = min(xs), min(ys)
+        if x.from_zero:
+            x_begin = 0.0
+        if y.from_zero:
+            y_begin = 0.0
+        x_ticks = ticks(x_begin, max(xs), about=6, whole=x.whole)
+        y_ticks = ticks(y_begin, max(ys), whole=y.whole)
         low, high = x_ticks[0], x_ticks[-1]
+        # Steps of a training need no room beside them; one step alone has no width of its own.
         if x.whole and max(xs) > min(xs):
-            low, high = (0.0 if x.from_zero else min(xs)), max(xs)
+            low, high = x_begin, max(xs)
         return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
 
     def x(self, value: float) -> float:
@@ -210,7 +224,7 @@ class Frame:
 
     def path(self, points: Sequence[Point]) -> str:
         """Return the line through ``points`` as the ``d`` of an SVG path."""
-        return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
+        return "M" + " L".join(map(self.place, points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
         x, y = self.place(point).split()
@@ -235,6 +249,7 @@ class Frame:
         return out
 
     def _label(self, axis: Axis, tick: float, all_ticks: list[float]) -> str:
+        # One tick has no distance: as many decimals as its own size calls for.
         distance = all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick)
         return axis.show(tick, distance)
 
@@ -249,9 +264,8 @@ def signed_tick(value: float, spread: float) -> str:
 
 
 def _percent_digits(spread: float) -> int:
-    if spread >= 0.01:
-        return 0
-    return 1 if spread >= 0.001 else 2
+    # One digit more for each power of ten below a hundredth, two at most.
+    return (spread < 0.01) + (spread < 0.001)
 
 
 def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup]:
@@ -262,10 +276,10 @@ def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup
         row = frame.y(line.y)
         above = row - 4
         fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
-        baseline = above if fits else max(row + 11, last + NOTE_HEIGHT)
-        last = baseline
+        # Else below its line, and below the label of the line above.
+        last = above if fits else max(row + 11, last + NOTE_HEIGHT)
         out.append(tag("path", class_="reference", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
-        out.append(text_at(LEFT + 4, baseline, line.label, "start", "note"))
+        out.append(text_at(LEFT + 4, last, line.label, "start", "note"))
     return out
 
 
@@ -287,5 +301,5 @@ def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") 
 
 def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
     """Return the picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
-    attributes = {"viewBox": " ".join(f"{edge:g}" for edge in box), "role": "img", "aria-label": label}
+    attributes = {"viewBox": "{:g} {:g} {:g} {:g}".format(*box), "role": "img", "aria-label": label}
     return tag("svg", *body, class_="plot", **attributes)

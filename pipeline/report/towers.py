@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from markupsafe import Markup
@@ -42,8 +43,11 @@ Box = tuple[float, float, float, float]
 def towers_page(towers: Towers) -> str:
     evidence = towers.evidence or TowerEvidence(strategy="")
     strategy = STRATEGIES.get(evidence.strategy, "")
-    about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
-    even = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
+    about, text = "Nightjar towers", ""
+    if strategy:
+        about += f" · {evidence.strategy}: {strategy}"
+    if _load_shares_by_name(towers):
+        text = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
     return from_template(
         "towers.html",
         title="Nightjar towers",
@@ -53,7 +57,7 @@ def towers_page(towers: Towers) -> str:
         heading=f"{units.plural(len(towers.towers), 'tower')} of features",
         pictures=_pictures(towers, evidence),
         source=evidence.source,
-        text=even if _load_shares_by_name(towers) else "",
+        text=text,
         towers=_towers(towers),
         features=_features(towers, evidence),
     )
@@ -68,10 +72,14 @@ def similarities(towers: Towers) -> tuple[float, float] | None:
     within, across = list[float](), list[float]()
     for i, left in enumerate(evidence.features):
         for j, right in enumerate(evidence.features[:i]):
-            pairs = within if tower_of[left] == tower_of[right] else across
-            pairs.append(evidence.similarity[i][j])
+            if tower_of[left] == tower_of[right]:
+                within.append(evidence.similarity[i][j])
+            else:
+                across.append(evidence.similarity[i][j])
     # No features share a tower where each has its own, and all do where there is one.
-    means = [sum(pairs) / len(pairs) if pairs else float("nan") for pairs in (within, across)]
+    means = []
+    for pairs in (within, across):
+        means.append(sum(pairs) / len(pairs) if pairs else float("nan"))
     return means[0], means[1]
 
 
@@ -84,7 +92,10 @@ def load_shares(towers: Towers, name: str) -> list[float]:
     if not total:
         return []
     load_of = dict(zip(towers.evidence.features, loads, strict=True))
-    return [sum(load_of[feature] for feature in tower.features) / total for tower in towers.towers]
+    shares = []
+    for tower in towers.towers:
+        shares.append(sum(map(load_of.__getitem__, tower.features)) / total)
+    return shares
 
 
 def _tower_of_feature(towers: Towers) -> dict[str, int]:
@@ -95,12 +106,14 @@ def _tower_of_feature(towers: Towers) -> dict[str, int]:
 
 
 def _figures(towers: Towers, evidence: TowerEvidence) -> list[tuple[str, str, str]]:
-    sizes = [len(tower.features) for tower in towers.towers]
+    sizes, hosts = [], set[int]()
+    for tower in towers.towers:
+        sizes.append(len(tower.features))
+        hosts.update(tower.hosts)
     span = units.count(sizes[0]) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    hosts = len({host for tower in towers.towers for host in tower.hosts})
     cards = [
         ("Features", units.count(sum(sizes)), f"{span} in a tower"),
-        ("Hosts", units.count(hosts), "a tower's tables stay on its hosts"),
+        ("Hosts", units.count(len(hosts)), "a tower's tables stay on its hosts"),
     ]
     means = similarities(towers)
     if means is not None:
@@ -116,8 +129,7 @@ def _figures(towers: Towers, evidence: TowerEvidence) -> list[tuple[str, str, st
 def _pictures(towers: Towers, evidence: TowerEvidence) -> list[Figure]:
     if not evidence.similarity:
         return []
-    tower_of = _tower_of_feature(towers)
-    places = [tower_of[name] for name in evidence.features]
+    places = list(map(_tower_of_feature(towers).__getitem__, evidence.features))
     kind = "similar" if evidence.strategy == "coherent" else "dissimilar"
     placed = tower_map(evidence.features, places, evidence.placement)
     heat = heat_map(evidence.features, places, evidence.similarity)
@@ -137,12 +149,18 @@ def _load_shares_by_name(towers: Towers) -> dict[str, list[float]]:
 
 def _towers(towers: Towers) -> PageTable:
     loads = _load_shares_by_name(towers)
+    head = ["Tower", "Hosts", "Features*"]
+    for name in loads:
+        head.append(LOADS[name])
     rows = []
     for index, tower in enumerate(towers.towers):
+        # -1: hosts are listed even where they are all, as towers are told apart by them.
         hosts, count = rank_words(set(tower.hosts), -1), units.count(len(tower.features))
-        shares = [units.percent(share[index]) for share in loads.values()]
-        rows.append((with_swatch(index % COLOURS, index), hosts, count, *shares, ", ".join(tower.features)))
-    return PageTable(("Tower", "Hosts", "Features*", *(LOADS[name] for name in loads), "Names~"), rows)
+        cells = [with_swatch(index % COLOURS, index), hosts, count]
+        for share in loads.values():
+            cells.append(units.percent(share[index]))
+        rows.append([*cells, ", ".join(tower.features)])
+    return PageTable([*head, "Names~"], rows)
 
 
 def _features(towers: Towers, evidence: TowerEvidence) -> PageTable:
@@ -167,17 +185,19 @@ def towers_text(towers: Towers) -> str:
     lines = [message]
     loads = _load_shares_by_name(towers)
     for index, tower in enumerate(towers.towers):
-        plural = "s" if len(tower.hosts) > 1 else ""
         names = ", ".join(tower.features)
+        # "And 1 more" would take the room of the name itself.
         if len(tower.features) > MOST_NAMES + 1:
             names = f"{', '.join(tower.features[:MOST_NAMES])}, and {len(tower.features) - MOST_NAMES} more"
-        text = f"tower {index} on host{plural} {rank_words(set(tower.hosts), -1)}: "
-        text += f"{len(tower.features)} features: {names}"
-        if loads:
-            shares = [f"{units.percent(share[index], 0)} of the {name}" for name, share in loads.items()]
+        noun = "hosts" if len(tower.hosts) > 1 else "host"
+        text = f"tower {index} on {noun} {rank_words(set(tower.hosts), -1)}: {len(tower.features)} features: {names}"
+        shares = []
+        for name, share in loads.items():
+            shares.append(f"{units.percent(share[index], 0)} of the {name}")
+        if shares:
             text += f" ({', '.join(shares)})"
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    # Features whose tower follows from a pin or a group.
+    # Features whose tower follows from a pin or a group: reasons are told apart by their first word alone.
     pinned = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
     if len(pinned) > MOST_PINNED:
         pinned[MOST_PINNED:] = [f"  and {len(pinned) - MOST_PINNED} more pinned or grouped"]
@@ -186,12 +206,16 @@ def towers_text(towers: Towers) -> str:
 
 def towers_summary(towers: Towers) -> dict[str, Any]:
     """Return the ``towers`` part of ``result.json``."""
+    sizes, hosts = [], set[int]()
+    for tower in towers.towers:
+        sizes.append(len(tower.features))
+        hosts.update(tower.hosts)
     return {
         "towers": len(towers.towers),
-        "hosts": len({host for tower in towers.towers for host in tower.hosts}),
-        "features": [len(tower.features) for tower in towers.towers],
+        "hosts": len(hosts),
+        "features": sizes,
         "module": towers.module.name,
-        "strategy": towers.evidence.strategy if towers.evidence else "",
+        "strategy": (towers.evidence or TowerEvidence(strategy="")).strategy,
     }
 
 
@@ -207,20 +231,31 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
     """Draw ``similarity`` [F][F] as cells from faint to strong, ordered by tower, with lines between towers."""
     order = sorted(range(len(names)), key=lambda index: (towers[index], index))
     count = min(len(order), MOST_CELLS)
-    bins = [order[i * len(order) // count : (i + 1) * len(order) // count] for i in range(count)]
-    labels = [names[b[0]] if len(b) == 1 else f"{names[b[0]]} to {names[b[-1]]}" for b in bins]
-    off_diagonal = [value for i, row in enumerate(similarity) for j, value in enumerate(row) if i != j]
+    bins, labels = [], []
+    for i in range(count):
+        # The bins differ by one feature at most, and each has one: there are no more bins than features.
+        inside = order[i * len(order) // count : (i + 1) * len(order) // count]
+        label = names[inside[0]]
+        if len(inside) > 1:
+            label += f" to {names[inside[-1]]}"
+        bins.append(inside)
+        labels.append(label)
+    # A feature is most similar to itself: with the diagonal, all other cells would be faint.
+    off_diagonal: list[float] = []
+    for i, similar in enumerate(similarity):
+        off_diagonal += [*similar[:i], *similar[i + 1 :]]
     low, high = min(off_diagonal, default=0.0), max(off_diagonal, default=1.0)
     size, labelled = SIDE / len(bins), len(bins) == len(order) <= MOST_LABELS
     body = []
     for row, left in enumerate(bins):
         for column, right in enumerate(bins):
-            # Without pairs of a feature with itself.
-            values = [similarity[i][j] for i in left for j in right if i != j]
+            values = [similarity[i][j] for i, j in product(left, right) if i != j]
             if values:
-                value = sum(values) / len(values)
+                value, share = sum(values) / len(values), 0.5
                 words = f"{labels[row]} and {labels[column]}: {units.decimal(value, 2)}"
-                share = (value - low) / (high - low) if high > low else 0.5
+                # Where all pairs are equally similar, there is no scale.
+                if high > low:
+                    share = (value - low) / (high - low)
                 body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, share, words))
     # Lines where one tower ends and the next begins.
     far = MARGIN + SIDE
@@ -250,13 +285,15 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
 def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) -> Markup:
     """Draw every feature at its place, in the colour and with the number of its tower."""
     width = MARGIN + SIDE + PAD
-    low = [min(point[axis] for point in placement) for axis in (0, 1)]
-    extent = [max(point[axis] for point in placement) - low[axis] for axis in (0, 1)]
-    room = (width - 2 * (DOT + PAD + 20)) / max(*extent, 1e-9)
+    xs, ys = zip(*placement, strict=True)
+    left, top = min(xs), min(ys)
+    wide, high = max(xs) - left, max(ys) - top
+    # One scale for both axes, since distances are what the map shows.
+    room = (width - 2 * (DOT + PAD + 20)) / max(wide, high, 1e-9)
     spots = []
-    for point in placement:
-        x, y = (width / 2 + (point[a] - low[a] - extent[a] / 2) * room for a in (0, 1))
-        spots.append((x, y))
+    for x, y in placement:
+        spots.append((width / 2 + (x - left - wide / 2) * room, width / 2 + (y - top - high / 2) * room))
+    # Labels keep off the points and off each other.
     taken: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in spots]
     body, labelled = [], len(names) <= MOST_LABELS
     radius, letters = (DOT, 10) if labelled else (SMALL_DOT, 7)

@@ -44,7 +44,7 @@ def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[Non
     if not trackers:
         yield
         return
-    stop, ended, lost, finished = (threading.Event() for _ in range(4))
+    stop, ended, lost, finished = threading.Event(), threading.Event(), threading.Event(), threading.Event()
 
     def follow() -> None:
         try:
@@ -108,9 +108,12 @@ def versions_served(store: Store, model: str) -> Served | None:
         artifact = store.find(f"models/{model}/{name}")
         if artifact is None:
             continue
-        fields: dict[str, Any] = {key: artifact.summary.get(key) for key in ("run", "verdict", "ne")}
+        change, fields = last.get(name, {}), dict[str, Any]()
+        for key in ("run", "verdict", "ne"):
+            fields[key] = artifact.summary.get(key)
+        # The log of promotions keeps the newest changes alone.
         for key in ("by", "reason"):
-            fields[key] = last.get(name, {}).get(key, "")
+            fields[key] = change.get(key, "")
         versions.append(ServedVersion(version=name, uri=store.url_of(artifact.path), **fields))
     return Served(model=model, serving=current["version"], versions=tuple(versions))
 
@@ -119,7 +122,7 @@ def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) ->
     for name in track.to:
         try:
             call(TRACKERS.get(name))
-        # Whatever another program's library raises.
+        # Whatever another program's library raises: a tracker that is away must not fail the night.
         except Exception as error:
             log.warning("%s was not told of %s: %s: %s", name, what, type(error).__name__, error)
 

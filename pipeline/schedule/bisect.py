@@ -8,7 +8,6 @@ only trains and judges.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +25,7 @@ from pipeline.launch.locks import folder_lock
 from pipeline.launch.signals import Interrupted
 from pipeline.publishing.promotion import read_current
 from pipeline.publishing.versions import find_version, version_path
-from pipeline.records.bisection import (
-    BISECT,
-    FEATURES,
-    LABELS,
-    LIMITS,
-    ROWS,
-    SETTINGS,
-    BisectRecord,
-    Culprit,
-    Replay,
-    Suspect,
-)
+from pipeline.records.bisection import FEATURES, LABELS, LIMITS, ROWS, SETTINGS, BisectRecord, Culprit, Replay, Suspect
 from pipeline.records.gate import GATE, HOLD, PASS, GateRecord
 from pipeline.records.night import NIGHT, Base, NightRecord
 from pipeline.records.record import read
@@ -56,9 +44,11 @@ from pipeline.store.removal import remove
 
 QUALITY = "quality.json"
 # Settings that are no suspects, besides those that differ every night: they allow something, say who publishes, or
-# where the log is: at its former place there are other rows.
-_NO_SUSPECTS: tuple[str, ...] = ("checkpoint.allow", "publish.model", "publish.judge_beside", "data.name", "data.aside")
-_NO_SUSPECTS += ("data.path", "data.format", "data.options", "data.snapshot", "data.messages")
+# where the log is: at its former place there are other rows. Each ends with a dot, as do the paths compared with it.
+_NO_SUSPECTS = (
+    *("checkpoint.allow.", "publish.model.", "publish.judge_beside.", "data.name.", "data.aside."),
+    *("data.path.", "data.format.", "data.options.", "data.snapshot.", "data.messages."),
+)
 # A feature with the values of other rows misleads by twice of what is lost without it. So without it half of the rise
 # of the incumbent's NE is gone; half of that is enough to name it.
 MISLEADS = 0.25
@@ -69,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class HeldRun:
-    """A run that the gate held: its records, what it started from, and its settings beside those of ``base``."""
+    """A run that the gate held: its records, what it started from, its settings, those of ``base`` and what differs."""
 
     name: str
     config: Config
@@ -78,15 +68,15 @@ class HeldRun:
     base: Base
     settings: Mapping[str, Any]
     former: Mapping[str, Any]
+    changed: Mapping[str, Sequence[Any]]
 
 
 def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime | None = None) -> BisectRecord:
     """Find what spoilt run ``name``, and record it.
 
     Each suspect is tried by a training, those that speak for themselves without one. Where no training is left, only
-    the latter are tried. Several settings or features that
-    are suspected together are tried together, and then by halves. ``bisect.json`` of the run is written after each of
-    them, and the page of a night names the culprit.
+    the latter are tried. Several settings or features that are suspected together are tried together, and then by
+    halves. ``bisect.json`` of the run is written after each of them, and the page of a night names the culprit.
 
     Args:
         run: Does a whole run.
@@ -104,9 +94,8 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
     held = read_held_run(store, name)
     hint = "run the same command again once that one has ended"
     with folder_lock(store, run_directory(name), f"run {name!r}", held.config.launch.lease_seconds, hint=hint):
-        changed = changed_settings(held.former, held.settings)
-        suspects = find_suspects(_read_signs(store, held, changed))
-        search = _Search(store, held, changed, run, limit, deadline)
+        suspects = find_suspects(_read_signs(store, held))
+        search = _Search(store, held, run, limit, deadline)
         search.save(suspects=tuple(suspects))
         log.info("bisect     %s: %d suspects, at most %d replays", name, len(suspects), limit)
         culprit = None
@@ -115,14 +104,19 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
             if suspect.kind in (SETTINGS, FEATURES):
                 culprit = search.try_suspect(suspect)
             elif suspect.kind == LIMITS:
-                culprit = _judged_by_former_limits(held, changed, suspect)
+                culprit = _judged_by_former_limits(held, suspect)
+            # The rows of the day are what is left over, so they are named only where all else was tried.
             elif suspect.kind != ROWS or suspect.explained is not None or not search.untold:
                 culprit = _named_by_signs(held, suspect)
             if culprit is not None:
                 break
         search.save(culprit=culprit, stopped="; ".join(search.untold) or None)
-        if culprit is not None:
-            _name_on_page(store, name, culprit)
+        path = f"{run_directory(name)}/{NIGHT}"
+        # A run that no night started has no such page.
+        if culprit is not None and store.exists(path):
+            record = replace(read(NightRecord, store, path), culprit=culprit.words)
+            store.write_json(path, record.to_json())
+            write_summary(store, record)
         return search.record
 
 
@@ -157,7 +151,10 @@ def read_held_run(store: Store, name: str) -> HeldRun:
             f"the settings of {base.version} are gone, with its run {base.run}, so nothing tells which have changed",
             hint=f"{published}/gate.html says why {name} was held",
         )
-    return HeldRun(name=name, config=config, result=result, gate=gate, base=base, settings=settings, former=former)
+    changed = changed_settings(former, settings)
+    return HeldRun(
+        name=name, config=config, result=result, gate=gate, base=base, settings=settings, former=former, changed=changed
+    )
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -169,75 +166,55 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     changed: dict[str, list[Any]] = {}
     for path in config_changes(then, now):
         keys = set(keys_of(path)) - {"plan"}  # where tables lie changes no number
-        no_suspect = any(path == name or path.startswith(f"{name}.") for name in _NO_SUSPECTS)
-        if keys and not is_expected(path) and not no_suspect:
-            unit = _unit_of(path, then, now)
-            changed[unit] = [_value_at(then, unit), _value_at(now, unit)]
+        if keys and not is_expected(path) and not f"{path}.".startswith(_NO_SUSPECTS):
+            unit, values = _changed_unit(path, then, now)
+            changed[unit] = values
     return changed
 
 
-def _unit_of(path: str, then: Any, now: Any) -> str:
+def _changed_unit(path: str, then: Any, now: Any) -> tuple[str, list[Any]]:
+    # The setting, or the first entry or group on the way to it that only one of both has; with its two values.
     parts = path.split(".")
     if parts[0] == "model" and then["model"].get("name") != now["model"].get("name"):
-        return "model"
-    for depth, part in enumerate(parts[:-1], 1):
+        parts = ["model"]
+    unit = []
+    for part in parts:
+        unit.append(part)
         then, now = then.get(part), now.get(part)
         if not isinstance(then, Mapping) or not isinstance(now, Mapping):
-            return ".".join(parts[:depth])
-    return path
+            break
+    # Of an entry or group its name, if it has one, or that it is set.
+    values = [value.get("name", "set") if isinstance(value, Mapping) else value for value in (then, now)]
+    return ".".join(unit), values
 
 
-def _value_at(tree: Any, path: str) -> Any:
-    # The value of a setting; of an entry or group its name, if it has one, or that it is set.
-    for part in path.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree.get("name", "set") if isinstance(tree, Mapping) else tree
-
-
-def _put_back(tree: Any, former: Any, path: str) -> None:
-    # Set ``path`` of ``tree`` to what it is in ``former``, which may not have it.
-    *groups, last = path.split(".")
-    for part in groups:
-        tree, former = tree[part], former[part]
-    tree.pop(last, None)
-    if last in former:
-        tree[last] = copy.deepcopy(former[last])
-
-
-def _read_signs(store: Store, held: HeldRun, changed: Mapping[str, Sequence[Any]]) -> Signs:
-    data, path = held.config.data, held.result.artifact("ingest")
-    drift: dict[str, Any] = {}
-    if path is not None and store.exists(f"{path}/{QUALITY}"):
-        drift = store.read_json(f"{path}/{QUALITY}")["checks"]["drift"]
-    before = store.find(held.base.dataset)
+def _read_signs(store: Store, held: HeldRun) -> Signs:
+    data, drift, quality = held.config.data, dict[str, Any](), f"{held.result.artifact('ingest')}/{QUALITY}"
+    if store.exists(quality):
+        drift = store.read_json(quality)["checks"]["drift"]
+    then, before = IngestPart(), store.find(held.base.dataset)
+    if before is not None:
+        then = IngestPart.from_json(before.summary)
+    checkpoint = held.config.checkpoint
     return Signs(
         gate=held.gate,
         limits=held.config.gate,
-        settings=changed,
+        settings=held.changed,
         features=(*data.dense, *data.sparse),
         drift=drift,
         moved=data.checks.warn,
-        continues=held.config.checkpoint.init_from == held.base.checkpoint
-        and not held.config.checkpoint.init_tables_only,
+        # With fresh dense parts it is another model, which without the day's rows is not the incumbent.
+        continues=checkpoint.init_from == held.base.checkpoint and not checkpoint.init_tables_only,
         now=held.result.ingest or IngestPart(),
-        then=IngestPart() if before is None else IngestPart.from_json(before.summary),
+        then=then,
     )
 
 
 class _Search:
     """The replays of a held run, and their record so far. ``untold``: what is not known, and why."""
 
-    def __init__(
-        self,
-        store: Store,
-        held: HeldRun,
-        changed: Mapping[str, Sequence[Any]],
-        run: Run,
-        limit: int,
-        deadline: datetime | None,
-    ) -> None:
-        self.store, self.held, self.changed, self.run = store, held, changed, run
-        self.limit, self.deadline = limit, deadline
+    def __init__(self, store: Store, held: HeldRun, run: Run, limit: int, deadline: datetime | None) -> None:
+        self.store, self.held, self.run, self.limit, self.deadline = store, held, run, limit, deadline
         self.untold: list[str] = []
         gate = held.gate
         self.record = BisectRecord(
@@ -261,12 +238,11 @@ class _Search:
     def save(self, **changes: Any) -> None:
         """Write the record, with ``changes``."""
         self.record = replace(self.record, **changes)
-        self.store.write_json(f"{run_directory(self.held.name)}/{BISECT}", self.record.to_json())
+        self.store.write_json(f"{run_directory(self.held.name)}/{BisectRecord.FILE}", self.record.to_json())
 
     def try_suspect(self, suspect: Suspect) -> Culprit | None:
         """Replay without all that is suspected, then with halves of it; None where that does not help."""
-        refusal = self._refusal()
-        if refusal:
+        if refusal := self._refusal():
             self.untold.append(f"{refusal} before {suspect.title}")
             return None
         shown = self._replay(suspect.kind, suspect.names)
@@ -302,32 +278,42 @@ class _Search:
         log.info("bisect     replay %d of at most %d: %s %s", number, self.limit, what, ", ".join(names))
         started = time.monotonic()
         try:
-            self._require_same_logs()
+            # A dataset is found by the fingerprint of its log, and of the rows that other days kept for it.
+            made, now = self.held.result.artifact("ingest"), _dataset_of(self.held.config, self.store)
+            if made != now:
+                raise DataError(
+                    f"run {self.held.name} was trained on {made}, but its logs and settings now make {now}: replays "
+                    "would train on other rows, or be made by another release",
+                    hint="put the logs back as they were; --replays 0 names what the records of the run tell by "
+                    "themselves",
+                )
             config, dataset = self._config(replay)
             code = self.run(config)
             if code > SIGNALLED:
                 self.save(stopped=f"a signal ended replay {number}")
                 raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
             replay = self._judged(replay, code, dataset)
-        except ConfigError as error:  # these settings do not go together
+        # These settings do not go together, which says nothing of what is suspected.
+        except ConfigError as error:
             replay = replace(replay, message=error.message)
-        except NightjarError as error:  # which says nothing of what is suspected
+        except NightjarError as error:
             self.save(stopped=f"replay {number} failed: {error.message}")
             raise
         replay = replace(replay, seconds=round(time.monotonic() - started, 3))
         self.save(replays=(*self.record.replays, replay))
-        log.info("bisect     replay %d: %s", number, _outcome(replay))
+        words = f"no verdict: {replay.message}"
+        if replay.verdict is not None:
+            words = replay.verdict
+            if replay.ne is not None:
+                words += f", NE {replay.ne:.4f}"
+            if replay.change is not None:
+                point, low, high = replay.change
+                words += f", {point:+.2%} [{low:+.2%}, {high:+.2%}] beside the held model"
+            if not replay.same_rows:
+                words += f"; {OTHER_ROWS}"
+            words += f"; {replay.seconds:.1f} s"
+        log.info("bisect     replay %d: %s", number, words)
         return replay
-
-    def _require_same_logs(self) -> None:
-        # A dataset is found by the fingerprint of its log, and of the rows that other days kept for it.
-        made, now = self.held.result.artifact("ingest"), _dataset_of(self.held.config, self.store)
-        if made != now:
-            raise DataError(
-                f"run {self.held.name} was trained on {made}, but its logs and settings now make {now}: replays would "
-                "train on other rows, or be made by another release",
-                hint="put the logs back as they were; --replays 0 names what the records of the run tell by themselves",
-            )
 
     def _config(self, replay: Replay) -> tuple[Config, str]:
         # What the replay runs, and the dataset that it makes if the logs stay as they are.
@@ -336,22 +322,22 @@ class _Search:
             config = _with_former(self.held, replay.names)
         data = config.data
         if replay.kind == FEATURES:
-            checks = dataclasses.replace(data.checks, hold=DriftLimits())  # they are missing, which would hold the day
-            data = dataclasses.replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
-        config = dataclasses.replace(
+            checks = replace(data.checks, hold=DriftLimits())  # they are missing, which would hold the day
+            data = replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
+        config = replace(
             config,
             run=replay.run,
             store=self.store.url,
             force=False,
             data=data,
-            gate=dataclasses.replace(config.gate, force=None),
-            publish=dataclasses.replace(config.publish, judge_beside=self.held.base.version),
+            gate=replace(config.gate, force=None),
+            publish=replace(config.publish, judge_beside=self.held.base.version),
             track=TrackConfig(),
         )
         # Another dataset must not take the place of the day's; that of the day is not made again.
         dataset = _dataset_of(config, self.store)
         if dataset != self.held.result.artifact("ingest"):
-            config = dataclasses.replace(config, data=dataclasses.replace(data, aside=True))
+            config = replace(config, data=replace(data, aside=True))
             dataset = _dataset_of(config, self.store)
         return config, dataset
 
@@ -403,14 +389,23 @@ class _Search:
         change = replay.change
         if change is None:
             return False
-        if self._regained(replay) >= MISLEADS:
+        regained = self._regained(replay)
+        if regained >= MISLEADS:
             return True
-        if suspect.kind == FEATURES and suspect.explained is not None:
-            # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
-            # most rows still carries something.
-            little = replay.explained is not None and replay.explained >= -DEAD
-            return (change.low <= 0 or little) and self._is_all_lost(replay)
-        return replay.explained is not None and replay.explained >= HALF and change.high < 0
+        if suspect.kind != FEATURES or suspect.explained is None:
+            return replay.explained is not None and replay.explained >= HALF and change.high < 0
+        # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
+        # most rows still carries something.
+        little = replay.explained is not None and replay.explained >= -DEAD
+        if change.low > 0 and not little:
+            return False
+        former = self.held.gate.former
+        if replay.incumbent is None or former is None or former.importance is None:
+            return True
+        # The incumbent, too, must have lost no more than they carried when it was published. Where the labels are
+        # wrong, it has.
+        carried = sum(former.importance[name].rise for name in replay.names if name in former.importance)
+        return replay.incumbent.low <= former.ne + carried
 
     def _regained(self, replay: Replay) -> float:
         # The share of the rise of the incumbent's own NE since it was published that is gone without the features. The
@@ -422,44 +417,34 @@ class _Search:
             return 0.0
         return (now.ne.point - replay.incumbent.point) / (now.ne.point - former.ne)
 
-    def _is_all_lost(self, replay: Replay) -> bool:
-        # Whether the incumbent, without the features of ``replay``, has lost no more than they carried when it was
-        # published. Where the labels are wrong, it has.
-        former = self.held.gate.former
-        if replay.incumbent is None or former is None or former.importance is None:
-            return True
-        carried = sum(former.importance[name].rise for name in replay.names if name in former.importance)
-        return replay.incumbent.low <= former.ne + carried
-
     def _name(self, suspect: Suspect, replay: Replay, likely: Sequence[str]) -> Culprit:
-        names, passes, explained = replay.names, self._passes(replay), replay.explained
-        figures = f"NE is {replay.ne:.4f}" if replay.ne is not None else "it is judged"
+        kind, names, passes, explained = suspect.kind, replay.names, self._passes(replay), replay.explained
+        s, them, carry = ("s", "them", "carry") if len(names) > 1 else ("", "it", "carries")
+        figures = "it is judged" if replay.ne is None else f"NE is {replay.ne:.4f}"
         if replay.change is not None:
             side = "lower" if replay.change.point <= 0 else "higher"
             figures += f", {percent(abs(replay.change.point))} {side}"
-        if suspect.kind == SETTINGS:
-            changes = "; ".join(describe_setting(name, self.changed[name]) for name in names)
-            words = f"setting{'s' if len(names) > 1 else ''} {changes}: changed back, {figures}"
+        if kind == SETTINGS:
+            changes = "; ".join(describe_setting(name, self.held.changed[name]) for name in names)
+            text = f"setting{s} {changes}: changed back, {figures}"
         else:
-            them, verb = ("them", "carry") if len(names) > 1 else ("it", "carries")
-            words = f"feature{'s' if len(names) > 1 else ''} {', '.join(names)}"
+            text = f"feature{s} {', '.join(names)}"
             if suspect.explained is not None:
                 left = "little" if replay.change is not None and replay.change.low > 0 else "nothing"
-                words += f", which {verb} {left} any more"
-            words += f": without {them}, {figures}"
+                text += f", which {carry} {left} any more"
+            text += f": without {them}, {figures}"
             if suspect.explained is not None:
                 explained = suspect.explained
-                words += f"; {suspect.sign}: {percent(explained, 0)} of the rise of NE since then"
+                text += f"; {suspect.sign}: {percent(explained, 0)} of the rise of NE since then"
             elif self._regained(replay) >= MISLEADS and replay.incumbent is not None:
                 explained = round(self._regained(replay), 3)
-                words += f"; {self.held.base.version} itself is better without {them}, NE {replay.incumbent.point:.4f}"
-                words += f", not {self.record.incumbent_ne:.4f}: the values of today mislead"
-        words += ", and the gate passes" if passes else ""
+                text += f"; {self.held.base.version} itself is better without {them}, NE {replay.incumbent.point:.4f}"
+                text += f", not {self.record.incumbent_ne:.4f}: the values of today mislead"
+        if passes:
+            text += ", and the gate passes"
         if likely != names:
-            words += f"; most likely it is {', '.join(likely)}, which no replay has confirmed"
-        return Culprit(
-            kind=suspect.kind, names=names, words=words, replay=replay.run, passes=passes, explained=explained
-        )
+            text += f"; most likely it is {', '.join(likely)}, which no replay has confirmed"
+        return Culprit(kind=kind, names=names, words=text, replay=replay.run, passes=passes, explained=explained)
 
 
 def _with_former(held: HeldRun, names: Sequence[str]) -> Config:
@@ -468,22 +453,30 @@ def _with_former(held: HeldRun, names: Sequence[str]) -> Config:
 
     from pipeline.config.compose import from_yaml
 
-    tree = copy.deepcopy(dict(held.settings))
+    settings = copy.deepcopy(dict(held.settings))
     for name in names:
-        _put_back(tree, held.former, name)
-    return from_yaml(yaml.safe_dump(tree, sort_keys=False))
+        tree: Any = settings
+        former: Any = held.former
+        *groups, last = name.split(".")
+        for part in groups:
+            tree, former = tree[part], former[part]
+        tree.pop(last, None)
+        if last in former:
+            tree[last] = copy.deepcopy(former[last])
+    return from_yaml(yaml.safe_dump(settings, sort_keys=False))
 
 
 def _dataset_of(config: Config, store: Store) -> str:
     return steps(config, store, last="ingest")[0].path
 
 
-def _judged_by_former_limits(held: HeldRun, changed: Mapping[str, Sequence[Any]], suspect: Suspect) -> Culprit | None:
+def _judged_by_former_limits(held: HeldRun, suspect: Suspect) -> Culprit | None:
     # The same figures under the former limits.
     if not would_pass(held.gate, held.config.gate, _with_former(held, suspect.names).gate):
         return None
-    changes = "; ".join(describe_setting(name, changed[name]) for name in suspect.names)
-    words = f"setting{'s' if len(suspect.names) > 1 else ''} {changes}: changed back, the gate passes this model"
+    changes = "; ".join(describe_setting(name, held.changed[name]) for name in suspect.names)
+    noun = "settings" if len(suspect.names) > 1 else "setting"
+    words = f"{noun} {changes}: changed back, the gate passes this model"
     return Culprit(kind=LIMITS, names=suspect.names, words=f"{words}, so no replay was needed", passes=True)
 
 
@@ -493,35 +486,15 @@ def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
     day, *slices = suspect.names
     where = f" with {', '.join(slices)}" if slices else ""
     if suspect.kind == LABELS:
-        reason = "The incumbent did not learn from them, so no replay was needed"
-        return Culprit(
-            kind=suspect.kind, names=suspect.names, words=f"labels of {day}{where}: {suspect.sign}. {reason}"
+        words = (
+            f"labels of {day}{where}: {suspect.sign}. The incumbent did not learn from them, so no replay was needed"
         )
+        return Culprit(kind=LABELS, names=suspect.names, words=words)
     words = f"rows of {day}{where}: without that day the model is {held.base.version}"
     if held.gate.change is not None and not slices:
+        # The change is a share of the incumbent's NE; the other way round it is one of the candidate's.
         change = held.gate.change.ne.point
         words += f", whose NE on the same test rows is {percent(abs(change / (1 + change)), 2)} "
         words += "lower" if change > 0 else "higher"
-    return Culprit(
-        kind=suspect.kind, names=suspect.names, words=f"{words}; {suspect.sign}", explained=suspect.explained
-    )
-
-
-def _name_on_page(store: Store, name: str, culprit: Culprit) -> None:
-    path = f"{run_directory(name)}/{NIGHT}"
-    if store.exists(path):
-        record = replace(read(NightRecord, store, path), culprit=culprit.words)
-        store.write_json(path, record.to_json())
-        write_summary(store, record)
-
-
-def _outcome(replay: Replay) -> str:
-    if replay.verdict is None:
-        return f"no verdict: {replay.message}"
-    words = f"{replay.verdict}, NE {replay.ne:.4f}" if replay.ne is not None else replay.verdict
-    if replay.change is not None:
-        point, low, high = replay.change
-        words += f", {point:+.2%} [{low:+.2%}, {high:+.2%}] beside the held model"
-    if not replay.same_rows:
-        words += f"; {OTHER_ROWS}"
-    return f"{words}; {replay.seconds:.1f} s"
+    words += f"; {suspect.sign}"
+    return Culprit(kind=suspect.kind, names=suspect.names, words=words, explained=suspect.explained)

@@ -31,13 +31,16 @@ R = TypeVar("R", NightRecord, TrialRecord)
 
 
 def _of_steps(record: Record) -> References:
-    shared = {stage.name for stage in STAGES if stage.shared}  # their artifacts are outside the run
+    # Their artifacts are outside the run.
+    shared = {stage.name for stage in STAGES if stage.shared}
     return References(meant=frozenset(str(step["key"]) for step in record.get("steps", ()) if step["name"] in shared))
 
 
 def _of_result(record: Record) -> References:
-    stages = record.get("stages", {})
-    return References(keys=frozenset().union(*(key_of(stage["artifact"]) for stage in stages.values())))
+    keys = frozenset[str]()
+    for stage in record.get("stages", {}).values():
+        keys |= key_of(stage["artifact"])
+    return References(keys=keys)
 
 
 def _of_night(record: Record) -> References:
@@ -46,10 +49,12 @@ def _of_night(record: Record) -> References:
 
 
 def _of_config(record: Record) -> References:
-    part = {name: record.get(name) or {} for name in ("data", "plan", "checkpoint", "partition")}
+    # A record of an earlier release may lack a group, and a group may be null.
+    data, plan = record.get("data") or {}, record.get("plan") or {}
+    checkpoint, partition = record.get("checkpoint") or {}, record.get("partition") or {}
     return References(
-        keys=key_of(part["data"].get("mapping_from")) | key_of(part["plan"].get("former")),
-        runs=run_of(part["checkpoint"].get("init_from")) | run_of(part["partition"].get("probe")),
+        keys=key_of(data.get("mapping_from")) | key_of(plan.get("former")),
+        runs=run_of(checkpoint.get("init_from")) | run_of(partition.get("probe")),
     )
 
 
@@ -185,17 +190,18 @@ def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
             if file.is_leftover:
                 leftovers.append(file)
             match = _FOLDER.fullmatch(file.path)
-            if match is not None and file.is_folder == (match[2] is None):  # an empty folder has only its own time
+            # Of an artifact's folder itself only where it is empty: then it has nothing else to tell its age.
+            if match is not None and file.is_folder == (match[2] is None):
                 by_folder[match[1]].append(file)
-    folders = [_folder(store, path, files) for path, files in sorted(by_folder.items())]
-    nights, trials = [], set[str]()
-    for folder in folders:
+    folders, nights, trials = [], [], set[str]()
+    for path, files in sorted(by_folder.items()):
+        folder = _folder(store, path, files)
+        folders.append(folder)
         if folder.kind == RUN:
             night = _read(NightRecord, store, f"{run_directory(folder.name)}/{NIGHT}")
             if night is not None:
                 nights.append(night)
-    for folder in folders:
-        if folder.kind == STUDY:
+        elif folder.kind == STUDY:
             trials |= _find_trials(store, folder)
     return Inventory(
         folders=tuple(folders),
@@ -230,21 +236,24 @@ def _list_files(store: Store, room: str) -> Iterator[File]:
 
 
 def _folder(store: Store, path: str, entries: list[File]) -> Folder:
-    files = [file for file in entries if not file.is_folder]
-    folder = Folder(
-        path=path,
-        kind=_KINDS[path.partition("/")[0]],
-        bytes=sum(file.bytes for file in files),
-        written=max(file.written for file in files or entries),
-    )
-    manifest = next((file for file in files if file.path == f"{path}/{MANIFEST}"), None)
+    size, times, manifest = 0, [], None
+    for file in entries:
+        if not file.is_folder:
+            size += file.bytes
+            times.append(file.written)
+            if file.path == f"{path}/{MANIFEST}":
+                manifest = file
+    # A folder's own time changes with whatever is removed from it, so it counts only where there is no file.
+    written_last = max(times or [file.written for file in entries])
+    folder = Folder(path=path, kind=_KINDS[path.partition("/")[0]], bytes=size, written=written_last)
     if folder.kind in _BARE or manifest is None:
         return folder
     try:
         artifact = store.find(path)
     except ArtifactError as error:
         return replace(folder, problem=error.message)
-    if artifact is None:  # removed since it was listed
+    # Removed since it was listed.
+    if artifact is None:
         return folder
     late = []
     for name in artifact.files:
@@ -263,7 +272,8 @@ def _reach(artifact: Artifact) -> int:
         days += [int(data.get("dedupe", {}).get("days", 0)), int(data.get("label", {}).get("window_days", 0))]
     for name, sequence in data.get("sequences", {}).items():
         if f"{HISTORIES}/{name}" in folders:
-            days.append(1 + int(sequence.get("history", {}).get("days") or 0))  # as of ``HistoryPlan.reach``
+            # As of ``HistoryPlan.reach``.
+            days.append(1 + int(sequence.get("history", {}).get("days") or 0))
     return max(days)
 
 
@@ -279,9 +289,11 @@ def _find_trials(store: Store, study: Folder) -> set[str]:
 
 
 def _read(kind: type[R], store: Store, path: str) -> R | None:
-    # ArtifactError where it is unknown what the record says.
     data = read_record(store, path)
+    if data is None:
+        return None
     try:
-        return None if data is None else kind.from_json(data)
+        return kind.from_json(data)
+    # What the record refers to is unknown then, so nothing may be removed.
     except ArtifactError as error:
         raise unknown(store, path, f"cannot be read: {error.message}") from None

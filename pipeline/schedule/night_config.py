@@ -18,7 +18,8 @@ from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-ANY_DAY = date(2000, 1, 1)  # to compose a configuration before its day is known: a path may hold {day}
+# To compose a configuration before its day is known: a path may hold {day}.
+ANY_DAY = date(2000, 1, 1)
 WORDS = {"today": 0, "yesterday": 1}
 # Overrides that a night sets itself: why, and what to type instead.
 DECIDED = {
@@ -74,7 +75,8 @@ def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> 
         now: A time with its zone; by default the present.
     """
     if text in WORDS:
-        local = now.astimezone(ZoneInfo(zone)) if now is not None else datetime.now(ZoneInfo(zone))
+        # Of the zone, and not of this machine, whose clock may show another day.
+        local = (now or datetime.now(ZoneInfo(zone))).astimezone(ZoneInfo(zone))
         return local.date() - timedelta(days=WORDS[text])
     try:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
@@ -141,9 +143,13 @@ def base_of(version: Artifact) -> Base:
     """Return what a training that starts from the published ``version`` starts from."""
     dataset = str(version.summary["dataset"])
     parts = dataset.split("/")
+    day = ""
+    # ``datasets/<name>/<day or days>/<key>``: of several days the last, before which no night may run.
+    if len(parts) > 3:
+        day = parts[2].rpartition("..")[2]
     return Base(
         version=version.path.rpartition("/")[2],
-        day=parts[2].rpartition("..")[2] if len(parts) > 3 else "",
+        day=day,
         run=str(version.summary["run"]),
         checkpoint=str(version.summary["checkpoint"]),
         dataset=dataset,
@@ -161,7 +167,8 @@ def night_config(config: Config, day: date, base: Base | None) -> Config:
     if base is not None:
         data.mapping_from = base.dataset
         checkpoint = dataclasses.replace(checkpoint, init_from=base.checkpoint)
-        plan = dataclasses.replace(plan, former=base.plan if config.nightly.reuse_plan else None)
+        former = base.plan if config.nightly.reuse_plan else None
+        plan = dataclasses.replace(plan, former=former)
     return dataclasses.replace(
         config,
         run=run_name(config.model_name, day),

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,9 +31,12 @@ from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_
 from pipeline.report.summary import hosts_lines
 from pipeline.store.artifacts import Store
 
-# Settings that differ from night to night anyway, or only say where and how things run.
-_EXPECTED: tuple[str, ...] = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate.force")
-_EXPECTED += ("data.day", "data.mapping_from", "checkpoint.init_from", "plan.former")
+# Settings that differ from night to night anyway, or only say where and how things run. Each ends with a dot, as do the
+# paths compared with it: ``store`` must not stand for ``stores``, but for all that is in a group.
+_EXPECTED = (
+    *("run.", "store.", "stages.", "force.", "launch.", "schedule.", "nightly.", "gate.force."),
+    *("data.day.", "data.mapping_from.", "checkpoint.init_from.", "plan.former."),
+)
 MAX_SETTINGS = 12
 MAX_WARNINGS = 6
 TRIES = 3  # to post a verdict
@@ -52,12 +56,19 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
     if error is not None:
         return replace(record, message=error.message, hint=error.hint)
     path = f"{run}/{Result.FILE}"
-    result = read(Result, store, path) if store.exists(path) else Result(run=record.run, status="failed")
-    gate, problem, rows = result.gate, result.error, result.ingest or IngestPart()
+    result = Result(run=record.run, status="failed")
+    if store.exists(path):
+        result = read(Result, store, path)
+    gate, rows = result.gate, result.ingest or IngestPart()
+    message = hint = ""
+    if result.error is not None:
+        message, hint = result.error.message, result.error.hint or ""
+    # A skipped stage took no time, and is not to stand among those that did.
+    seconds = {name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"}
     record = replace(
         record,
-        message=problem.message if problem else "",
-        hint=(problem.hint if problem else None) or "",
+        message=message,
+        hint=hint,
         reasons=(),
         warnings=(),
         rows=rows.rows,
@@ -65,7 +76,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
         stages=result.stages,
         shrunk=result.shrunk or (),
         grown=result.grown,
-        seconds={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
+        seconds=seconds,
     )
     if gate is not None:
         record = replace(
@@ -93,7 +104,8 @@ def with_cost(config: Config, record: NightRecord) -> NightRecord:
         offer, currency = offer_of(settings.prices, settings.priced_as, spot=settings.priced_spot, path="nightly")
     except NightjarError as error:
         return replace(record, warnings=(*(record.warnings or ()), f"the night has no cost: {error.message}"))
-    amount = offer.cost(SPOT if settings.priced_spot else ON_DEMAND, hosts, host_seconds(record, hosts) / hosts)
+    by = SPOT if settings.priced_spot else ON_DEMAND
+    amount = offer.cost(by, hosts, host_seconds(record, hosts) / hosts)
     cost = Cost(amount=round(amount, 4), currency=currency, offer=offer.name, hosts=hosts, spot=settings.priced_spot)
     return replace(record, cost=cost)
 
@@ -110,25 +122,22 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
         changes = [each for each in every if each.stage == name]
         outcome = (record.stages or {}).get(name)
         attempts = (outcome.attempts if outcome is not None else None) or ()
-        # A change ends an attempt. Those that ended otherwise keep their hosts.
+        # Seconds of a stage may be more than those of its attempts, which say in which proportion.
         on_attempts, weighted = sum(attempt.seconds for attempt in attempts), 0.0
         for attempt in attempts:
             weighted += attempt.seconds * hosts
             ended = attempt.error.message if attempt.error is not None else ""
-            change = next((each for each in changes if each.from_hosts == hosts and _ended_by(each, ended)), None)
-            if change is not None:
-                hosts = change.hosts
-                changes.remove(change)
+            # A change ends an attempt, and gives its reason. Attempts that ended otherwise keep their hosts.
+            for change in changes:
+                why = change.why if isinstance(change, Shrunk) else str(MoreRoomError(change.hosts - change.from_hosts))
+                if change.from_hosts == hosts and why == ended:
+                    hosts = change.hosts
+                    changes.remove(change)
+                    break
         for change in changes:
             hosts = change.hosts
         total += seconds * (weighted / on_attempts if on_attempts else hosts)
     return total
-
-
-def _ended_by(change: Shrunk | Grown, message: str) -> bool:
-    if isinstance(change, Shrunk):
-        return message == change.why
-    return message == str(MoreRoomError(change.hosts - change.from_hosts))
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:
@@ -153,13 +162,17 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
 
 def _describe_changes(store: Store, record: NightRecord, result: Result) -> list[str]:
     # What changed since the base of this night was trained, in sentences.
+    warnings = (result.ingest or IngestPart()).warnings or ()
+    found = [f"ingestion warns: {line}" for line in warnings[:MAX_WARNINGS]]
+    if len(warnings) > MAX_WARNINGS:
+        found.append(f"and {plural(len(warnings) - MAX_WARNINGS, 'other warning')} of ingestion")
     base, hosts = record.base, hosts_lines(result.shrunk, result.grown)
     if base is None:
-        return ["the first version, trained from scratch with new id mappings", *_describe_warnings(result), *hosts]
+        return ["the first version, trained from scratch with new id mappings", *found, *hosts]
     return [
         f"started from {base.version}, which was trained on {base.day or base.run}",
         *_describe_rows(store, base.dataset, result.artifact("ingest")),
-        *_describe_warnings(result),
+        *found,
         *_describe_plan(store, base.plan, result.artifact("plan")),
         *hosts,
         *_describe_settings(store, record.model, base, record.run),
@@ -187,16 +200,6 @@ def _describe_rows(store: Store, before: str, now: str | None) -> list[str]:
     return lines
 
 
-def _describe_warnings(result: Result) -> list[str]:
-    # What the checks of ingestion found about the day.
-    warnings = (result.ingest or IngestPart()).warnings or ()
-    lines = [f"ingestion warns: {line}" for line in warnings[:MAX_WARNINGS]]
-    more = len(warnings) - MAX_WARNINGS
-    if more > 0:
-        lines.append(f"and {plural(more, 'other warning')} of ingestion")
-    return lines
-
-
 def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
     plan = store.find(now) if now else None
     if plan is None:
@@ -208,6 +211,7 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
     try:
         then = read(Plan, store, f"{before}/plan.json").tables
         new = read(Plan, store, f"{plan.path}/plan.json").tables
+    # The former plan was removed with its night, or another release wrote it: the rest of the summary stands.
     except ArtifactError:
         return lines
     grown = []
@@ -223,7 +227,10 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
         if former is not None and any(table[place] != former[place] for place in ("tier", "sharding", "ranks")):
             moved.append(name)
     if moved:
-        lines.append(f"{plural(len(moved), 'table')} moved: {', '.join(moved[:5])}{', ...' if len(moved) > 5 else ''}")
+        line = f"{plural(len(moved), 'table')} moved: {', '.join(moved[:5])}"
+        if len(moved) > 5:
+            line += ", ..."
+        lines.append(line)
     return lines
 
 
@@ -232,12 +239,12 @@ def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[s
     lines = []
     for path, values in sorted(config_changes(*read_settings(store, model, base, run)).items()):
         if not is_expected(path):
-            then, now = ("null" if value is None else str(value) for value in values)
+            # As one types it in YAML.
+            then, now = (str(value) if value is not None else "null" for value in values)
             lines.append(f"{path} was {then}, is {now}")
-    more = len(lines) - MAX_SETTINGS
-    if more <= 0:
-        return lines
-    return [*lines[:MAX_SETTINGS], f"and {plural(more, 'other setting')}"]
+    if len(lines) > MAX_SETTINGS:
+        lines[MAX_SETTINGS:] = [f"and {plural(len(lines) - MAX_SETTINGS, 'other setting')}"]
+    return lines
 
 
 def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -246,8 +253,10 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
     A version keeps its settings when its run is gone. None of either where one is missing.
     """
     configs: list[Any] = []
-    before, version = f"{run_directory(base.run)}/config.yaml", f"{version_path(model, base.version)}/config.yaml"
-    for path in (before if store.exists(before) else version, f"{run_directory(run)}/config.yaml"):
+    before = f"{run_directory(base.run)}/config.yaml"
+    if not store.exists(before):
+        before = f"{version_path(model, base.version)}/config.yaml"
+    for path in (before, f"{run_directory(run)}/config.yaml"):
         if not store.exists(path):
             return {}, {}
         with store.open(path) as source:
@@ -255,11 +264,11 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
     then, now = map(with_new_names, configs)
     if then.get("train", {}).get("global_batch") == "auto":
         # Nights keep the batch size that auto meant in the training of the base's checkpoint.
-        try:
+        batch = None
+        with suppress(ArtifactError):
             checkpoint = store.find(base.checkpoint)
-        except ArtifactError:
-            checkpoint = None
-        batch = checkpoint.config.get("train", {}).get("global_batch") if checkpoint is not None else None
+            if checkpoint is not None:
+                batch = checkpoint.config.get("train", {}).get("global_batch")
         if isinstance(batch, int):
             then["train"]["global_batch"] = batch
     return then, now
@@ -267,7 +276,7 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
 
 def is_expected(path: str) -> bool:
     """Whether the setting at ``path`` differs from night to night anyway, or only says where and how things run."""
-    return any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
+    return f"{path}.".startswith(_EXPECTED)
 
 
 def write_summary(store: Store, record: NightRecord) -> None:
@@ -307,11 +316,11 @@ def deliver(
     Returns:
         Whether it was accepted.
     """
-    try:
-        host = urlsplit(url).hostname
-    except ValueError:
-        host = None
-    at = f" at {host}" if host else ""
+    # The host tells whoever reads the log which webhook it was; the rest of the URL is a secret.
+    at = ""
+    with suppress(ValueError):
+        if host := urlsplit(url).hostname:
+            at = f" at {host}"
     opener, problem = urllib.request.build_opener(_NoRedirection), ""
     for attempt in range(TRIES):
         if attempt:
@@ -327,7 +336,8 @@ def deliver(
                 return True
         except urllib.error.HTTPError as error:
             problem = f"it answered {error.code} {error.reason}"
-        except (ValueError, http.client.InvalidURL):  # their messages quote the URL
+        # Their messages quote the URL, which is a secret.
+        except (ValueError, http.client.InvalidURL):
             log.warning("the verdict was not delivered to nightly.webhook%s: its URL is not valid", at)
             return False
         except (OSError, http.client.HTTPException) as error:

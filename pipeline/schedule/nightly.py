@@ -46,8 +46,10 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
 
-INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
-DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
+# An exit code above it: a signal ended the launcher.
+INTERRUPTED = SIGNALLED
+# Seconds by which the clocks of the cluster and of this machine may differ.
+DEADLINE_SLACK = 5.0
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 TRACK = "track."
 # Overrides that say where records and posts go; the others may be the mistake.
@@ -86,6 +88,7 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
                 f"{day} is not complete{after}: {missing}",
                 hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
             )
+        # Once for each state: a wait of hours would fill the log.
         if missing != logged:
             every = f"checking every {poll_seconds:g} s for up to {left / 60:.1f} minutes (nightly.wait_minutes)"
             log.info("watermark  %s is not complete: %s; %s", day, missing, every)
@@ -96,7 +99,9 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
 def read_record(store: Store, model: str, day: date) -> NightRecord | None:
     """Read the record of a night; None if it never began. ArtifactError if another release wrote it."""
     path = f"{run_directory(run_name(model, day))}/{NIGHT}"
-    return read(NightRecord, store, path) if store.exists(path) else None
+    if not store.exists(path):
+        return None
+    return read(NightRecord, store, path)
 
 
 def _save(store: Store, record: NightRecord) -> None:
@@ -126,7 +131,10 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _has_verdict(record, config, day):
-            again = "its logs have changed: " if record.logs != delivered_mark(config.data, day) else "nothing to do: "
+            again = "nothing to do: "
+            # A published night stands, but who corrected the logs is to know that nobody has learnt from it.
+            if record.logs != delivered_mark(config.data, day):
+                again = "its logs have changed: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begin(config, store, day, record), skipped=tuple(skipped))
@@ -152,6 +160,7 @@ def run_night(
         code = stop.exit_code
         _complain(f"{stop}; the same command continues where it stopped")
     if code > INTERRUPTED:
+        # A night that a signal ended goes on at the next call, unless the cluster ended it at its deadline.
         if deadline is None or time.time() < deadline.timestamp() - DEADLINE_SLACK:
             return replace(record, exit_code=code)
         hours = config.schedule.deadline_hours
@@ -178,11 +187,6 @@ def run_night(
     return record
 
 
-def _is_searched(store: Store, record: NightRecord) -> bool:
-    path = f"{run_directory(record.run)}/{BISECT}"
-    return store.exists(path) and store.read_json(path).get("version") == record.version
-
-
 def _bisect(store: Store, record: NightRecord, run: Run, limit: int, deadline: datetime | None) -> int:
     # Find what spoilt a held night, once all nights have their verdicts. Returns a signal's exit code, else 0.
     try:
@@ -207,16 +211,17 @@ def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:
 
 def _hash_settings(config: Config) -> str:
     # Of everything but the logs that decides the verdict.
-    return artifact_key(
-        "nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {"run": config_hash(config)}
-    )
+    settings = {"gate": asdict(config.gate), "publish": asdict(config.publish)}
+    return artifact_key("nightly", settings, {"run": config_hash(config)})
 
 
 def _begin(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
-    # Write the record of a night that begins, or that was killed and continues from the same base.
+    # Write the record of a night that begins, or that was killed and continues from the same base, so that all its
+    # artifacts have the keys that they had.
     model = config.model_name
     base = find_base(store, model, day, None if former is None else former.base)
     if former is not None and former.outcome == RUNNING and not config.force:
+        base = former.base
         base = former.base
     record = NightRecord(
         model=model,
@@ -238,7 +243,8 @@ def _complain(text: str) -> None:
 def _as_known_error(problem: Exception) -> NightjarError:
     # As an error that can be recorded; prints the traceback of an unexpected one.
     if isinstance(problem, BrokenPipeError):
-        raise problem  # nobody reads this launcher's output any more
+        # Nobody reads this launcher's output any more.
+        raise problem
     known = problem if isinstance(problem, NightjarError) else explained(problem)
     if known is not None:
         return known
@@ -258,7 +264,8 @@ def _complete_record(config: Config, store: Store, record: NightRecord, error: N
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
-        _save(store, record)  # so that it does not stay "running", whatever happens to its page
+        # First as it is, so that it does not stay "running", whatever happens to its page.
+        _save(store, record)
         record = with_cost(config, finished_record(store, record, error))
         _save(store, record)
         write_summary(store, record)
@@ -275,7 +282,8 @@ def _record_refusal(
 ) -> NightRecord:
     # Post a night that could not begin; its record is written where the date has no verdict, and ``write``.
     former, model = None, config.model_name
-    with suppress(Exception):  # a record that cannot be read is not replaced, nor one in a store that is away
+    # A record that cannot be read is not replaced, nor one in a store that is away.
+    with suppress(Exception):
         former = read_record(store, model, day)
         write = write and (former is None or not former.decided)
     record = replace(
@@ -296,10 +304,11 @@ def _record_refusal(
 def _post(config: Config, store: Store, record: NightRecord) -> None:
     # To the webhook and the trackers.
     if config.nightly.webhook:
-        skipped = "".join(f"; skipped {missed}" for missed in record.skipped or ())
+        text = f"Nightjar: {line_of(record)}"
+        for missed in record.skipped or ():
+            text += f"; skipped {missed}"
         fields = record.to_json()
-        verdict = {"text": for_chat(f"Nightjar: {line_of(record)}{skipped}")}
-        verdict |= {name: fields[name] for name in POSTED if name in fields}
+        verdict = {"text": for_chat(text)} | {name: fields[name] for name in POSTED if name in fields}
         deliver(config.nightly.webhook, verdict)
     tell_night(config.track, store, record)
 
@@ -333,7 +342,8 @@ def post_refusal(
     overrides: Sequence[str], wanted: Callable[[str, datetime | None], list[date]], error: NightjarError
 ) -> None:
     """Post and record ``error``, which is that ``overrides`` do not compose, if those of ``TELLING`` do."""
-    with suppress(Exception):  # the error is printed in any case
+    # The error is printed in any case.
+    with suppress(Exception):
         telling = [text for text in overrides if text.startswith(TELLING)]
         any_day = f"data.day={ANY_DAY}"
         try:
@@ -345,7 +355,8 @@ def post_refusal(
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
             day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
-            _record_refusal(config, store, day, error, write=store.answers())  # a mistake makes no store
+            # A mistake in the settings makes no store.
+            _record_refusal(config, store, day, error, write=store.answers())
 
 
 LOOK_BACK_DAYS = 366
@@ -379,7 +390,7 @@ def run_nights(
         search after the last one.
     """
     failed = held = 0
-    searched: list[tuple[NightRecord, int]] = []
+    unexplained: list[tuple[NightRecord, int]] = []
     skipped: list[str] = []
     for place, day in enumerate(days, 1):
         if len(days) > 1:
@@ -394,22 +405,29 @@ def run_nights(
             return code
         if catching_up and not last and code == DataError.exit_code:
             why = record.message or "its logs are missing or wrong"
-            skipped.append(why if str(day) in why else f"{day}: {why}")
+            if str(day) not in why:
+                why = f"{day}: {why}"
+            skipped.append(why)
             log.warning("catch-up   %s is skipped; the later nights run without it", day)
             continue
         if deadline is not None and datetime.now(deadline.tzinfo) >= deadline:
             return code
         if record.outcome == HELD:
             held = held or code
-            if config.nightly.bisect and not _is_searched(store, record):
-                searched.append((record, config.nightly.bisect))
+            path = f"{run_directory(record.run)}/{BISECT}"
+            # A call of the same night again does not repeat the search for what spoilt this very version.
+            if config.nightly.bisect and not (
+                store.exists(path) and store.read_json(path).get("version") == record.version
+            ):
+                unexplained.append((record, config.nightly.bisect))
         if record.outcome == FAILED:
             failed = failed or code
             if not last and not keep_going:
                 rest = f"the {len(days) - place} later nights, {days[place]} to {days[-1]}, are skipped"
                 log.warning("%s; nightly.keep_going=true runs them anyway", rest)
                 break
-    for record, limit in searched:
+    # Only now: a search takes as long as several nights, and none of them is to wait for it.
+    for record, limit in unexplained:
         signalled = _bisect(store, record, run, limit, deadline)
         if signalled:
             return signalled

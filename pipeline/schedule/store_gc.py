@@ -41,7 +41,8 @@ LATE = "keeps rows of days that are not ingested yet"
 AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
 YOUNG, GRACE = "young", "may still be in the making"
 LEASE_SECONDS = 30.0
-CHECK_SECONDS = 5.0  # between two checks of an object store for new runs
+# Between two checks of an object store for new runs.
+CHECK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,13 @@ def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -
     These are locked runs, the newest nights of every model, trials that have not ended, young runs, and runs that
     versions refer to (``named``).
     """
-    stay = {name: NAMED_BY_VERSION for names in named.values() for name in names.runs}
-    stay |= {run.name: YOUNG for run in stock.runs if rules.is_young(run.since)}
+    # A later reason takes the place of an earlier one, so the strongest comes last.
+    stay: dict[str, str] = {}
+    for names in named.values():
+        stay |= dict.fromkeys(names.runs, NAMED_BY_VERSION)
+    for run in stock.runs:
+        if rules.is_young(run.since):
+            stay[run.name] = YOUNG
     stay |= dict.fromkeys(stock.trials, TRIAL)
     # Of every model the newest night, and the newest with a verdict, from which ``nightly.catch_up`` counts.
     newest: dict[tuple[str, bool], str] = {}
@@ -99,7 +105,9 @@ def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], ru
         ArtifactError: A record of a kept run cannot be read.
     """
     runs, known = kept_runs(stock, named, rules), {run.name for run in stock.runs}
-    keys = {key: NAMED_BY_VERSION for names in named.values() for key in names.keys}
+    keys = dict[str, str]()
+    for names in named.values():
+        keys |= dict.fromkeys(names.keys, NAMED_BY_VERSION)
     meant: dict[str, str] = {}
 
     def add(run: str, *, starts: bool) -> References:
@@ -125,7 +133,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
     for folder in stock.folders:
         name, days = _dataset_days(folder)
         if days and folder.whole:
-            newest[name] = max(newest.get(name, ""), _last_day(days))
+            newest[name] = max(newest.get(name, ""), days.rpartition("..")[2])
     awaited = _awaited_datasets(stock, newest)
     going, staying = [], []
     for folder in sorted(stock.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
@@ -141,6 +149,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
             going.append(replace(entry, reason=f"nothing kept refers to it, {days_old:,.0f} days old"))
         else:
             going.append(replace(entry, kind=LEFTOVER))
+    # What goes with its folder is neither listed nor counted twice.
     gone = tuple(f"{each.path}/" for each in going)
     for file in stock.leftovers:
         if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
@@ -158,7 +167,9 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
     if not folder.whole:
         if named:
             return f"{named}, though its {MANIFEST} is gone"
-        return GRACE if rules.now - folder.written < rules.grace else ""
+        if rules.now - folder.written < rules.grace:
+            return GRACE
+        return ""
     if folder.problem:
         return f"its {MANIFEST} is damaged"
     if folder.kind == SEARCH:
@@ -168,8 +179,12 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
         return named
     if rules.is_young(folder.since):
         return YOUNG
-    last = newest.get(folder.path.split("/")[1], "") if folder.kind == DATASET else ""
-    return LATE if last and any(day > last for day in folder.late) else ""
+    # Rows that a dataset keeps for a day are of use until that day is ingested.
+    if folder.kind == DATASET:
+        last = newest.get(folder.path.split("/")[1], "")
+        if last and any(day > last for day in folder.late):
+            return LATE
+    return ""
 
 
 def _dataset_days(folder: Folder) -> tuple[str, str]:
@@ -178,10 +193,6 @@ def _dataset_days(folder: Folder) -> tuple[str, str]:
     if folder.kind != DATASET or len(parts) != 4:
         return "", ""
     return parts[1], parts[2]
-
-
-def _last_day(days: str) -> str:
-    return days.rpartition("..")[2]
 
 
 def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
@@ -195,7 +206,7 @@ def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
                 chosen[name, days] = folder
     awaited = set()
     for (name, days), folder in chosen.items():
-        until = date.fromisoformat(_last_day(days)) + timedelta(days=folder.reach)
+        until = date.fromisoformat(days.rpartition("..")[2]) + timedelta(days=folder.reach)
         if until > date.fromisoformat(newest[name]):
             awaited.add(folder.path)
     return awaited
@@ -213,8 +224,9 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
             stack.enter_context(lock_all_models(store))
         rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=store_time(store))
         with reachable(store.url):
+            # Raises where the version that serves is missing, because its needs are then unknown.
             for model in versions.models(store):
-                promotion.incumbent(store, model)  # raises if it is missing, because its needs are then unknown
+                promotion.incumbent(store, model)
             named = of_versions(store)
             stock = take_stock(store, locked_runs(store))
             needs = needs_of(store, stock, named, rules)
@@ -274,6 +286,7 @@ def remove(
     """
     gone, left, used, checked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
+        # A local disk answers at once. An object store would be asked for each entry, as often as it has runs.
         if store.is_local or time.monotonic() - checked > CHECK_SECONDS:
             used, checked = _find_used(store, since), time.monotonic()
         try:
@@ -312,8 +325,9 @@ def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> 
     with store.locked(entry.path, busy):
         removal.remove(store, entry.path, lambda: on_point(FaultPoint.PRUNE), nested=True)
     parent = entry.path.rpartition("/")[0]
-    if store.is_local and parent.count("/") == 2 and not store.names(parent):  # the folder of a dataset's day
-        with suppress(OSError):  # another process writes there
+    # The folder of a dataset's day, which an object store does not have. Another process may write there.
+    if store.is_local and parent.count("/") == 2 and not store.names(parent):
+        with suppress(OSError):
             store.fs.rmdir(store.full(parent))
 
 

@@ -44,8 +44,11 @@ def write_store_page(store: Store) -> None:
     try:
         overview = read_overview(store, MOST_NIGHTS, with_runs=True)
         store.write_bytes(STORE_PAGE, store_page(overview, time.time()).encode())
-    except Exception as problem:  # whatever it is, the outcome of the run or the night stands
-        text = problem.message if isinstance(problem, NightjarError) else f"{type(problem).__name__}: {problem}"
+    # Whatever it is, the outcome of the run or the night stands.
+    except Exception as problem:
+        text = f"{type(problem).__name__}: {problem}"
+        if isinstance(problem, NightjarError):
+            text = problem.message
         log.warning("the page of all nights, %s, is not up to date: %s", STORE_PAGE, text)
 
 
@@ -64,7 +67,8 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
     for name in store.names("runs"):
         match = _NIGHT_RUN.fullmatch(name)
         if match and _is_date(match["date"]):
-            by_model.setdefault(match["model"], []).append(name)  # names are sorted, so dates are
+            # Names are sorted, so dates are.
+            by_model.setdefault(match["model"], []).append(name)
         else:
             others.append(name)
     chosen, left_out = [], 0
@@ -74,21 +78,24 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
         left_out += len(names) - len(newest)
     versions = {model: set(store.folders(model_path(model))) for model in models(store)}
     found = _read_all(partial(_read_night, store, versions, problems), chosen, problems)
-    nights = [night for night in found.values() if night is not None]
-    others += [name for name, night in found.items() if night is None]
+    nights = []
+    for name, night in found.items():
+        if night is not None:
+            nights.append(night)
+        else:
+            # A run whose name looks like a night's.
+            others.append(name)
     served = _read_all(partial(_read_served, store), versions, problems)
-    spent = _read_all(partial(_read_spent, store), versions, problems)
-    budgets = {model: budget for model, budget in spent.items() if budget is not None}
+    budgets = _read_all(partial(_read_spent, store), versions, problems)
     overview = StoreOverview(
         nights=tuple(sorted(nights, key=lambda night: (night.date, night.model))),
         served={model: spans for model, spans in served.items() if spans},
-        budgets=budgets or None,
+        budgets={model: budget for model, budget in budgets.items() if budget is not None} or None,
         nights_left_out=left_out,
     )
     if with_runs:
         lines = _read_all(partial(_read_run, store), others[-MOST_RUNS:], problems)
-        runs = [line for line in lines.values() if line is not None]
-        runs.sort(key=lambda line: (line.finished or 0.0, line.run))
+        runs = sorted(filter(None, lines.values()), key=lambda line: (line.finished or 0.0, line.run))
         overview = replace(overview, runs=tuple(runs), runs_left_out=max(0, len(others) - MOST_RUNS))
     return replace(overview, problems=tuple(sorted(problems)))
 
@@ -169,6 +176,10 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
             calibration = Interval(*[result.eval.calibration] * 3)
     if incumbent_ne is None and night.incumbent_ne is not None:
         incumbent_ne = Interval(*[night.incumbent_ne] * 3)
+    ne = None
+    if night.ne is not None:
+        # Records of early releases have no interval.
+        ne = Interval(night.ne, *(night.ne_interval or (night.ne, night.ne)))
     reasons = night.reasons or ()
     if not reasons and night.message:
         reasons = (night.message,)
@@ -185,7 +196,7 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
         version=night.version,
         incumbent=night.incumbent,
         finished=night.finished,
-        ne=None if night.ne is None else Interval(night.ne, *(night.ne_interval or (night.ne, night.ne))),
+        ne=ne,
         incumbent_ne=incumbent_ne,
         baseline_ne=baseline_ne,
         ne_change=night.ne_change,
@@ -213,13 +224,16 @@ def _read_served(store: Store, model: str) -> tuple[ServedVersion, ...]:
 
 def _read_spent(store: Store, model: str) -> SpentBudget | None:
     ledger = _read(BudgetLedger, store, f"{model_path(model)}/{BudgetLedger.FILE}")
-    return None if ledger is None else ledger.spent()
+    if ledger is None:
+        return None
+    return ledger.spent()
 
 
 def _read_run(store: Store, name: str) -> RunLine | None:
     result = _read(Result, store, f"{run_directory(name)}/{Result.FILE}")
     if result is None:
         return None
+    # The run ended with the last of its stages that was started at all.
     ends = []
     for stage in result.stages.values():
         if stage.started is not None:

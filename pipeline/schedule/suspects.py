@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pipeline.config.gate import GateConfig
@@ -28,7 +29,8 @@ MOST_CHANGED = 2
 LABEL_CHECKS = ("click rate", "labels")
 FALL_CHECK = "fall of NE"
 # Groups of settings that decide the test rows or their labels: with the former ones a replay is asked another question.
-_OF_TEST_ROWS: tuple[str, ...] = ("seed", "data.split", "data.label")
+# Each ends with a dot, as do the paths compared with it.
+_OF_TEST_ROWS = ("seed.", "data.split.", "data.label.")
 _OF_GATE = "gate."
 
 
@@ -98,22 +100,20 @@ def lost_ne(gate: GateRecord) -> float | None:
 def _changed_limits(signs: Signs) -> Iterator[Suspect]:
     names = [path for path in signs.settings if path.startswith(_OF_GATE)]
     if names:
-        yield Suspect(
-            kind=LIMITS, names=tuple(names), sign=f"changed since the incumbent was trained: {_describe(signs, names)}"
-        )
+        sign = f"changed since the incumbent was trained: {_describe(signs, names)}"
+        yield Suspect(kind=LIMITS, names=tuple(names), sign=sign)
 
 
 def _changed_settings(signs: Signs) -> Iterator[Suspect]:
-    names = [path for path in signs.settings if not path.startswith(_OF_GATE) and not _decides_test_rows(path)]
+    names = []
+    for path in signs.settings:
+        if not path.startswith(_OF_GATE) and not f"{path}.".startswith(_OF_TEST_ROWS):
+            names.append(path)
     if names:
         # Those of model and training first: a half of the list is tried before the other.
         names.sort(key=lambda path: not path.startswith(("model", "train")))
         sign = f"changed since the incumbent was trained: {_describe(signs, names)}"
         yield Suspect(kind=SETTINGS, names=tuple(names), sign=sign)
-
-
-def _decides_test_rows(path: str) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in _OF_TEST_ROWS)
 
 
 def _describe(signs: Signs, names: Sequence[str]) -> str:
@@ -122,8 +122,11 @@ def _describe(signs: Signs, names: Sequence[str]) -> str:
 
 def describe_setting(path: str, values: Sequence[Any]) -> str:
     """Return a changed setting in words."""
-    then, now = ("null" if value is None else printable(str(value), 60) for value in values)
-    return f"{path} was {then}, is {now}"
+    shown = []
+    for value in values:
+        # As one types it in YAML.
+        shown.append("null" if value is None else printable(str(value), 60))
+    return f"{path} was {shown[0]}, is {shown[1]}"
 
 
 def _dead_features(signs: Signs) -> Iterator[Suspect]:
@@ -136,15 +139,17 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
     if former is None or gate.candidate is None or not fell:
         return
     risen = gate.candidate.ne.point - former.ne
-    if risen <= 0:  # nothing was lost that their loss could explain
+    # Nothing was lost that their loss could explain.
+    if risen <= 0:
         return
     if gate.incumbent is not None:
         # It lost no more by them than they carried. What it lost beyond is of other causes: wrong labels take
         # something from every feature, and some are left with nothing.
         risen = max(risen, gate.incumbent.ne.point - former.ne)
-    explained = min(sum(lost for lost, _ in fell.values()) / risen, 1.0)
+    losses, signs_of_loss = zip(*fell.values(), strict=True)
+    explained = min(sum(losses) / risen, 1.0)
     if explained >= HALF:
-        yield Suspect(kind=FEATURES, names=tuple(fell), sign=_join(fell), explained=round(explained, 3))
+        yield Suspect(kind=FEATURES, names=tuple(fell), sign="; ".join(signs_of_loss), explained=round(explained, 3))
 
 
 def _leaking_features(signs: Signs) -> Iterator[Suspect]:
@@ -172,9 +177,9 @@ def _unknown_ids(signs: Signs) -> Iterator[Suspect]:
 
 def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
     reasons, slices = signs.failed(*LABEL_CHECKS), _wrong_slices(signs)
-    held_for = [check.name for check in signs.gate.checks if not check.passed]
-    if not reasons:  # a slice whose traffic changed and that did not hold the night is no suspect
-        slices = {name: words for name, words in slices.items() if f"slice: calibration, {name}" in held_for}
+    # A slice whose traffic changed and that did not hold the night is no suspect.
+    if not reasons:
+        slices = {name: words for name, words in slices.items() if signs.failed(f"slice: calibration, {name}")}
     if reasons or slices:
         sign = "; ".join([*reasons[:1], *slices.values()])
         yield Suspect(kind=LABELS, names=(signs.day, *slices), sign=sign, explained=1.0)
@@ -190,10 +195,11 @@ def _wrong_slices(signs: Signs) -> dict[str, str]:
     for feature in dict.fromkeys(part.slice for part in gate.slices or ()):
         clicks, predicted, words = float(gate.clicks), gate.incumbent.calibration.point * gate.clicks, {}
         for part in gate.slices or ():
-            calibration = None if part.incumbent is None else part.incumbent.calibration
-            if part.slice != feature or calibration is None:
+            if part.slice != feature or part.incumbent is None:
                 continue
-            if _is_surely_off(calibration, limits.slice_max_calibration_error):
+            # Surely: with its whole interval.
+            calibration, limit = part.incumbent.calibration, limits.slice_max_calibration_error
+            if limit is not None and (calibration.low > 1 + limit or calibration.high < 1 - limit):
                 name = f"{feature}={printable(part.value)}"
                 words[name] = f"calibration of the incumbent with {name} is {calibration.point:.4f}"
                 clicks -= part.clicks
@@ -208,7 +214,7 @@ def _wrong_slices(signs: Signs) -> dict[str, str]:
 def _moved_before_labels(signs: Signs) -> Iterator[Suspect]:
     # Both labels and values of features show in the predictions of the incumbent, and only a training tells them apart.
     if signs.failed(*LABEL_CHECKS):
-        for name, words in [*_moved_values(signs).items()][:MOST_CHANGED]:
+        for name, words in islice(_moved_values(signs).items(), MOST_CHANGED):
             yield Suspect(kind=FEATURES, names=(name,), sign=words)
 
 
@@ -225,12 +231,14 @@ def _missing_values(signs: Signs) -> Iterator[Suspect]:
 
 def _changed_features(signs: Signs) -> Iterator[Suspect]:
     # One after the other: those whose importance changed most, then those whose values moved furthest.
+    words = {}
     changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
-    ranked = sorted(changed, key=lambda name: -changed[name][0])
-    words = _moved_values(signs) | {name: changed[name][1] for name in ranked}
-    ranked += [name for name in words if name not in changed]
-    for name in ranked[:MOST_CHANGED]:
-        yield Suspect(kind=FEATURES, names=(name,), sign=words[name])
+    for name, (_, change) in sorted(changed.items(), key=lambda item: -item[1][0]):
+        words[name] = change
+    for name, change in _moved_values(signs).items():
+        words.setdefault(name, change)
+    for name, change in islice(words.items(), MOST_CHANGED):
+        yield Suspect(kind=FEATURES, names=(name,), sign=change)
 
 
 def _moved_values(signs: Signs) -> dict[str, str]:
@@ -269,7 +277,7 @@ def _odd_rows(signs: Signs) -> Iterator[Suspect]:
 
 def _all_rows(signs: Signs) -> Iterator[Suspect]:
     sign = "all else that was tried is as before"
-    untried = [path for path in signs.settings if _decides_test_rows(path)]
+    untried = [path for path in signs.settings if f"{path}.".startswith(_OF_TEST_ROWS)]
     if untried:
         sign += f"; {_describe(signs, untried)}, which decides the test rows, so that no replay can tell"
     yield from _rows_of_day(signs, sign, None)
@@ -279,9 +287,11 @@ def _rows_of_day(signs: Signs, sign: str, explained: float | None) -> Iterator[S
     # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
     places = spoilt_places(signs.gate, signs.limits)
     if explained is not None and signs.failed(FALL_CHECK):
-        places.append("")  # rows in both train and test make a model too good to be true
+        # Rows in both train and test make a model too good to be true.
+        places.append("")
     if places and signs.continues:
-        slices = [place for place in places if place and "" not in places]
+        # Where all rows are spoilt, single slices tell nothing more.
+        slices = [] if "" in places else places
         yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=explained)
 
 
@@ -296,14 +306,11 @@ def spoilt_places(gate: GateRecord, limits: GateConfig) -> list[str]:
         name, limit = "", limits.max_calibration_error
         if isinstance(part, Slice):
             name, limit = f"{part.slice}={printable(part.value)}", limits.slice_max_calibration_error
+        # Not where the incumbent is off, too: then the labels or the traffic are to blame.
         miscalibrated = _is_off(candidate.calibration, limit) and not _is_off(incumbent.calibration, limit)
         if part.change.ne.low > 0 or miscalibrated:
             places.append(name)
     return places
-
-
-def _is_surely_off(calibration: Interval, limit: float | None) -> bool:
-    return limit is not None and (calibration.low > 1 + limit or calibration.high < 1 - limit)
 
 
 def _is_off(calibration: Interval, limit: float | None) -> bool:
@@ -328,10 +335,6 @@ def _changed_importance(signs: Signs, *, rose: bool) -> dict[str, tuple[float, s
             )
             changes[name] = (change, words)
     return dict(sorted(changes.items(), key=lambda item: -item[1][0]))
-
-
-def _join(changes: Mapping[str, tuple[float, str]]) -> str:
-    return "; ".join(words for _, words in changes.values())
 
 
 # What is tried first. Everything is paired with its reason.

@@ -60,13 +60,16 @@ def differences(
     if now_data and then_data and not is_allowed("data.columns", allow):
         yield from _compare_places(_columns_by_place(now_data), _columns_by_place(then_data), then, then_tasks)
 
-    now_groups = now.get("sequences", {}).get("groups", {})
-    for name, group in then.get("sequences", {}).get("groups", {}).items():
-        histories = _history(now_data, name, now_groups[name]), _history(then_data, name, group)
-        yield from _compare_sequence(name, now_groups[name], group, *histories, allow)
-    yield from _compare_clock(now.get("sequences", {}), then.get("sequences", {}), allow)
+    now_sequences, then_sequences = now.get("sequences", {}), then.get("sequences", {})
+    for name, group in then_sequences.get("groups", {}).items():
+        current = now_sequences["groups"][name]
+        histories = _history(now_data, name, current), _history(then_data, name, group)
+        yield from _compare_sequence(name, current, group, *histories, allow)
+    yield from _compare_clock(now_sequences, then_sequences, allow)
 
-    texts = [(name, now.get(name, default), then.get(name, default)) for name, default in _READING.items()]
+    texts = []
+    for name, default in _READING.items():
+        texts.append((name, now.get(name, default), then.get(name, default)))
     texts.append(("quote", _quote(now_data, now), _quote(then_data, then)))
     for name, current, former in texts:
         if current == former or (name == "missing" and set(current) == set(former)):
@@ -103,8 +106,9 @@ def _data_settings(store: Store, path: str) -> Mapping[str, Any]:
         with store.open(f"{path}/config.yaml") as source:
             config: Mapping[str, Any] = parse_recorded(source.read().decode())
     else:
-        artifact = store.find(path)
-        config = {} if artifact is None else artifact.config
+        artifact, config = store.find(path), {}
+        if artifact is not None:
+            config = artifact.config
     data: Mapping[str, Any] = config.get("data", {})
     return data
 
@@ -113,8 +117,9 @@ def _columns_by_place(data: Mapping[str, Any]) -> list[str]:
     # The names that the settings give the columns of a log without a header; [] of any other log.
     if data.get("format") == "criteo":
         return data.get("columns") or CRITEO_COLUMNS
-    by_place = data.get("messages") == "csv" or not data.get("header", True)
-    return data.get("columns") or [] if by_place else []
+    if data.get("messages") != "csv" and data.get("header", True):
+        return []
+    return data.get("columns") or []
 
 
 def _compare_places(
@@ -127,19 +132,23 @@ def _compare_places(
         what = f"columns are told apart {ways[bool(now)]} in the dataset, {ways[bool(then)]} in the model"
         yield f"{what}; if they are the same, {_ALLOW_COLUMNS} says so"
         return
-    read = {record.get("label", {}).get("column")} | {task.get("column") or name for name, task in tasks.items()}
+    read = {record.get("label", {}).get("column")}
+    for name, task in tasks.items():
+        read.add(task.get("column") or name)
     for feature in (*record["dense"].values(), *record["sparse"].values()):
         read |= {feature.get("column"), feature.get("weights"), *(feature.get("cross") or ())}
     for group in record.get("sequences", {}).get("groups", {}).values():
         history = group.get("history") or {}
         read |= {history.get("by"), history.get("where"), *history.get("of", {}).values()}
-        read |= {source["column"] for source in (*group["columns"].values(), group["time"]) if source}
+        for source in (*group["columns"].values(), group["time"]):
+            # A column that ingestion computes has no source in the log.
+            if source:
+                read.add(source["column"])
     for column in then:
         if column in read and column in now and now.index(column) != then.index(column):
-            places = (
-                f"column {1 + now.index(column)} of the lines in the dataset, {1 + then.index(column)} in the model"
-            )
-            yield f"{column!r} is {places}; if the log has other columns or another order now, {_ALLOW_COLUMNS} says so"
+            today = f"column {1 + now.index(column)} of the lines in the dataset"
+            what = f"{column!r} is {today}, {1 + then.index(column)} in the model"
+            yield f"{what}; if the log has other columns or another order now, {_ALLOW_COLUMNS} says so"
 
 
 def _compare_sequence(
@@ -162,9 +171,10 @@ def _compare_sequence(
         elif current != former:
             yield f"{what} {current!r} in the dataset, {former!r} in the model"
     # Records of earlier releases do not say which columns of the log a history is of.
-    of_log = bool(now_history.get("of") and then_history.get("of"))
-    now_sources = _event_sources(name, now, now_history["of"] if of_log else {})
-    then_sources = _event_sources(name, then, then_history["of"] if of_log else {})
+    now_of, then_of = now_history.get("of") or {}, then_history.get("of") or {}
+    if not (now_of and then_of):
+        now_of = then_of = {}
+    now_sources, then_sources = _event_sources(name, now, now_of), _event_sources(name, then, then_of)
     for key, column in then_sources.items():
         yield from _compare(f"{path}.{key}", f"{path}.{key} is", now_sources.get(key, column), column, allow)
 
@@ -172,12 +182,17 @@ def _compare_sequence(
 def _event_sources(name: str, group: Mapping[str, Any], of_log: Mapping[str, str]) -> dict[str, str]:
     # Where the events are, by the setting below data.sequences.<name> that says so.
     prefix = event_feature(name, "")
-    given = {f"features.{feature.removeprefix(prefix)}.column": source for feature, source in group["columns"].items()}
+    given = {}
+    for feature, source in group["columns"].items():
+        given[f"features.{feature.removeprefix(prefix)}.column"] = source
     if group["time"] is not None:
         given["time"] = group["time"]
     sources = {}
     for key, source in given.items():
-        sources[key] = f"{source['column']}.{source['field']}" if source.get("field") else str(source["column"])
+        sources[key] = str(source["column"])
+        # Lists of structs: the field of the struct, too.
+        if source.get("field"):
+            sources[key] = f"{source['column']}.{source['field']}"
     for feature, column in of_log.items():
         sources[f"features.{feature}.column"] = column
     return sources
@@ -193,7 +208,8 @@ def _history(data: Mapping[str, Any], name: str, group: Mapping[str, Any]) -> Ma
 
 
 def _quote(data: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    # What may surround a field of the logs.
+    # What may surround a field of the logs. A record of an earlier release leaves it to the settings, which count for
+    # CSV alone.
     quote: str | None = QUOTE
     if "quote" in record:
         quote = record["quote"]
@@ -225,7 +241,9 @@ def _refused_rows(store: Store, dataset: str, now: Mapping[str, Any], then: Mapp
         if columns is None or columns.get(column):
             yield f"{setting} is {current} in the dataset, {former} in the model: {rows}"
     for setting, column in added:
-        if quarantine.get("rows") if columns is None else columns.get(column):
+        # A quarantine of an earlier release does not say by which columns: then any row may be one of these.
+        refused = columns.get(column) if columns is not None else quarantine.get("rows")
+        if refused:
             yield f"{setting}, which the model does not have, is read from column {column!r}: {rows}"
 
 
@@ -243,10 +261,13 @@ def _added_columns(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[
     then_groups = then.get("sequences", {}).get("groups", {})
     for name, group in now.get("sequences", {}).get("groups", {}).items():
         former = then_groups.get(name, {"columns": {}, "time": None})
-        sources = [source for feature, source in group["columns"].items() if feature not in former["columns"]]
-        if group["time"] != former["time"]:
-            sources.append(group["time"])
-        for column in sorted({source["column"] for source in sources if source}):
+        sources = set()
+        for feature, source in group["columns"].items():
+            if feature not in former["columns"] and source:
+                sources.add(source["column"])
+        if group["time"] != former["time"] and group["time"]:
+            sources.add(group["time"]["column"])
+        for column in sorted(sources):
             yield f"data.sequences.{name}", column
 
 
@@ -264,16 +285,14 @@ def _narrower_limits(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterato
     for group, limits in _LIMITS.items():
         for name, former in then[group].items():
             current = now[group][name]
+            names = [*limits]
             # Of ids other than bins ``integer`` changes what they are.
-            binned = group == "sparse" and "bounds" in current
-            for limit in (*limits, "integer") if binned else limits:
-                if _refuses_more(limit, current.get(limit), former.get(limit)):
-                    yield (
-                        f"data.{group}.{name}.{limit}",
-                        current.get("column", ""),
-                        current.get(limit),
-                        former.get(limit),
-                    )
+            if group == "sparse" and "bounds" in current:
+                names.append("integer")
+            for limit in names:
+                values = current.get(limit), former.get(limit)
+                if _refuses_more(limit, *values):
+                    yield f"data.{group}.{name}.{limit}", current.get("column", ""), *values
     now_groups = now.get("sequences", {}).get("groups", {})
     for name, former in then.get("sequences", {}).get("groups", {}).items():
         current = now_groups[name]
@@ -287,4 +306,6 @@ def _refuses_more(limit: str, now: Any, then: Any) -> bool:
         return bool(now) and not then
     if now is None or now == then:
         return False
-    return then is None or bool(now > then if limit == "min" else now < then)
+    if then is None:
+        return True
+    return bool(now > then if limit == "min" else now < then)

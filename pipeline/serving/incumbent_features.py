@@ -147,8 +147,10 @@ class Translation:
     @property
     def raw(self) -> list[str]:
         """Features whose raw numbers ``values`` and ``rows`` want in place of what the dataset's columns hold."""
-        dense = [name for name, each in self.dense.items() if each is not None and each.raw]
-        return dense + [name for name, each in self.sparse.items() if each is not None and each.table is None]
+        names = [name for name, each in self.dense.items() if each is not None and each.raw]
+        # Bins have no table: they are computed from the numbers.
+        names += [name for name, each in self.sparse.items() if each is not None and each.table is None]
+        return names
 
     @property
     def unseen(self) -> list[str]:
@@ -179,7 +181,7 @@ def translation(store: Store, dataset: str, version: str, allow: Collection[str]
         NotComparableError: A feature is missing, its ids cannot be translated, or the rows do not show what the version
             would see.
     """
-    now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
+    now, then = store.read_json(f"{dataset}/{TRANSFORMS}"), store.read_json(f"{version}/{TRANSFORMS}")
     raw, unseen = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
     for group in ("dense", "sparse"):
         for name in then[group]:
@@ -202,11 +204,12 @@ def translation(store: Store, dataset: str, version: str, allow: Collection[str]
     longest = {}
     for name, record in then["sparse"].items():
         most, current = record.get("max_ids"), now["sparse"][name].get("max_ids")
+        # Ids that ingestion cut off are gone; of ids that it kept, the first are taken.
         if current is not None and (most is None or current < most):
+            takes, setting = ("all of them", "null") if most is None else (most, most)
             raise NotComparableError(
-                f"feature {name!r} has at most {current} ids per row in the dataset, where the model takes "
-                f"{'all of them' if most is None else most}; "
-                f"data.sparse.{name}.max_ids={'null' if most is None else most} keeps them"
+                f"feature {name!r} has at most {current} ids per row in the dataset, where the model takes {takes}; "
+                f"data.sparse.{name}.max_ids={setting} keeps them"
             )
         if most is not None and current != most:
             longest[name] = most * ID_MAPPINGS.get(record["mapping"]).rows_per_id
@@ -221,6 +224,7 @@ def _translate_dense(
     if width != now.get("width", 1):
         today = now.get("width", 1)
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
+    # The same fit gives the same values: nothing is translated, so nothing can be lost.
     if all(now.get(key) == then.get(key) for key in _FITTED):
         return None
     now_scale, then_scale = FeatureScale.of(name, now), FeatureScale.of(name, then)
@@ -300,7 +304,9 @@ def _translate_ids(
     change = IdsTranslation(mapping, fitted, table, unseen)
     table[known["row"].to_numpy()] = change.rows_of(known["hash"])
     same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
-    return None if same else change
+    if same:
+        return None
+    return change
 
 
 def _read_mapping(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:

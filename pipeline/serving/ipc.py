@@ -26,7 +26,8 @@ from pipeline.serving.scorer import ScoredBlock
 
 Message = tuple[dict[str, Any], bytes]
 _SIZES = struct.Struct("<QQ")
-_LINES = "\0line"  # no column of a log is called so
+# No column of a log is called so.
+_LINES = "\0line"
 _LOGITS, _LABEL, _WEIGHT = "logits:", "label:", "weight"
 
 
@@ -65,15 +66,15 @@ def block_message(block: Block) -> Message:
         head, body = block_message(block.block)
         return {"kind": "partition", "values": block.values, "columns": [*block.columns], "block": head}, body
     if isinstance(block, TextBlock | JsonBlock):
-        own = {name: getattr(block, name) for name in ("file", "first_line", "columns", "place")}
+        head = {"file": block.file, "first_line": block.first_line, "columns": block.columns, "place": block.place}
         if isinstance(block, JsonBlock):
-            return {"kind": "json", **own, "lists": {name: asdict(each) for name, each in block.lists.items()}}, (
-                block.data
-            )
+            lists = {name: asdict(each) for name, each in block.lists.items()}
+            return {"kind": "json", **head, "lists": lists}, block.data
+        # JSON has no sets; sorted, so that the same block is the same message.
         layout = asdict(block.layout) | {"numbers": sorted(block.layout.numbers)}
-        return {"kind": "text", **own, "layout": layout}, block.data
+        return {"kind": "text", **head, "layout": layout}, block.data
     raw = block.read()
-    head = {"kind": "raw", "file": raw.file, "place": raw.place, "rejects": [asdict(each) for each in raw.rejects]}
+    head = {"kind": "raw", "file": raw.file, "place": raw.place, "rejects": list(map(asdict, raw.rejects))}
     return head, _ipc(raw.frame.with_columns(pl.Series(_LINES, raw.lines)))
 
 
@@ -90,35 +91,41 @@ def block_of(head: Mapping[str, Any], body: bytes) -> Block:
     own |= {"data": body, "first_line": head["first_line"], "columns": tuple(head["columns"])}
     if kind == "json":
         return JsonBlock(lists={name: Several(**each) for name, each in head["lists"].items()}, **own)
+    # JSON has lists alone, where a layout has a tuple and a set.
     layout = head["layout"]
-    return TextBlock(
-        layout=TextLayout(**layout | {"names": tuple(layout["names"]), "numbers": frozenset(layout["numbers"])}), **own
-    )
+    layout |= {"names": tuple(layout["names"]), "numbers": frozenset(layout["numbers"])}
+    return TextBlock(layout=TextLayout(**layout), **own)
 
 
 def scored_message(scored: ScoredBlock) -> Message:
     """What was made of a block, for ``scored_of``."""
-    columns = {_LINES: scored.lines}
-    columns |= {f"{_LOGITS}{task}": logits for task, logits in enumerate(scored.columns.T)}
-    columns |= {f"{_LABEL}{name}": labels for name, labels in scored.labels.items()}
-    columns |= {} if scored.weights is None else {_WEIGHT: scored.weights}
-    head = {"file": scored.file, "rejects": [asdict(each) for each in scored.rejects], "flat": scored.logits.ndim == 1}
-    return head, _ipc(pl.DataFrame({name: np.ascontiguousarray(values) for name, values in columns.items()}))
+    columns = {_LINES: np.ascontiguousarray(scored.lines)}
+    for task, logits in enumerate(scored.columns.T):
+        # A column of a matrix is not contiguous, and Arrow copies only what is.
+        columns[f"{_LOGITS}{task}"] = np.ascontiguousarray(logits)
+    for name, labels in scored.labels.items():
+        columns[f"{_LABEL}{name}"] = np.ascontiguousarray(labels)
+    if scored.weights is not None:
+        columns[_WEIGHT] = np.ascontiguousarray(scored.weights)
+    head = {"file": scored.file, "rejects": list(map(asdict, scored.rejects)), "flat": scored.logits.ndim == 1}
+    return head, _ipc(pl.DataFrame(columns))
 
 
 def scored_of(head: Mapping[str, Any], body: bytes) -> ScoredBlock:
     """The scores behind ``scored_message``."""
-    columns = {each.name: each.to_numpy() for each in pl.read_ipc(io.BytesIO(body)).get_columns()}
-    tasks = [values for name, values in columns.items() if name.startswith(_LOGITS)]
-    labels = {name.removeprefix(_LABEL): values for name, values in columns.items() if name.startswith(_LABEL)}
-    return ScoredBlock(
-        head["file"],
-        columns[_LINES],
-        tasks[0] if head["flat"] else np.stack(tasks, axis=1),
-        labels,
-        columns.get(_WEIGHT),
-        [Reject(**each) for each in head["rejects"]],
-    )
+    tasks, labels, others = [], {}, {}
+    for column in pl.read_ipc(io.BytesIO(body)).get_columns():
+        values = column.to_numpy()
+        if column.name.startswith(_LOGITS):
+            tasks.append(values)
+        elif column.name.startswith(_LABEL):
+            labels[column.name.removeprefix(_LABEL)] = values
+        else:
+            others[column.name] = values
+    # Of one task [n], which a matrix of one column is not.
+    logits = tasks[0] if head["flat"] else np.stack(tasks, axis=1)
+    rejects = [Reject(**each) for each in head["rejects"]]
+    return ScoredBlock(head["file"], others[_LINES], logits, labels, others.get(_WEIGHT), rejects)
 
 
 def _ipc(frame: pl.DataFrame) -> bytes:

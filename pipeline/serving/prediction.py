@@ -135,11 +135,12 @@ class RejectCounter:
 
     def add(self, file: str, rejects: list[Reject]) -> None:
         """Take in the ``rejects`` of a block of ``file``."""
-        if rejects:
-            self.rows += len(rejects)
-            shown = rejects[: SHOWN - len(self.first)]
-            self.first += [f"{file} line {reject.line}: {reject.reason}" for reject in shown]
-            self.write(file, rejects)
+        if not rejects:
+            return
+        self.rows += len(rejects)
+        for reject in rejects[: SHOWN - len(self.first)]:
+            self.first.append(f"{file} line {reject.line}: {reject.reason}")
+        self.write(file, rejects)
 
 
 def blocks_of(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, Iterator[tuple[Block, int]]]:
@@ -182,7 +183,8 @@ def score_lines(scored: ScoredBlock, description: Description) -> Scored:
     for (name, kind), logits in zip((description.tasks or {}).items(), others, strict=True):
         columns[name] = LABEL_KINDS.get(kind).predicted(logits)
     for name, labels in scored.labels.items():
-        columns[LABEL if name == MAIN_TASK else f"label_{name}"] = pl.Series(labels).fill_nan(None)
+        title = LABEL if name == MAIN_TASK else f"label_{name}"
+        columns[title] = pl.Series(labels).fill_nan(None)
     return pl.DataFrame(columns)
 
 
@@ -192,13 +194,16 @@ def _figures(kept: list[ScoredBlock], description: Description) -> dict[str, Any
         return {}
     labels = {name: np.concatenate([block.labels[name] for block in kept]) for name in kept[0].labels}
     logits = np.concatenate([block.columns for block in kept])
+    weights, counted = None, labels[MAIN_TASK]
+    # All blocks have weights or none has: the version's settings decide.
     parts = [block.weights for block in kept if block.weights is not None]
-    weights = np.concatenate(parts) if parts else None
-    clicked = labels[MAIN_TASK]
-    counted = clicked if weights is None else clicked[weights > 0]
+    if parts:
+        weights = np.concatenate(parts)
+        # Rows of no weight do not count as a class of their own.
+        counted = counted[weights > 0]
     if not 0 < counted.sum() < len(counted):
         return {}
-    figures: dict[str, Any] = evaluate(clicked, np.ascontiguousarray(logits[:, 0]), weights=weights)
+    figures: dict[str, Any] = evaluate(labels[MAIN_TASK], np.ascontiguousarray(logits[:, 0]), weights=weights)
     tasks = [TaskColumn(name=name, kind=kind) for name, kind in (description.tasks or {}).items()]
     if tasks:
         others = evaluate_tasks(tasks, labels, logits, weights)
@@ -256,14 +261,18 @@ def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reje
 
 def _require_other_file(out: str, option: str, path: str) -> None:
     # ConfigError where ``out`` is one of the rows' files at ``path``, under whatever name.
+    read = None
     with _name_argument(path):
-        read = find_files(path) if connector_at(path)[0] is None else None
+        if connector_at(path)[0] is None:
+            read = find_files(path)
     fs, full = fsspec.core.url_to_fs(out)
     if read is None or type(fs) is not type(read.fs):
         return
-    local = isinstance(fs, LocalFileSystem)
-    names = {os.path.realpath(name) if local else name for name in read.paths}
-    if (os.path.realpath(full) if local else full) in names:
+    names = set(read.paths)
+    if isinstance(fs, LocalFileSystem):
+        # Links to one file are one file.
+        full, names = os.path.realpath(full), set(map(os.path.realpath, names))
+    if full in names:
         raise ConfigError(f"{option} {out} is one of the input files", hint=f"{option} <another name>")
 
 

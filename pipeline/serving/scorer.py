@@ -98,30 +98,30 @@ class Scorer:
         parsed = parse(raw, block.lines, self.spec)
         columns = transform(parsed.frame, self.spec, self._state)
         dense = columns.select(self.description.dense).to_numpy().astype(np.float32)
-        ids = {name: _ids(columns, name, multi) for name, multi in self.description.sparse.items()}
-        ids |= {name: _ids(columns, name, True) for name in self.description.event_columns}
-        return ScoredBlock(
-            block.file,
-            parsed.lines,
-            self.served.score(np.ascontiguousarray(dense), ids),
-            labels_of(columns, self.spec) if self.labelled else {},
-            rows_counted_for(columns, self.spec) if self.labelled else None,
-            sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line),
-        )
+        ids = {}
+        for name, multi in (self.description.sparse | dict.fromkeys(self.description.event_columns, True)).items():
+            ids[name] = _ids(columns, name, multi)
+        labels: dict[str, np.ndarray] = {}
+        weights: np.ndarray | None = None
+        if self.labelled:
+            labels, weights = labels_of(columns, self.spec), rows_counted_for(columns, self.spec)
+        logits = self.served.score(np.ascontiguousarray(dense), ids)
+        # Rows are rejected when they are read, and when they are parsed.
+        rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
+        return ScoredBlock(block.file, parsed.lines, logits, labels, weights, rejects)
 
     def none(self) -> ScoredBlock:
         """Return the scores of no rows."""
         nothing = np.zeros(0, np.float32)
-        names = [MAIN_TASK, *(task.name for task in self.spec.tasks)] if self.labelled else []
-        counted = self.spec.row_weight is not None or self.spec.sampling.known_before
-        return ScoredBlock(
-            "",
-            np.zeros(0, np.int64),
-            np.zeros((0, 1 + len(self.description.tasks or ())), np.float32),
-            dict.fromkeys(names, nothing),
-            nothing if self.labelled and counted else None,
-            [],
-        )
+        labels, weights = dict[str, np.ndarray](), None
+        if self.labelled:
+            labels = {MAIN_TASK: nothing}
+            for task in self.spec.tasks:
+                labels[task.name] = nothing
+            if self.spec.row_weight is not None or self.spec.sampling.known_before:
+                weights = nothing
+        logits = np.zeros((0, 1 + len(self.description.tasks or ())), np.float32)
+        return ScoredBlock("", np.zeros(0, np.int64), logits, labels, weights, [])
 
 
 def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
@@ -136,6 +136,7 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     data = dataclasses.replace(config.data, path=path)
     connector, inside = connector_at(path)
     if connector is not None:
+        # Options of another connector mean nothing to this one, and neither does a day or a snapshot of the training.
         options = data.options if data.connector is connector else {}
         data = dataclasses.replace(data, path=inside, format=connector.name, options=options, day=None, snapshot=None)
         return data, config.ingest.block_mib
@@ -148,9 +149,12 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
         data = dataclasses.replace(data, format=ending)
     if not labelled:
         labels = {data.label.column, data.weight, data.sampling.column}
-        labels |= {task.column or name for name, task in data.tasks.items()}
-        columns = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
-        data = dataclasses.replace(data, columns=[name for name in columns if name not in labels])
+        for name, task in data.tasks.items():
+            labels.add(task.column or name)
+        columns = data.columns
+        if not columns and data.format == "criteo":
+            columns = CRITEO_COLUMNS
+        data = dataclasses.replace(data, columns=[name for name in columns or () if name not in labels])
     return data, config.ingest.block_mib
 
 
@@ -180,7 +184,11 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
         data = dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig())
         unused.append("data.label.column")
     spec = data_spec(data)
-    columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}
+    columns = {}
+    for name, option in spec.columns.items():
+        # Splits need no time here, but the ages of a row's events count from it.
+        if option not in unused or name == spec.row_time:
+            columns[name] = option
     return dataclasses.replace(
         spec, day_column=None, timestamp=None, hour_column=None, true_probability=False, columns=columns
     )
@@ -199,12 +207,11 @@ def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
     if not multi:
         return columns[name].to_numpy()
     lengths = columns[name].list.len().to_numpy()
-    weights = weight_column(name)
-    return _Lists(
-        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-        columns[name].explode().to_numpy(),
-        columns[weights].explode().to_numpy() if weights in columns.columns else None,
-    )
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    weights, column = None, weight_column(name)
+    if column in columns.columns:
+        weights = columns[column].explode().to_numpy()
+    return _Lists(offsets, columns[name].explode().to_numpy(), weights)
 
 
 A = TypeVar("A")

@@ -128,7 +128,9 @@ def score_dataset(
         return scores
 
     total = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
-    for scores in run_in_threads(score_group, split.groups if groups is None else groups):
+    if groups is None:
+        groups = split.groups
+    for scores in run_in_threads(score_group, groups):
         total.add(scores)
     return total
 
@@ -215,8 +217,11 @@ def importance(
     """
     columns = sampled(split, rows)
     labels, weights = columns.labels, split.counted_for(columns)
-    counted = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
-    rate = float((labels * counted).sum() / counted.sum()) if counted.any() else 0.0
+    counted, rate = np.ones(len(labels)), 0.0
+    if weights is not None:
+        counted = weights.astype(np.float64)
+    if counted.any():
+        rate = float((labels * counted).sum() / counted.sum())
     if not 0 < rate < 1:
         return {}
     entropy = entropy_of_rate(rate, np.log, np.log1p)
@@ -236,8 +241,8 @@ def importance(
         error = float(np.sqrt((((rises - mean) * counted) ** 2).sum()) / total)
         return Importance(rise=mean, error=error)
 
-    measured = zip(groups, run_in_threads(measure_group, groups.values()), strict=True)
-    return {name: rise for name, rise in measured if rise is not None}
+    rises = dict(zip(groups, run_in_threads(measure_group, groups.values()), strict=True))
+    return {name: rise for name, rise in rises.items() if rise is not None}
 
 
 def sampled(split: SplitReader, rows: int) -> DecodedColumns:

@@ -116,8 +116,13 @@ class Ranks:
 
     def cache_figures(self) -> dict[str, float]:
         """Hits and misses of all ranks that have come up; no one may be at work."""
-        figures = [rank.cache_figures() for rank in self._ready]
-        return figures[0] | {name: sum(each[name] for each in figures) for name in ("hits", "misses")}
+        # All ranks have the same tables on disk, but each has rows of its own in memory.
+        figures = dict(self._ready[0].cache_figures())
+        for rank in self._ready[1:]:
+            of_rank = rank.cache_figures()
+            for name in ("hits", "misses"):
+                figures[name] += of_rank[name]
+        return figures
 
     def _start(self, listener: socket.socket, processes: _Processes, others: int) -> None:
         # Each of the others takes part as soon as it is ready; an error meets the next blocks.
@@ -207,15 +212,16 @@ class _Processes:
                     return None
                 time.sleep(POLL_SECONDS)
         rank, code = next(iter(codes.items()))
-        how = f"was killed by signal {-code}{cause_of(-code)}" if code < 0 else f"ended with exit code {code}"
-        message = ""
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was killed by signal {-code}{cause_of(-code)}"
+        text = f"rank {rank + 1} of predict {how}; nothing is written"
         # Without a file it had no time to open one.
         with contextlib.suppress(OSError):
             message = Path(self._logs[rank]).read_text(errors="replace")[-_LOG_BYTES:].strip()
-        return LaunchError(
-            f"rank {rank + 1} of predict {how}; nothing is written" + (f"\n{message}" if message else ""),
-            hint="the same command with --ranks 1, or with fewer --ranks if memory was short",
-        )
+            if message:
+                text += f"\n{message}"
+        return LaunchError(text, hint="the same command with --ranks 1, or with fewer --ranks if memory was short")
 
 
 class _Other:

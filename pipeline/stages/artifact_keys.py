@@ -18,10 +18,10 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
     """
 
     def sparse(config: Config) -> bool:
-        return when(config) and any(value is not None for value in asdict(config.train.sparse_options).values())
+        return when(config) and set(asdict(config.train.sparse_options).values()) != {None}
 
     def dense(config: Config) -> bool:
-        return when(config) and any(value is not None for value in asdict(config.train.dense_options).values())
+        return when(config) and set(asdict(config.train.dense_options).values()) != {None}
 
     def groups(config: Config) -> bool:
         return when(config) and bool(config.train.dense_groups)
@@ -44,15 +44,21 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
     """
     packages: dict[str, set[str]] = {}
     for registry in REGISTRIES:
-        for path in registry.paths if registry.group else ():
+        # Without a group of entry points, no package can add to it.
+        if not registry.group:
+            continue
+        for path in registry.paths:
             if not any(use.covers(path) and use.when(config) for use in uses):
                 continue
+            chosen = []
             if registry.all_apply:
-                chosen = [(f"{registry.kind} {name}", name) for name in registry.names()]
+                for name in registry.names():
+                    chosen.append((f"{registry.kind} {name}", name))
             else:
-                chosen = []
                 for _, value in values_at(config, path.split(".")):
-                    for name in value if isinstance(value, list) else [value]:
+                    if not isinstance(value, list):
+                        value = [value]
+                    for name in value:
                         chosen.append((registry.kind, name))
             for kind, name in chosen:
                 package = registry.package(name)
@@ -63,7 +69,10 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
         code["revision"] = revision
     if packages:
         code["packages"] = {kind: ", ".join(sorted(names)) for kind, names in packages.items()}
-    return {"code": code} if code else {}
+    # A key without code is that of earlier releases.
+    if not code:
+        return {}
+    return {"code": code}
 
 
 # The settings that can change no artifact; each stage lists those that can change its own. A setting that is in no list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,13 @@ def run_line(store: Store, run: str) -> RunLine:
         known = ", ".join(run_names(store)) or "none"
         raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
     result = read(Result, store, path)
-    artifacts = [store.find(stage.artifact) for stage in result.stages.values() if stage.artifact]
-    finished = max((each.created for each in artifacts if each is not None), default=None)
-    return replace(RunLine.of(result, finished), run=run)
+    # A run has no end of its own on record: its newest artifact tells, as far as the store still has them.
+    created = []
+    for stage in result.stages.values():
+        artifact = store.find(stage.artifact) if stage.artifact else None
+        if artifact is not None:
+            created.append(artifact.created)
+    return replace(RunLine.of(result, max(created, default=None)), run=run)
 
 
 def compare_runs(
@@ -101,7 +106,10 @@ def settings_of(store: Store, run: str) -> Settings:
         return {}
     with store.open(path) as source:
         tree = parse_recorded(source.read().decode())
-    return {name: value for name, value in _flat(tree).items() if name not in NO_SETTING}
+    settings = _flat(tree)
+    for name in NO_SETTING:
+        settings.pop(name, None)
+    return settings
 
 
 def _flat(tree: Any, prefix: str = "") -> Settings:
@@ -109,16 +117,17 @@ def _flat(tree: Any, prefix: str = "") -> Settings:
         return {prefix: tree}
     flat: Settings = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+        flat |= _flat(value, f"{prefix}.{name}".removeprefix("."))
     return flat
 
 
 def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
     """Return the settings that are not the same in all of ``runs``, with a value for each; None where it is not set."""
     different = {}
-    for name in dict.fromkeys(name for settings in runs for name in settings):
+    for name in dict.fromkeys(chain.from_iterable(runs)):
         values = [settings.get(name) for settings in runs]
-        if any(value != values[0] for value in values):
+        # Not the size of a set: a value may be a list.
+        if values.count(values[0]) < len(values):
             different[name] = values
     return different
 
@@ -168,20 +177,24 @@ class _ReferenceRun:
         record = self._measure(result)
         if record.change is None:
             return RunChange(run=run, problem="predictions that are not finite")
-        slices = tuple(
-            RunSlice(slice=each.slice, value=each.value, rows=each.rows, clicks=each.clicks, change=each.change)
-            for each in record.slices or ()
-            if each.change is not None
-        )
+        slices = []
+        for each in record.slices or ():
+            # A slice with too few rows has no interval.
+            if each.change is not None:
+                slices.append(
+                    RunSlice(slice=each.slice, value=each.value, rows=each.rows, clicks=each.clicks, change=each.change)
+                )
         gauc = None if record.gauc is None else record.gauc.change
-        return RunChange(run=run, rows=record.rows, change=record.change, gauc=gauc, slices=slices or None)
+        return RunChange(run=run, rows=record.rows, change=record.change, gauc=gauc, slices=tuple(slices) or None)
 
     def ne_change(self, run: str) -> Interval | None:
         """Return the change of NE to ``run``; None unless it was evaluated on rows with the same labels in order."""
         from pipeline.training.parquet import SplitReader
 
         path = f"{run_directory(run)}/{Result.FILE}"
-        result = read(Result, self.store, path) if self.store.exists(path) else Result(run=run, status="failed")
+        result = Result(run=run, status="failed")
+        if self.store.exists(path):
+            result = read(Result, self.store, path)
         if self.problem is not None or self._problem(result) is not None:
             return None
         if result.artifact("ingest") != self.result.artifact("ingest"):
@@ -190,7 +203,9 @@ class _ReferenceRun:
             if not np.array_equal(labels, self.labels):
                 return None
         change = self._measure(result).change
-        return None if change is None else change.ne
+        if change is None:
+            return None
+        return change.ne
 
     def _measure(self, result: Result) -> GateRecord:
         from pipeline.evaluation.gate.measure import measure

@@ -46,7 +46,9 @@ def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
         version = promotion.incumbent(store, config.model_name)
     else:
         version = versions.find_version(store, config.model_name, name)
-    return None if version is None else {"version": version.path.rpartition("/")[2], "key": version.key}
+    if version is None:
+        return None
+    return {"version": version.path.rpartition("/")[2], "key": version.key}
 
 
 def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact) -> Artifact | None:
@@ -111,15 +113,18 @@ def _write_scores(
             features = ", ".join(translation.raw)
             raise NotComparableError(f"it knows {features} in another scale, and train rows have no raw numbers")
         # Nor have they the hashes of rare ids: to the teacher these are ids that it has no row for.
-        sparse = {}
+        sparse = dict(translation.sparse)
         for name, change in translation.sparse.items():
-            sparse[name] = None if change is None else replace(change, unseen=False)
+            if change is not None:
+                sparse[name] = replace(change, unseen=False)
         with open_version(store, version, int(config.publish.cache_mib * MIB)) as model:
             scores = score_on_ranks(split, {TEACHER: (model, replace(translation, sparse=sparse))}, {}, [])
+        # Scores are on rank 0 alone, which writes them.
         if scores is not None:
             logits = np.concatenate([logits, *map(main_task, scores.logits[TEACHER])])
             bad = int((~np.isfinite(logits)).sum())
-            problem = f"{bad:,} of its scores are not finite" if bad else ""
+            if bad:
+                problem = f"{bad:,} of its scores are not finite"
     except (NotComparableError, OtherCodeError) as error:
         problem = str(error)
 

@@ -66,6 +66,7 @@ class Evaluate(Stage):
         final = trained.summary.get("final")
         if not final:
             raise ArtifactError(f"{trained.path} names no final checkpoint", hint="nightjar train force=true")
+        # Of the training's checkpoints the final one alone: earlier ones may know other towers.
         checkpoints = [each for each in committed(store, final.rpartition("/")[0]) if each.path == final]
         plan, towers = read_towers(config, store, inputs, checkpoints)
         members = members_of(trained.summary)
@@ -85,7 +86,8 @@ class Evaluate(Stage):
         figures: dict[str, Any] = evaluate(labels, main, predictions.true_probability, weights)
         clicked = labels == 1
         if weights is not None:
-            clicked = clicked & (weights > 0)  # rows of no weight count as none in the intervals, too
+            # Rows of no weight count as none in the intervals, too.
+            clicked = clicked & (weights > 0)
         figures["clicks"] = int(clicked.sum())
         figures |= evaluation_intervals(labels, main, weights)
         groups = None
@@ -112,12 +114,15 @@ class Evaluate(Stage):
         return {"eval": Evaluation.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.eval is None:
+            return {}
         from pipeline.report.stage_figures import evaluation_lines
 
-        return {} if result.eval is None else {"eval": evaluation_lines(result.eval)}
+        return {"eval": evaluation_lines(result.eval)}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        return [("Test rows", units.count(result.eval.samples if result.eval else None))]
+        figures = result.eval or Evaluation()
+        return [("Test rows", units.count(figures.samples))]
 
 
 def _attention_json(
@@ -129,6 +134,7 @@ def _attention_json(
 
     split = SplitReader(store, dataset, "test")
     fitted = store.read_json(f"{dataset.path}/{TRANSFORMS}").get("sequences", {}).get("groups", {})
+    targets = {column.name: column.owner for column in split.schema.sparse}
     sequences = {sequence.name: sequence for sequence in split.schema.sequences}
     record: dict[str, Any] = {}
     for name, seen in attention.items():
@@ -144,14 +150,17 @@ def _attention_json(
         if age in ids and age_bins:
             # The ids of ages are numbers of bins of equal width in log(1 + seconds); an age is the middle of its bin.
             width = math.log1p(OLDEST) / age_bins
-            numbers = _id_names(split, age, ids[age])
-            ages = [math.expm1((int(number) + 0.5) * width) if number.isdecimal() else None for number in numbers]
+            ages = []
+            for number in _id_names(split, age, ids[age]):
+                # An age that is missing has a name in words.
+                ages.append(None)
+                if number.isdecimal():
+                    ages[-1] = math.expm1((int(number) + 0.5) * width)
 
         target = config.data.sequences[name].target
         target_names = None
         if target is not None:
-            owner = next(column.owner for column in split.schema.sparse if column.name == target)
-            target_names = {target: ", ".join(_id_names(split, owner, ids[target]))}
+            target_names = {target: ", ".join(_id_names(split, targets[target], ids[target]))}
         events = []
         for place, weight in enumerate(seen.weights.tolist()):
             named = {column: values[place] for column, values in names.items()}
@@ -161,11 +170,13 @@ def _attention_json(
 
 
 def _read_ids(split: SplitReader, row: int) -> dict[str, list[int]]:
-    # The table rows of every id column of one row of the split.
+    # The table rows of every id column of one row of the split. Files are read by row group, so all of its group is.
     group = next(each for each in split.groups if each.first <= row < each.first + each.rows)
     buffer, offset = split.allocate(group.rows), row - group.first
     ragged = split.read(group, buffer, 0)
-    ids = {name: [int(buffer.single[place, offset])] for place, name in enumerate(split.single)}
+    ids = {}
+    for place, name in enumerate(split.single):
+        ids[name] = [int(buffer.single[place, offset])]
     for name, column in ragged.items():
         ids[name] = column.values[column.offsets[offset] : column.offsets[offset + 1]].tolist()
     return ids

@@ -88,7 +88,8 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         The exit code.
     """
     end_with_parents(launcher)
-    rank = int(os.environ.get("RANK", "0"))  # torchrun's contract
+    # Torchrun's contract; a process that is no rank is the only one.
+    rank = int(os.environ.get("RANK", "0"))
     root, separator, tail = config_url.rpartition("/runs/")
     run, _, file = tail.partition("/")
     if not separator or file != "config.yaml":
@@ -100,6 +101,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         import_for_good(STAGES.get(stage).modules(config))
         io = make_io(config, store, rank)
         step = next(step for step in read_steps(store, run) if step.name == stage)
+        # Another attempt may have committed the artifact just before this rank was started.
         if store.find(step.path) is None:
             trains = STAGES.get(stage).trains
             if launcher and is_held(config, plan_of(step, store)):
@@ -137,7 +139,8 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
 
     Gives the hook that learns of named points (``checkpoint.FaultPoint``).
     """
-    # Ranks may hang in a collective without an error, where the network lets only some of them connect.
+    # Ranks may hang in a collective without an error, where the network lets only some of them connect. Point
+    # "batch" comes before each step, so at the second one a step is done.
     batches = 0
     error = LaunchError(
         f"training took no step within launch.first_step_minutes={minutes or 0:g}: its ranks met, but an exchange of "
@@ -151,7 +154,7 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
     def on_point(point: str) -> None:
         nonlocal batches
         batches += point == "batch"
-        if batches == 2:  # one step is done
+        if batches == 2:
             timer.cancel()
 
     if minutes is not None:
@@ -163,16 +166,20 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
 
 
 def _fail(store: Store, run: str, stage: str, report: Report) -> None:
+    # The report first: the launcher waits for it, while standard error may be gone with a terminal.
     line = write_report(store, run, stage, report)
     with contextlib.suppress(OSError):
         fault = sys.exception()
         if report.exit_code == 1 and fault is not None:
             logs.show_fault(fault)
-        hint = f"\n  hint: {report.hint}" if report.hint else ""
-        sys.stderr.write(f"nightjar: {report.message}{hint}\n{line}\n")
+        message = f"nightjar: {report.message}\n"
+        if report.hint:
+            message += f"  hint: {report.hint}\n"
+        sys.stderr.write(f"{message}{line}\n")
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(report.exit_code)  # without the teardown, which would wait for the other ranks
+    # Without the teardown, which would wait for the other ranks.
+    os._exit(report.exit_code)
 
 
 def end_with_parents(launcher: int) -> None:
@@ -185,6 +192,7 @@ def end_with_parents(launcher: int) -> None:
 def _end_with(launcher: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if hasattr(os, "pidfd_open"):
+            # A handle of the process itself: its number may be another's by the next check.
             handle = os.pidfd_open(launcher)
             poll = select.poll()
             poll.register(handle, select.POLLIN)
@@ -193,4 +201,5 @@ def _end_with(launcher: int) -> None:
             while True:
                 os.kill(launcher, 0)
                 time.sleep(CHECK_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)  # torchrun ends with its ranks
+    # SIGKILL, since whatever waits in a collective answers no other signal; torchrun ends with its ranks.
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -28,15 +28,15 @@ def _synthetic(config: Config) -> bool:
     return config.data.format == "synthetic"
 
 
-def _sampled(config: Config) -> bool:
-    return _logs(config) and config.data.sampling.active
-
-
 def _seeded(config: Config) -> bool:
-    """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
+    # Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random.
     data = config.data
-    chosen = {feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()}
-    return _synthetic(config) or (_logs(config) and any(ID_MAPPINGS.get(name).seeded for name in chosen))
+    if not _logs(config) or _synthetic(config):
+        return _synthetic(config)
+    for feature in data.sparse.values():
+        if ID_MAPPINGS.get(feature.mapping or data.sparse_defaults.mapping).seeded:
+            return True
+    return False
 
 
 class Ingest(Stage):
@@ -66,7 +66,7 @@ class Ingest(Stage):
         use(
             "data.sampling",
             "negatives column rate correct",
-            when=_sampled,
+            when=lambda config: _logs(config) and config.data.sampling.active,
         ),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
@@ -116,6 +116,7 @@ class Ingest(Stage):
                 warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
+        # A dataset that is put aside is none of the days that nights start from or compare with.
         name = f"{config.data.name}.aside" if config.data.aside else config.data.name
         return dataset_path(name, key, config.data.day)
 
@@ -130,9 +131,11 @@ class Ingest(Stage):
         return {"ingest": IngestPart.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.ingest is None:
+            return {}
         from pipeline.report.stage_figures import ingest_lines
 
-        return {} if result.ingest is None else {"ingest": ingest_lines(result.ingest)}
+        return {"ingest": ingest_lines(result.ingest)}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
         part = result.ingest or IngestPart()

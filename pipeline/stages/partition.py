@@ -21,7 +21,8 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 STRIDED = "strided"
-TABLE_SHARE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables
+# Of a tower's part of the fastest memory; the rest is for everything but tables.
+TABLE_SHARE = 0.25
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +50,9 @@ def tower_settings(config: Config) -> dict[str, Any]:
     """What keys cover of ``partition.towers``: how many there are."""
     from pipeline.towers.assignment import tower_count
 
-    return {"towers": tower_count(config.partition, config.hardware.hosts)} if has_towers(config) else {}
+    if not has_towers(config):
+        return {}
+    return {"towers": tower_count(config.partition, config.hardware.hosts)}
 
 
 class Partition(Stage):
@@ -143,9 +146,11 @@ class Partition(Stage):
         return {"plan": PlanPart.from_json(summary), "towers": TowersPart.from_json(shape)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.towers is None:
+            return {}
         from pipeline.report.stage_figures import towers_lines
 
-        return {} if result.towers is None else {"towers": towers_lines(result.towers)}
+        return {"towers": towers_lines(result.towers)}
 
 
 def _find_probe(config: Config, store: Store, name: str) -> Artifact:
@@ -197,15 +202,16 @@ def assign_features(
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
     capacity = TABLE_SHARE * fastest * GIB * config.world_size / count
+    # As a multiple of all bytes; tables of no bytes, of a plan without rows, have room anywhere.
     room = {"bytes": capacity / max(sum(loads["bytes"]), 1.0)}
     return partition(features, count, options, similarity, loads, source=source, room=room, seed=config.seed)
 
 
 def _feature_loads(schema: DatasetSchema, plan: Plan) -> dict[str, list[float]]:
     # Predicted ms and bytes of the tables of every feature and sequence; those that share a table have equal parts.
-    missing = [table.name for table in schema.tables if table.name not in plan.tables]
-    if missing:
-        raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
+    for made in schema.tables:
+        if made.name not in plan.tables:
+            raise ArtifactError(f"the plan has no table {made.name!r}", hint="nightjar plan force=true makes it again")
     ms, sizes = dict.fromkeys(schema.vectors, 0.0), dict.fromkeys(schema.vectors, 0.0)
     for table, names in schema.sharing.items():
         for name in names:

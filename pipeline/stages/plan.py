@@ -78,6 +78,7 @@ class PlanStage(Stage):
             covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
             plan, why = reused_plan(store, former, covered, *dataset, dataset_key)
             reuse = {"former": former, "reused": plan is not None, "why": why}
+            # The same plan keeps every shard in its place, so nothing is moved between nights.
             log.info("plan       %s %s: %s", former, "is reused" if plan else "is not reused", why)
         if plan is None:
             plan = make_plan(PlanInputs.of(with_figures(config), *dataset), dataset_key)
@@ -99,9 +100,11 @@ class PlanStage(Stage):
         return {"plan": PlanPart.from_json(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
+        if result.plan is None:
+            return {}
         from pipeline.report.stage_figures import plan_lines
 
-        return {} if result.plan is None else {"plan": plan_lines(result.plan)}
+        return {"plan": plan_lines(result.plan)}
 
 
 SPEC = PlanStage()

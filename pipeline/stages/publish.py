@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from pipeline.config import Config
@@ -42,9 +43,12 @@ class Publish(Stage):
 
     def key_settings(self, config: Config) -> dict[str, Any]:
         """The settings, the name of the model, and what the log renamed, which the gate takes into account."""
+        # Without a renamed log the key stays that of earlier releases, which knew no such setting.
         renamed = sorted(name for name in config.checkpoint.allow if is_allowed(name, [DATA]))
         settings = super().key_settings(config) | {"model": config.model_name}
-        return settings | ({"checkpoint": {"allow": renamed}} if renamed else {})
+        if renamed:
+            settings["checkpoint"] = {"allow": renamed}
+        return settings
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         from pipeline.publishing.versions import find_version
@@ -93,9 +97,11 @@ class Publish(Stage):
         model, message = artifact.config.get("model"), gate.reasons[0]
         if len(gate.reasons) > 1:
             message += f" (and {len(gate.reasons) - 1} more)"
-        serving = f"{gate.incumbent} keeps serving" if gate.incumbent else "nothing is published"
+        serving = "nothing is published"
+        if gate.incumbent:
+            serving = f"{gate.incumbent} keeps serving"
         hint = f"{artifact.path}/gate.html says why. "
-        if any(limit in reason for reason in gate.reasons for limit in _LABEL_LIMITS):
+        if any(limit in reason for limit, reason in product(_LABEL_LIMITS, gate.reasons)):
             hint += (
                 "If the labels of the day are wrong (what ingestion warns of may tell), correct the logs and run the "
                 "same command again. "

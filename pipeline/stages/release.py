@@ -36,8 +36,12 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
     current = promotion.incumbent(store, config.model_name)
     while current is not None and current.inputs.get("train") == train_key:
         former = current.summary.get("incumbent")
-        current = store.find(versions.version_path(config.model_name, former)) if former else None
-    return None if current is None else current.path.rpartition("/")[2]
+        if not former:
+            return None
+        current = store.find(versions.version_path(config.model_name, former))
+    if current is None:
+        return None
+    return current.path.rpartition("/")[2]
 
 
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> dict[str, Any]:
@@ -136,6 +140,7 @@ def find_or_judge_version(config: Config, store: Store, step: Step, inputs: dict
     model = config.model_name
 
     def find() -> list[str | None]:
+        # On rank 0 alone: versions are numbered, and ranks that asked one by one might get different numbers.
         made = None if config.force else versions.made_by(store, model, step.key)
         return [made.path if made else None, versions.new_version(store, model, step.key)]
 
@@ -157,7 +162,9 @@ def _write_and_judge(
     model, path = config.model_name, versions.version_path(config.model_name, name)
     about: dict[str, Any] = {"kind": versions.KIND, "key": step.key, "config": step.config, "inputs": step.input_keys}
     with shared_draft(store, path, **about) as draft:
-        shared = f"; tables and scores by {world_size()} ranks" if world_size() > 1 else ""
+        shared = ""
+        if world_size() > 1:
+            shared = f"; tables and scores by {world_size()} ranks"
         log_on_rank0(log.info, "publish    writing version %s of model %s%s", name, model, shared)
         written = _write_model(config, store, inputs, draft)
         record = judge_version(config, store, step, inputs, draft, written)
@@ -196,7 +203,9 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
 
     members = members_of(inputs["train"].summary)
     schema = SplitReader(store, inputs["ingest"], "test").schema
-    readers = [ChainReader(store, store.get(member.checkpoint, "train")) for member in members]
+    readers = []
+    for member in members:
+        readers.append(ChainReader(store, store.get(member.checkpoint, "train")))
     not_finite = dict[str, int]()
     tables = write_tables(
         draft,
@@ -205,8 +214,10 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
         config.publish.quantise,
         first=lambda: not_finite.update(_write_dense(config, store, inputs, draft, schema)),
     )
-    layouts = {name: table.layout for name, table in tables.items()}
-    not_finite |= {f"table {name!r}": table.not_finite for name, table in tables.items()}
+    layouts = {}
+    for name, table in tables.items():
+        layouts[name] = table.layout
+        not_finite[f"table {name!r}"] = table.not_finite
     run_on_rank0("writing what is small", lambda: _write_rest(config, store, inputs, draft, schema, layouts))
     return WrittenModel(tables, {name: count for name, count in not_finite.items() if count}, len(members))
 
@@ -221,16 +232,23 @@ def _write_dense(
     from pipeline.serving.scorer import one_thread
 
     members = members_of(inputs["train"].summary)
-    dense = [read_dense(store, store.get(member.checkpoint, "train")) for member in members]
+    dense, weights = [], []
+    for member in members:
+        dense.append(read_dense(store, store.get(member.checkpoint, "train")))
+        weights.append(member.weight)
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
-    weights = [member.weight for member in members]
     module = build_dense(schema, towers, dense, weights, config)
-    with one_thread():  # as any machine has: the version is the same bytes on all of them
+    # As any machine has: the version is the same bytes on all of them.
+    with one_thread():
         logits = probe(module, schema, config.model, len(members))
     write_dense(draft, schema, towers, dense, weights, logits)
     embeddings, events = input_shapes(schema, config.model, len(members))
     write_program(draft, module, len(schema.dense), embeddings, events)
-    return {f"parameter {name}": sum(int((~each[name].isfinite()).sum()) for each in dense) for name in dense[0]}
+    not_finite = {}
+    for name in dense[0]:
+        # Of all members together: they have the same parameters.
+        not_finite[f"parameter {name}"] = sum(int((~each[name].isfinite()).sum()) for each in dense)
+    return not_finite
 
 
 def _write_rest(
@@ -246,6 +264,7 @@ def _write_rest(
 
     dataset = inputs["ingest"]
     draft.write_json(SERVING, _description(config, schema, layouts, len(members_of(inputs["train"].summary))).to_json())
+    # The version outlives its dataset, so it has a copy of what turns raw rows into the dataset's columns.
     for name in _mappings(dataset):
         store.verify(dataset, name)
         with store.open(f"{dataset.path}/{name}") as source, draft.open(name) as sink:
@@ -258,6 +277,7 @@ def _description(config: Config, schema: DatasetSchema, layouts: dict[str, Table
     name, dim = config.model.name, config.model.embedding_dim * members
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
     description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
+    # The calibrator is fitted later, by the scores of these very files, and its file is named beforehand.
     calibrator = None if config.publish.calibrator.method is None else CALIBRATOR
     return replace(description, members=members, calibrator=calibrator, weights=WEIGHTS)
 
@@ -270,12 +290,14 @@ def _mappings(dataset: Artifact) -> list[str]:
 def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: WrittenModel) -> ModelCard:
     plan, trained = inputs["plan"], inputs["train"]
     resumed = (trained.summary.get("train") or {}).get("resumed") or {}
+    # A candidate whose predictions are not finite has no figures.
+    figures = {} if record.candidate is None else _card_figures(record.candidate, record)
     return ModelCard(
         model=record.model,
         version=record.version,
         created=time.time(),
         gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
-        figures={} if record.candidate is None else _card_figures(record.candidate, record),
+        figures=figures,
         calibrator=record.calibrated,
         evaluation_of_training=Evaluation.from_json(inputs["evaluate"].summary),
         data={"name": config.data.name, "dataset": inputs["ingest"].path, **inputs["ingest"].summary},

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -142,8 +143,11 @@ def would_pass(held: GateRecord, settings: GateConfig, limits: GateConfig) -> bo
     """
     from pipeline.evaluation.gate.gate import judge
 
-    again, other = (judge(held, replace(each, force=None)) for each in (settings, limits))
-    failed, failed_again = ({check.name for check in each.checks if not check.passed} for each in (held, again))
+    # Judged again under its own limits: then any difference is that of the limits, and not of another release's checks.
+    again, other = judge(held, replace(settings, force=None)), judge(held, replace(limits, force=None))
+    failed, failed_again = set[str](), set[str]()
+    for record, names in ((held, failed), (again, failed_again)):
+        names.update(check.name for check in record.checks if not check.passed)
     return failed == failed_again and other.verdict == PASS
 
 
@@ -166,19 +170,25 @@ def _read_former(config: Config, store: Store, incumbent: str | None) -> Former 
     from pipeline.evaluation.gate.measure import former_figures
 
     path = f"{versions.version_path(config.model_name, incumbent or '')}/{GATE}"
-    return former_figures(read(GateRecord, store, path)) if incumbent and store.exists(path) else None
+    if not incumbent or not store.exists(path):
+        return None
+    return former_figures(read(GateRecord, store, path))
 
 
 def _day_of(config: Config) -> date:
     # The day of the rows, of a range of days the last one; where they have none, the clock's.
     from pipeline.evaluation.gate.budget import utc_day
 
-    return utc_day() if config.data.day is None else date.fromisoformat(config.data.day.rpartition("..")[2])
+    if config.data.day is None:
+        return utc_day()
+    return date.fromisoformat(config.data.day.rpartition("..")[2])
 
 
 def main_task(logits: Any) -> Any:
     """Return the logits [n] of the main task, of those [n] or [n, T] of one or several tasks; None of None."""
-    return logits if logits is None or logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
+    if logits is None or logits.ndim == 1:
+        return logits
+    return np.ascontiguousarray(logits[:, 0])
 
 
 def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -187,10 +197,13 @@ def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarra
     known: dict[str, str] = {}
     if "incumbent" in models:
         known = models["incumbent"][0].description.tasks or {}
+    # Column 0 of the logits is the main task's; the incumbent's further ones are in its own order.
+    columns = {name: column for column, name in enumerate(known, start=1)}
     for place, task in enumerate(split.schema.tasks, start=1):
         incumbent = None
+        # A task of another kind has logits of another meaning.
         if known.get(task.name) == task.kind:
-            incumbent = logits["incumbent"][:, 1 + list(known).index(task.name)]
+            incumbent = logits["incumbent"][:, columns[task.name]]
         scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], incumbent, weights)
     return scored
 
@@ -204,8 +217,10 @@ def _measure_importance(
     rows, schema = config.gate.importance_rows, split.schema
     if not rows or not split.rows:
         return {}
-    features = [*schema.dense, *(column.name for column in schema.sparse)]
-    columns = {name: [name] for name in features}
+    columns = {}
+    for name in (*schema.dense, *(column.name for column in schema.sparse)):
+        columns[name] = [name]
+    # Columns of a sequence are shuffled together: one alone would make events that never were.
     for sequence in schema.sequences:
         columns[sequence.name] = [column.name for column in sequence.columns]
     measured = {"importance": importance_on_ranks(split, candidate, columns, rows, config.seed)}
@@ -213,7 +228,7 @@ def _measure_importance(
     if not towers.is_flat:
         groups = {}
         for number, tower in enumerate(towers.towers):
-            groups[f"tower {number}"] = [column for name in tower.features for column in columns[name]]
+            groups[f"tower {number}"] = list(chain.from_iterable(columns[name] for name in tower.features))
         measured["tower_importance"] = importance_on_ranks(split, candidate, groups, rows, config.seed)
     return measured
 
@@ -258,7 +273,8 @@ def _open_models(config: Config, store: Store, path: str, dataset: Artifact, inc
                 opened.models["incumbent"] = open_other(incumbent)
             except NotComparableError as error:
                 opened.problem = str(error)
-            except OtherCodeError as error:  # what is installed would score as a model that never served
+            # What is installed would score as a model that never served.
+            except OtherCodeError as error:
                 opened.problem = error.message
         if incumbent and config.gate.best_of_last > 1:
             opened.best = _open_best(config, store, incumbent, open_other, opened.models)
@@ -282,6 +298,7 @@ def _open_best(
     for version in by_record:
         path = versions.version_path(model, version)
         try:
+            # Rank 0 answers for all: a version may be removed meanwhile, and then all of them must go on to the next.
             if not run_on_rank0(f"looking for {version}", partial(is_committed, path)):
                 notes.append(f"{version}, which was better by its record, is gone")
                 continue
@@ -307,7 +324,8 @@ def _score_baseline(config: Config, store: Store, dataset: Artifact, test: Any) 
     train.spread(config.gate.max_rows)
     simple = Baseline({column.name: column.rows for column in train.schema.sparse}, len(train.schema.dense))
     simple.fit(row_blocks(train))
-    return np.concatenate([np.zeros(0, np.float32), *(simple.score(block) for block in row_blocks(test))])
+    # The empty one: a test split without rows has no blocks, and nothing cannot be concatenated.
+    return np.concatenate([np.zeros(0, np.float32), *map(simple.score, row_blocks(test))])
 
 
 def read_logits(store: Store, evaluation: Artifact) -> np.ndarray:
@@ -367,6 +385,7 @@ def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: st
     for sequence in schema.sequences:
         if sequence.name == name:
             return length_names(sequence)
+    # Features that share a table share its vocabulary.
     owners = {column.name: column.owner for column in schema.sparse}
     names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(unseen or rare)"}
     file = f"vocab/{owners.get(name, name)}.parquet"
@@ -382,10 +401,8 @@ def _explain_young_labels(dataset: Artifact) -> str | None:
     part = IngestPart.from_json(dataset.summary)
     if not part.labels_young:
         return None
-    return (
-        f"labels have the clicks until {part.labels_until} and are final with those of {part.labels_final}: all "
-        "figures are of young labels"
-    )
+    message = f"labels have the clicks until {part.labels_until} and are final with those of {part.labels_final}: "
+    return message + "all figures are of young labels"
 
 
 @dataclass(frozen=True)
@@ -420,6 +437,7 @@ def fit_calibrator(
     if spec is None:
         return None
     record = CalibratorRecord(method=spec.name, share=options.share, slices=options.slices)
+    # The gate holds a model by any logit that is not finite, and no curve could be fitted to one.
     if not np.isfinite(logits).all():
         return FittedCalibrator(record, logits, np.ones(len(logits), bool))
     slices = None if options.slices is None else np.concatenate(codes[options.slices])
@@ -430,8 +448,9 @@ def fit_calibrator(
     # Labels [n] of every task in the order of the logits, NaN where missing; those without classes have no curve.
     further, labels_of = split.labels(), {MAIN_TASK: split.column(LABEL)}
     for task in split.schema.tasks:
-        classes = LABEL_KINDS.get(task.kind).classes
-        labels_of[task.name] = further[task.name] if classes else np.full(split.rows, np.nan, np.float32)
+        labels_of[task.name] = np.full(split.rows, np.nan, np.float32)
+        if LABEL_KINDS.get(task.kind).classes:
+            labels_of[task.name] = further[task.name]
     columns = logits[:, None] if logits.ndim == 1 else logits
     curves = dict[str, CalibrationCurve]()
     for place, (name, labels) in enumerate(labels_of.items()):
@@ -473,11 +492,15 @@ def chosen_rows(
     """
     if hours is not None and len(hours) and hours.min() != hours.max():
         values, counts = np.unique(hours, return_counts=True)
-        before = np.cumsum(counts)[:-1] / len(hours)  # the share of rows in an hour and those before it
+        # The share of rows in an hour and those before it.
+        before = np.cumsum(counts)[:-1] / len(hours)
         return np.asarray(hours <= values[int(np.argmin(np.abs(before - share)))])
     # SplitMix64's finaliser (Steele et al. 2014) of the rows' numbers, so that neighbours fall independently.
-    numbers = [np.arange(group.first, group.first + group.rows, dtype=np.uint64) for group in split.groups]
-    mixed = np.concatenate([np.zeros(0, np.uint64), *numbers])
+    numbers = [np.zeros(0, np.uint64)]
+    for group in split.groups:
+        # Numbers in the whole split: which of its groups are taken changes nothing for the rows of the others.
+        numbers.append(np.arange(group.first, group.first + group.rows, dtype=np.uint64))
+    mixed = np.concatenate(numbers)
     with np.errstate(over="ignore"):
         mixed = (mixed + np.uint64(seed % 2**32 + 1) * np.uint64(2**32)) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -123,8 +123,10 @@ def write_tables(
     """
 
     def write(table: str) -> WrittenTable:
+        # Readers of this thread's own: one holds the files that it reads.
         return write_table(draft, [reader.reopened() for reader in readers], table, coding)
 
+    # The largest tables first, so that no rank is left with one when all others are done.
     dearest = sorted(tables, key=lambda name: -sum(each.tables[name].rows * each.tables[name].dim for each in readers))
     local = dict[str, WrittenTable]()
 
@@ -135,10 +137,17 @@ def write_tables(
             begun, names = itertools.tee(names)
             local.update(zip(begun, run_in_threads(write, names), strict=True))
 
-    run_on_all_ranks("writing tables", write_local)  # an error of one is raised when none writes any more
-    files = {name: [entry.bytes, entry.checksum] for name, entry in draft.files.items()}
-    about = {name: [each.layout.to_json(), each.not_finite, each.trained is not None] for name, each in local.items()}
-    trained = [each.trained for each in local.values() if each.trained is not None]
+    # An error of one rank is raised when none writes any more.
+    run_on_all_ranks("writing tables", write_local)
+    # A record is JSON and a parcel's arrays have no names: which rows were trained goes by the order of the tables.
+    files = {}
+    for name, entry in draft.files.items():
+        files[name] = [entry.bytes, entry.checksum]
+    about, trained = {}, []
+    for name, table in local.items():
+        about[name] = [table.layout.to_json(), table.not_finite, table.trained is not None]
+        if table.trained is not None:
+            trained.append(table.trained)
     written = dict[str, WrittenTable]()
     for parcel in all_gather_parcels(Parcel([files, about], trained)):
         files_of_rank, tables_of_rank = parcel.record
@@ -146,7 +155,8 @@ def write_tables(
         for name, entry in files_of_rank.items():
             draft.files[name] = FileEntry(*entry)
         for name, (layout, not_finite, known) in tables_of_rank.items():
-            written[name] = WrittenTable(TableLayout.from_json(layout), not_finite, next(bits) if known else None)
+            moved = next(bits) if known else None
+            written[name] = WrittenTable(TableLayout.from_json(layout), not_finite, moved)
     return {name: written[name] for name in tables}
 
 
@@ -155,7 +165,8 @@ def require_sound(store: Store, path: str) -> None:
 
     def read() -> None:
         artifact = store.get(path, "publish")
-        for name in names_for_this_rank({name: entry.bytes for name, entry in artifact.files.items()}):
+        sizes = {name: float(entry.bytes) for name, entry in artifact.files.items()}
+        for name in names_for_this_rank(sizes):
             store.verify(artifact, name)
 
     run_on_all_ranks(f"reading {path}", read)
@@ -164,7 +175,9 @@ def require_sound(store: Store, path: str) -> None:
 @contextlib.contextmanager
 def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True) -> Iterator[ServedModel]:
     """Open the version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's contract
+    # Torchrun's contract.
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # Opened in a collective, so that an error of one rank is an error of all of them.
     with _version_folder(store, path) as folder:
         opened = list[ServedModel]()
         run_on_all_ranks(
@@ -180,7 +193,8 @@ def _version_folder(store: Store, path: str) -> Iterator[Path]:
         with local_version(store, path) as folder:
             yield folder
         return
-    host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun's contract
+    # Torchrun's contract: the hosts, and the ranks on each, are numbered.
+    host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as local:
 
         def fetch() -> list[str] | None:
@@ -189,7 +203,7 @@ def _version_folder(store: Store, path: str) -> Iterator[Path]:
             fetch_version(store, path, local)
             return [host, local]
 
-        folders = dict(each for each in run_on_all_ranks(f"fetching {path}", fetch) if each)
+        folders = dict(filter(None, run_on_all_ranks(f"fetching {path}", fetch)))
         yield Path(folders[host])
 
 
@@ -219,8 +233,8 @@ def score_on_ranks(
     """Run ``score_dataset``, every row group on one of the ranks: all scores in row order on rank 0, None elsewhere."""
     ranks, names = world_size(), [*models]
     local = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
-    columns = [*(local.logits[name] for name in names), *(local.codes[name] for name in slices)]
-    parcels = gather_parcels(Parcel([local.lookups, local.served], [part for parts in columns for part in parts]))
+    parts = [*map(local.logits.__getitem__, names), *map(local.codes.__getitem__, slices)]
+    parcels = gather_parcels(Parcel([local.lookups, local.served], list(itertools.chain.from_iterable(parts))))
     if not parcels:
         return None
     scores = DatasetScores({name: [] for name in names}, {name: [] for name in slices})
@@ -228,9 +242,9 @@ def score_on_ranks(
         # A parcel has the parts of its rank column by column, of each column those of the rank's groups in order.
         rank, place = group % ranks, group // ranks
         count = len(range(rank, len(split.groups), ranks))
-        parts = parcels[rank].arrays[place::count]
-        logits = {name: [part] for name, part in zip(names, parts, strict=False)}
-        codes = {name: [part] for name, part in zip(slices, parts[len(names) :], strict=True)}
+        parts = [[part] for part in parcels[rank].arrays[place::count]]
+        logits = dict(zip(names, parts, strict=False))
+        codes = dict(zip(slices, parts[len(names) :], strict=True))
         scores.add(DatasetScores(logits, codes))
     for parcel in parcels:
         scores.add(DatasetScores({}, {}, *parcel.record))
@@ -241,7 +255,7 @@ def importance_on_ranks(
     split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
 ) -> dict[str, Importance]:
     """Run ``importance``, every group on one of the ranks: that of all in their order on rank 0, empty elsewhere."""
-    local_groups = {name: groups[name] for name in [*groups][this_rank() :: world_size()]}
+    local_groups = dict([*groups.items()][this_rank() :: world_size()])
     local = importance(split, model, local_groups, rows, seed)
     gathered = dict[str, Importance]()
     for parcel in gather_parcels(Parcel({name: each.to_json() for name, each in local.items()})):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pipeline.config import Config
@@ -22,10 +23,14 @@ from pipeline.store.manifest import Artifact
 
 INIT_FROM = "checkpoint.init_from="  # as it is typed
 # Of ``train.global_batch=auto``; a batch is in samples.
-MIN_STEPS = 200  # of an epoch: fewer updates leave a model that has hardly begun to learn
-MAX_BATCH = 4096  # what the default learning rates are meant for
-MIN_BATCH = 64  # below, a step costs as much and its gradient is mostly noise
-BATCH_MULTIPLE = 64  # ranks get equal parts
+# Of an epoch: fewer updates leave a model that has hardly begun to learn.
+MIN_STEPS = 200
+# What the default learning rates are meant for.
+MAX_BATCH = 4096
+# Below, a step costs as much and its gradient is mostly noise.
+MIN_BATCH = 64
+# Ranks get equal parts.
+BATCH_MULTIPLE = 64
 log = logging.getLogger(__name__)
 
 
@@ -85,17 +90,22 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
         # What a sample sends between these hosts and the others comes on top.
         remote = schema.with_vectors([name for name in layout.features if name not in group.features])
-        sizes = [len(layout.towers.towers[number].features) for number in group.towers]
+        sizes = []
+        for number in group.towers:
+            sizes.append(len(layout.towers.towers[number].features))
         crossing = Crossing(
             ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
-            own=sum(module.vectors(size) for size in sizes),
+            own=sum(map(module.vectors, sizes)),
             vectors=layout.vectors,
             dim=dim if module.name == "pass_through" else module.dim,
             groups=len(layout.tower_hosts),
             modules=modules_costs(module, sizes, dim),
         )
         extra = beyond_tower_ms(inputs, config.hardware, crossing)
-        phases = [{name: round(ms + extra[name], 6) for name, ms in rank.items()} for rank in plan.phases]
+        phases = []
+        for rank in plan.phases:
+            # Rounded as the planner rounds: plans of towers and flat ones are compared as text.
+            phases.append({name: round(ms + extra[name], 6) for name, ms in rank.items()})
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, [table.name for table in schema.tables])
 
@@ -114,11 +124,13 @@ def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Ar
         try:
             former = read_state(store, checkpoint)["train"].get("towers", {})
         except DamagedError:
-            continue  # restoring skips it too
+            # Restoring skips it, too.
+            continue
         assigned = list(former.values())
-        if not former or assigned == [list(tower.features) for tower in towers.towers]:
+        present = [list(tower.features) for tower in towers.towers]
+        if not former or assigned == present:
             return towers
-        features = [name for tower in towers.towers for name in tower.features]
+        features = list(chain.from_iterable(present))
         return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
     return towers
 
@@ -226,6 +238,7 @@ def automatic_batch(rows: int) -> int:
     Args:
         rows: Train rows; 0 where they are not known, as for a list of tables.
     """
+    # The defaults' batch: a list of tables is planned for, and never trained on.
     if rows == 0:
         return MAX_BATCH
     return min(MAX_BATCH, max(MIN_BATCH, rows // MIN_STEPS // BATCH_MULTIPLE * BATCH_MULTIPLE))
@@ -268,7 +281,9 @@ def with_former_batch(config: Config, store: Store) -> Config:
         raise
     except ArtifactError:
         # A checkpoint removed since then counts by what this run recorded when it began.
-        return config if former is None else _replace_batch(config, former.train.global_batch)
+        if former is None:
+            return config
+        return _replace_batch(config, former.train.global_batch)
     return _replace_batch(config, artifact.config.get("train", {}).get("global_batch"))
 
 

@@ -20,7 +20,8 @@ from pipeline.store.manifest import artifact_key
 from pipeline.store.references import pins
 from pipeline.store.removal import remove
 
-MARKER = "forced.json"  # reserves the directory of a forced training before its first checkpoint
+# Reserves the directory of a forced training before its first checkpoint.
+MARKER = "forced.json"
 
 
 def steps(config: Config, store: Store, last: str | None = None, *, forced: bool = True) -> list[Step]:
@@ -43,10 +44,12 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         check_partition(partition, config.plan, config.hardware.hosts, data.vectors, data.tables_of_sequences)
 
     # The stages that run by default, those that the configuration names, and what these read.
-    wanted = {stage.name for stage in STAGES if stage.by_default} | set(config.stages)
+    # The stages that run by default, those that the configuration names, and what these read. Backwards, since a stage
+    # reads only from earlier ones: one pass finds what they read in turn.
+    wanted = set(config.stages)
     for stage in reversed(list(STAGES)):
-        if stage.name in wanted:
-            wanted |= set(stage.inputs)
+        if stage.by_default or stage.name in wanted:
+            wanted.update([stage.name, *stage.inputs])
 
     # A key is made of keys, not of content, so all of them are known before the first stage has run.
     made: dict[str, Step] = {}
@@ -56,7 +59,9 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         named = stage.named_settings(config, store, made)
         code = code_of(stage.settings, stage.revision, config)
         settings = with_first_names({**stage.key_settings(config), **named, **code})
-        input_keys = {name: made[name].key for name in stage.inputs}
+        input_keys, inputs = dict[str, str](), dict[str, str]()
+        for name in stage.inputs:
+            input_keys[name], inputs[name] = made[name].key, made[name].path
         key = artifact_key(stage.name, settings, input_keys)
         step = Step(
             name=stage.name,
@@ -64,7 +69,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
             path=stage.path(config, key),
             config=settings,
             input_keys=input_keys,
-            inputs={name: made[name].path for name in stage.inputs},
+            inputs=inputs,
         )
         made[stage.name] = replace(step, scratch=stage.scratch(config, store, step, forced=forced))
         if stage.name == last:
@@ -105,7 +110,7 @@ def with_possible_stages(config: Config) -> Config:
     """
     if config.data.format != "tables":
         return config
-    named = [STAGES.get(name) for name in config.stages]
+    named = list(map(STAGES.get, config.stages))
     for stage in named:
         if stage.needs_rows:
             raise DataError(
@@ -115,7 +120,8 @@ def with_possible_stages(config: Config) -> Config:
             )
     wanted = set(config.stages)
     for stage in named:
-        wanted |= {name for name in stage.inputs if not STAGES.get(name).inputs}
+        # Of what a stage reads, only what needs no other stage: the dataset.
+        wanted.update(name for name in stage.inputs if not STAGES.get(name).inputs)
     return replace(config, stages=[name for name in STAGES.names() if name in wanted])
 
 
@@ -154,7 +160,9 @@ def current_directory(store: Store, directory: str) -> str:
     That is the highest number, so later attempts and later commands resume from its own checkpoints alone.
     """
     number = _last_number(store, directory)
-    return directory if number == 1 else f"{directory}.{number}"
+    if number == 1:
+        return directory
+    return f"{directory}.{number}"
 
 
 def _last_number(store: Store, directory: str) -> int:
@@ -164,5 +172,6 @@ def _last_number(store: Store, directory: str) -> int:
     for name in store.names(parent):
         match = re.fullmatch(rf"{re.escape(base)}\.(\d+)", name)
         if match is not None:
+            # By number: in the order of names, 10 is before 2.
             last = max(last, int(match[1]))
     return last

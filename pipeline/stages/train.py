@@ -30,10 +30,6 @@ def _warm(config: Config) -> bool:
     return config.checkpoint.init_from is not None
 
 
-def _validates(config: Config) -> bool:
-    return config.data.split.validates
-
-
 def _learns_from_teacher(config: Config) -> bool:
     return config.train.distill.weight > 0
 
@@ -56,7 +52,11 @@ CONTINUATION = (
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
     *optimizer_options(),
     use("train.average", "kind decay start every use", when=lambda config: config.train.average.active),
-    use("train.validate", "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor", when=_validates),
+    use(
+        "train.validate",
+        "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor",
+        when=lambda config: config.data.split.validates,
+    ),
     use("train", "embedding_l2 label_smoothing mode"),
     use("train.tasks", "*.weight"),
     use("train.rank_loss", "kind weight group_by keep_groups", when=lambda config: config.train.rank_loss.active),
@@ -76,6 +76,7 @@ CONTINUATION = (
 def continuation_settings(config: Config) -> dict[str, Any]:
     """Return what of the configuration the key of the checkpoints covers."""
     settings = covered(CONTINUATION, config)
+    # How many towers there are, and not ``partition.towers``, which may be automatic: then it follows the hosts.
     settings["partition"] |= tower_settings(config)
     return with_first_names({**settings, **code_of(CONTINUATION, Train.revision, config)})
 
@@ -85,8 +86,11 @@ def continuation_key(config: Config, step: Step) -> str:
 
     It covers what the step names: the checkpoint that it starts from and its teacher, where there are such.
     """
-    named = {name: step.config[name] for name in (INIT, TEACHER) if step.config.get(name) is not None}
-    settings = {**continuation_settings(config), **named}
+    settings = continuation_settings(config)
+    for name in (INIT, TEACHER):
+        # None is left out: a training without a teacher has the key that it had before there were any.
+        if step.config.get(name) is not None:
+            settings[name] = step.config[name]
     return artifact_key(CHECKPOINTS, settings, {"ingest": step.input_keys["ingest"]})
 
 
@@ -147,7 +151,8 @@ class Train(Stage):
         return ("pipeline.training.trainer",)
 
     def seconds_to_end(self, config: Config) -> float:
-        return config.checkpoint.grace_seconds  # a checkpoint is committed first
+        # A checkpoint is committed first.
+        return config.checkpoint.grace_seconds
 
     def run(
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO

@@ -68,8 +68,10 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
         if not Path(ssd).is_dir():
             raise ConfigError(f"--ssd {ssd} is not a directory", hint="--ssd <a directory on the disk to measure>")
         return Path(ssd)
+    # Another scheme than file: an object store, whose disk is none of this machine's.
     if re.match(r"^(?!file:)[a-z0-9]+:", config.store):
         return None
+    # The store may not exist yet: its disk is that of the nearest folder above.
     path = Path(config.store.removeprefix("file://")).absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -126,6 +128,7 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
     if as_json:
         show(json.dumps(asdict(cached)))
         return 0
+    # The cache may hold figures that this hardware does not ask for.
     measured = tuple(name for name in config.hardware.measured if name in cached.figures)
     figures: dict[str, Any] = {name: cached.figures[name] for name in measured}
     show(_table(config.hardware, replace(config.hardware, **figures), measured))
@@ -161,13 +164,17 @@ def _table(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, .
     """Format the measured figures beside those of the preset."""
 
     def figure(value: float) -> str:
+        # About four significant digits: a measurement is no better.
         digits = 3
-        if value >= 10:
-            digits = 0 if value >= 1000 else 1
+        if value >= 1000:
+            digits = 0
+        elif value >= 10:
+            digits = 1
         return f"{value:>14,.{digits}f}"
 
     lines = [f"{'figure':<24}{'preset':>14}{'measured':>14}"]
-    lines += [f"{name:<24}{figure(getattr(before, name))}{figure(getattr(after, name))}" for name in measured]
+    for name in measured:
+        lines.append(f"{name:<24}{figure(getattr(before, name))}{figure(getattr(after, name))}")
     return "\n".join(lines)
 
 

@@ -32,9 +32,9 @@ ACTIONS = {
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    added = {
-        name: on_store(commands.add_parser(name, help=text, description=text), _run) for name, text in ACTIONS.items()
-    }
+    added = {}
+    for name, text in ACTIONS.items():
+        added[name] = on_store(commands.add_parser(name, help=text, description=text), _run)
     for name in ("ls", "gc"):
         added[name].add_argument("run", nargs="?", help="only checkpoints of this run")
     for name in ("show", "verify", "compact", "export"):
@@ -93,6 +93,7 @@ def _run(options: argparse.Namespace) -> int:
                 progress=bar("exporting"),
             )
     tell(options.json, result, checkpoints.TEXTS[options.action])
+    # The result is whole although a checkpoint is not: a script tells damage by the exit code.
     return ArtifactError.exit_code if damaged else 0
 
 

@@ -74,6 +74,7 @@ def store_of(options: argparse.Namespace) -> Store:
     from pipeline.store.artifacts import Store
 
     store = Store(options.store, "--store ")
+    # An empty list of checkpoints would look as if there were none, where the URL has a typing error.
     if not store.answers():
         raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>, or store=<URL>")
     return store
@@ -85,9 +86,18 @@ def amount(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
+    # False for NaN, too, which compares with nothing.
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not an amount; expected a number, 0 or more")
     return value
+
+
+def count(text: str) -> int:
+    """Parse a whole number from 0 on, as argparse's ``type``."""
+    # Not ``int`` alone, which takes -1, +1 and 1_000, too.
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
+    return int(text)
 
 
 def columns() -> int:
@@ -125,13 +135,15 @@ def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
+        # Ten times a second at most: a terminal over a slow line would hold the work up. The end is always shown.
         if now - last < 0.1 and done < total:
             return
         last = now
         share = done / max(1, total)
         bar = f"{what} [{'=' * int(share * _BAR_WIDTH):<{_BAR_WIDTH}}] {share:4.0%}"
-        end = "\n" if done >= total else ""
-        sys.stderr.write(f"\r{bar[: shutil.get_terminal_size().columns - 1]}\x1b[K{end}")
+        sys.stderr.write(f"\r{bar[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+        if done >= total:
+            sys.stderr.write("\n")
         sys.stderr.flush()
 
     return show

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import date, timedelta
 from pathlib import Path
@@ -66,11 +66,12 @@ def _demo(options: argparse.Namespace) -> int:
     days = span(FIRST_DAY, FIRST_DAY + timedelta(days=options.nights - 1))
     bad_day = days[options.nights // 2]
     night = _night_arguments(folder, options.seed)
-    say: Callable[[str], None] = (lambda text: None) if options.json else show
-    say(f"{plural(options.nights, 'day')} of {options.rows:,} rows, in {folder}/logs. The bad one is")
-    say(f"{bad_day}: {LOST_CLICKS:.0%} of its clicks are lost, and {BROKEN_COLUMN} is empty in {EMPTY:.0%} of its rows")
-    say(f"each night runs: nightjar nightly {shlex.join(night)} date=<day>")
-    say(f"each takes about {SECONDS_PER_NIGHT + options.rows / ROWS_PER_SECOND:.0f} seconds on two cores\n")
+    if not options.json:
+        show(f"{plural(options.nights, 'day')} of {options.rows:,} rows, in {folder}/logs. The bad one is")
+        lost = f"{LOST_CLICKS:.0%} of its clicks are lost"
+        show(f"{bad_day}: {lost}, and {BROKEN_COLUMN} is empty in {EMPTY:.0%} of its rows")
+        show(f"each night runs: nightjar nightly {shlex.join(night)} date=<day>")
+        show(f"each takes about {SECONDS_PER_NIGHT + options.rows / ROWS_PER_SECOND:.0f} seconds on two cores\n")
     try:
         with handled():
             _write_logs(folder, days, bad_day, options.rows, options.seed)
@@ -114,6 +115,7 @@ def _make_folder(options: argparse.Namespace) -> Path:
         raise ConfigError(f"no night can run with {given}: {error.message}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: a start after a kill must not take half of it for other settings.
         draft = folder / f"{SETTINGS}.draft"
         draft.write_text(json.dumps(settings))
         draft.replace(folder / SETTINGS)
@@ -156,10 +158,11 @@ def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, se
     fault = LogFault(lost_clicks=LOST_CLICKS, column=BROKEN_COLUMN, empty=EMPTY)
     for day in days:
         log = folder / "logs" / f"{day}.tsv"
-        if log.exists():  # of an earlier start, and whole
+        # Of an earlier start, and whole, since a log gets its name last.
+        if log.exists():
             continue
         draft = log.with_suffix(".draft")
-        write_tsv(world, seed, str(draft), day, fault if day == bad_day else None)
+        write_tsv(world, seed, str(draft), day, {bad_day: fault}.get(day))
         draft.replace(log)
 
 
@@ -182,6 +185,8 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
 
     store, width = Store(str(folder)), columns() if live else 0
     stdout = sys.stdout if live else io.StringIO()
+    # What takes the place of the line "runs ...", which only a terminal has.
+    clear = CLEAR_LINE if width else ""
     lock = night_lock(store, MODEL, NightlyConfig().lease_seconds, "demo")
     # The lock first: where another demo was killed, waiting for its lease to end is seen.
     with lock, (folder / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
@@ -193,17 +198,18 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
             record = run_night(compose([*arguments, f"data.day={day}"], night=True), store, day, run_code, 0.0)
             code = record.exit_code or 0
             if code > SIGNALLED:
-                print(f"{CLEAR_LINE if width else ''}{title}  stopped", file=stdout, flush=True)
+                print(f"{clear}{title}  stopped", file=stdout, flush=True)
                 raise Interrupted(code - SIGNALLED)
             seconds = duration(sum((record.seconds or {}).values()))
-            print(f"{CLEAR_LINE if width else ''}{title}  {record.outcome:<9}  {seconds}", file=stdout, flush=True)
+            print(f"{clear}{title}  {record.outcome:<9}  {seconds}", file=stdout, flush=True)
             if record.outcome not in (PUBLISHED, HELD):
                 break
     if record.outcome in (PUBLISHED, HELD):
         return 0
-    why = f": {record.message}" if record.message else ""
-    text = f"the night of {day} did not end{why}; {folder}/{LOG} has all that it printed"
-    return complain(text, record.exit_code or UNEXPECTED)
+    text = f"the night of {day} did not end"
+    if record.message:
+        text += f": {record.message}"
+    return complain(f"{text}; {folder}/{LOG} has all that it printed", record.exit_code or UNEXPECTED)
 
 
 def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
@@ -214,8 +220,11 @@ def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
     lines, pages = ["", nights_listing(overview)], ["index.html"]
     for night in overview.nights:
         is_bad = night.date == str(bad_day)
+        # The data are drawn so that this does not happen, but other options draw other data.
         if is_bad != (night.outcome == HELD):
-            what = "the bad day passed" if is_bad else "a day without a fault was held"
+            what = "a day without a fault was held"
+            if is_bad:
+                what = "the bad day passed"
             lines.append(f"\n{night.date}: {what}, which the demo did not expect; the night's page says why")
         if night.outcome != HELD:
             continue
@@ -223,15 +232,19 @@ def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
         for reason in night.reasons:
             lines.append(textwrap.fill(reason, 100, initial_indent="  - ", subsequent_indent="    "))
         if night.incumbent:
+            kept = f"  {night.incumbent} kept serving"
             later = [other.date for other in overview.nights if other.date > night.date]
-            started = f", and the night of {later[0]} started from it" if later else ""
-            lines.append(f"  {night.incumbent} kept serving{started}")
+            if later:
+                kept += f", and the night of {later[0]} started from it"
+            lines.append(kept)
         lines.append(f"  nightjar bisect {night.run} --store {folder} looks for what spoilt it")
         if night.pages and "night" in night.pages:
             pages.append(night.pages["night"])
     lines.append("")
-    for number, page in enumerate(pages):
-        lines.append(f"{'' if number else 'look at':<9}{folder}/{page}")
+    title = "look at"
+    for page in pages:
+        lines.append(f"{title:<9}{folder}/{page}")
+        title = ""
     lines.append("next     nightjar init <your log> --run")
     return "\n".join(lines)
 

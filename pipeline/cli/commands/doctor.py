@@ -73,11 +73,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     findings = examine(options.store)
     if options.json:
-        show(json.dumps([asdict(finding) for finding in findings], indent=1))
+        show(json.dumps(list(map(asdict, findings)), indent=1))
     else:
         for finding in findings:
-            advice = f" -> {finding.advice}" if finding.advice else ""
-            show(f"{finding.level:<5} {finding.name:<15} {finding.found}{advice}")
+            text = f"{finding.level:<5} {finding.name:<15} {finding.found}"
+            if finding.advice:
+                text += f" -> {finding.advice}"
+            show(text)
     return 2 if any(finding.level == "fail" for finding in findings) else 0
 
 
@@ -96,7 +98,9 @@ def examine(store: str) -> list[Finding]:
         shared_memory(),
         auto_hardware(),
     ]
-    if not any(finding.level == "fail" and finding.name == "torch" for finding in findings):
+    # Without the right triple the import dies, which is known already.
+    failed = {finding.name for finding in findings if finding.level == "fail"}
+    if "torch" not in failed:
         findings += lookup(store)
     return findings
 
@@ -112,13 +116,15 @@ def python_version() -> Finding:
 def triple() -> Finding:
     """Check that torch, torchrec and fbgemm belong together, by their metadata alone."""
     torch, torchrec = installed("torch"), installed("torchrec")
+    # The two builds are packages of one module.
     builds = {}
     for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
         if release := installed(name):
             builds[name] = release
     if not (torch and torchrec and builds):
-        absent = [n for n, v in (("torch", torch), ("torchrec", torchrec), ("fbgemm-gpu-cpu", builds)) if not v]
-        return Finding("fail", "torch", f"{', '.join(absent)} not installed", LOCK)
+        present = {"torch": torch, "torchrec": torchrec, "fbgemm-gpu-cpu": builds}
+        absent = ", ".join(name for name, found in present.items() if not found)
+        return Finding("fail", "torch", f"{absent} not installed", LOCK)
     fbgemm = " and ".join(f"{name} {release}" for name, release in builds.items())
     found_text = f"torch {torch}, torchrec {torchrec}, {fbgemm}"
     if len(builds) > 1:
@@ -140,19 +146,26 @@ def tools() -> Iterable[Finding]:
         if release and minor(release) == wanted:
             yield Finding("ok", name.partition("-")[0], f"{name} {release}")
         else:
-            state = f"{name} {release}" if release else f"{name} is not installed"
+            state = f"{name} is not installed"
+            if release:
+                state = f"{name} {release}"
             yield Finding("fail", name.partition("-")[0], state, f"expected {wanted}.x: {LOCK}")
 
 
 def choices() -> Iterable[Finding]:
     """List what each registry has, and which packages add to it."""
     for registry in REGISTRIES:
+        listed = []
         try:
-            packages = {name: registry.package(name) for name in registry.names()}
+            for name in registry.names():
+                package = registry.package(name)
+                if package:
+                    name += f" ({package})"
+                listed.append(name)
         except ConfigError as error:
+            # Of a package that adds to it: the other registries are checked all the same.
             yield Finding("fail", registry.kind, error.message, error.hint)
         else:
-            listed = (f"{name} ({package})" if package else name for name, package in packages.items())
             yield Finding("ok", registry.kind, ", ".join(listed))
 
 
@@ -181,6 +194,7 @@ def memory() -> Finding:
     import psutil
 
     free = psutil.virtual_memory().available
+    # In a container psutil sees the whole node. A limit of "max" is none.
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and limit.read_text().strip().isdigit():
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -213,7 +227,8 @@ def disk(store: str) -> Finding:
         return Finding("fail", "disk", f"{place} cannot be written", "store=<an fsspec URL you may write to>")
     if free >= 5 * GIB:
         return Finding("ok", "disk", text)
-    return Finding("warn" if free >= GIB else "fail", "disk", text, "free space there, or store=<another place>")
+    level = "warn" if free >= GIB else "fail"
+    return Finding(level, "disk", text, "free space there, or store=<another place>")
 
 
 def shared_memory() -> Finding:
@@ -238,7 +253,9 @@ def auto_hardware() -> Finding:
     except ConfigError as error:
         return Finding("fail", "hardware", error.message, error.hint)
     hardware, kept = config.hardware, find_kept(config)
-    gib = f"{hardware.hbm_gib:g} GiB HBM and " if hardware.device == "cuda" else ""
+    gib = ""
+    if hardware.device == "cuda":
+        gib = f"{hardware.hbm_gib:g} GiB HBM and "
     text = f"auto: {plural(hardware.ranks_per_host, f'{hardware.device} rank')}, {gib}{hardware.ddr_gib:g} GiB for each"
     if not hardware.measured:
         return Finding("ok", "hardware", f"{text}; all figures from {pinned_figures()}")
@@ -257,7 +274,8 @@ def lookup(store: str) -> list[Finding]:
     done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
-    compiled, bf16, devices, device_bf16 = (int(word) for word in done.stdout.split()[-4:])
+    # The last words: a library may print something of its own when it is imported.
+    compiled, bf16, devices, device_bf16 = map(int, done.stdout.split()[-4:])
     # The probe opens these libraries, as torch has their OpenMP.
     without = "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter"
     findings = [
@@ -271,7 +289,10 @@ def lookup(store: str) -> list[Finding]:
         findings.append(Finding("warn", "bf16", "not native on this machine", advice))
     if scratch:
         findings += tables_on_ssd(done.stdout.splitlines()[-2])
-    findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
+    gpus = "none; hardware.device=cpu"
+    if devices:
+        gpus = f"{devices} CUDA devices"
+    findings.append(Finding("ok", "gpu", gpus))
     return findings
 
 
@@ -287,8 +308,10 @@ def not_imported(errors: str) -> Finding:
 def tables_on_ssd(examined: str) -> list[Finding]:
     """Judge what ``PROBE`` printed of ``pipeline.embeddings.ssd.diagnostics.examine``."""
     reading, refused = json.loads(examined)
-    warnings = [Finding("warn", "ssd", what, advice) for what, advice in refused]
-    return warnings or [Finding("ok", "ssd", f"{reading}, past the page cache, at the store")]
+    if not refused:
+        return [Finding("ok", "ssd", f"{reading}, past the page cache, at the store")]
+    # A table on SSD works all the same, in other ways that are slower: so these are no failures.
+    return [Finding("warn", "ssd", what, advice) for what, advice in refused]
 
 
 def installed(name: str) -> str | None:

@@ -29,7 +29,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.markdown:
         sys.stdout.write(settings_page.markdown())
     else:
-        records = [settings_page.record(place) for place in settings_page.chosen(options.name)]
+        records = list(map(settings_page.record, settings_page.chosen(options.name)))
         tell(options.json, records, settings_page.shown)
     return 0
 

@@ -23,7 +23,6 @@ from pipeline.specs.connector import CONNECTORS
 if TYPE_CHECKING:
     from pipeline.ingest.infer import Schema
     from pipeline.ingest.sample import LogSample
-    from pipeline.records.result import GatePart
 
 # Imported where it runs: polars takes a while.
 
@@ -96,7 +95,10 @@ def _init(options: argparse.Namespace) -> int:
         both = f"{schema.time_format!r} or {schema.other_format!r}"
         show(f"time: is {schema.time.column} {both}? All dates of the sample read both ways. The file says the former:")
         show("  correct time_format there if it is the latter")
-    config_dir = "" if options.config_dir == "my" else f" -cd {shlex.quote(options.config_dir)}"
+    config_dir = ""
+    # The default directory is found without the option.
+    if options.config_dir != "my":
+        config_dir = f" -cd {shlex.quote(options.config_dir)}"
     if options.run:
         return _run_once(name, options, config_dir, sample, schema)
     _show_next(name, config_dir, sample, schema)
@@ -106,8 +108,12 @@ def _init(options: argparse.Namespace) -> int:
 def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
     """Print the two commands that come next; ``config_dir``: the option that both need."""
     show("read the file, then:")
-    day = sample.day or (schema.days[1] if schema.days else None)
-    only = f" data.day={sample.day}" if sample.day else ""
+    # Of the days of the log, a night takes the last.
+    day, only = None, ""
+    if sample.day:
+        day, only = sample.day, f" data.day={sample.day}"
+    elif schema.days:
+        day = schema.days[1]
     show(f"  nightjar run{config_dir} data={name}{only} run=first")
     if day:
         show(f"  nightjar nightly{config_dir} data={name} date={day}")
@@ -120,7 +126,9 @@ def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) ->
         # ValueError: a time that is not what it looks like, which ingestion will say.
         with contextlib.suppress(ValueError):
             days = max((date.fromisoformat(last) - date.fromisoformat(first)).days + 1, 1)
-    of = "a day of so small a log" if days > 1 else "of so small a log"
+    of = "of so small a log"
+    if days > 1:
+        of = "a day of so small a log"
     _warn_of_small_log("the second of them", sample.total / days, of)
 
 
@@ -147,6 +155,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         The exit code of the run.
     """
     from pipeline.config.compose import compose
+    from pipeline.ingest.rawfiles import find_files
     from pipeline.records.record import read
     from pipeline.records.result import Result
     from pipeline.records.runs import run_directory
@@ -157,8 +166,19 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         overrides.append(f"data.day={sample.day}")
     command = f"nightjar run{config_dir} {' '.join(overrides)}"
     show(f"running {command}")
-    rows = _rows_of_run(options.path, sample)
-    _announce_long_run(rows, schema, sample)
+    rows = sample.total
+    if sample.day:
+        # A sample counts rows of all days; the bytes of the files say how many of them are of the one.
+        of_day = find_files(sample.path.replace("{day}", sample.day)).bytes
+        rows = round(sample.total * of_day / max(find_files(options.path).bytes, 1))
+    seconds = rows / ROWS_PER_SECOND
+    if seconds > LONG_SECONDS:
+        show(
+            f"  about {rows:,} rows: expect {units.duration(seconds)} on two cores. Ctrl-C stops it; the command above "
+            "resumes it"
+        )
+        if schema.days and not sample.day and schema.days[0] != schema.days[1]:
+            show(f"  with data.day={schema.days[1]}, the command reads only that day")
     _warn_of_small_log("the run", rows, "of so small a log")
     # As for nightjar run: what it logs goes to standard output.
     logs.start()
@@ -169,12 +189,20 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         return code
     store = Store(config.store)
     result = read(Result, store, f"{run_directory(name)}/{Result.FILE}")
-    if result.gate is not None:
-        show(f"\nverdict     {result.gate.verdict}: {_what_serves(result.gate, config.model_name)}")
+    gate = result.gate
+    if gate is not None:
+        if gate.verdict == PASS:
+            serves = f"{gate.version} of model {config.model_name} serves"
+        elif gate.incumbent:
+            serves = f"{gate.incumbent} of model {config.model_name} keeps serving"
+        else:
+            serves = f"no version of model {config.model_name} serves"
+        show(f"\nverdict     {gate.verdict}: {serves}")
     show(f"look at     {store.url_of(run_directory(name))}/report.html")
     if code:
         advice = f"read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:"
-        if result.gate is not None and all("(gate.min_rows)" in reason for reason in result.gate.reasons):
+        # Where nothing but the number of rows held the model, the schema is not to blame.
+        if gate is not None and all("(gate.min_rows)" in reason for reason in gate.reasons):
             needed = math.ceil(config.gate.min_rows / config.data.split.test_share)
             advice = f"take a log of well over {needed:,} rows, of which enough are held out, and run it again:"
         show(f"next        {advice}")
@@ -188,37 +216,6 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
             return code
     show(f"next        nightjar predict {shlex.quote(options.path)} --model {config.model_name} --out scores.csv")
     return code
-
-
-def _rows_of_run(path: str, sample: LogSample) -> int:
-    """Estimate the rows that the run reads: those of the log, or of ``sample.day`` where a path names its days."""
-    from pipeline.ingest.rawfiles import find_files
-
-    if not sample.day:
-        return sample.total
-    of_day = find_files(sample.path.replace("{day}", sample.day)).bytes
-    return round(sample.total * of_day / max(find_files(path).bytes, 1))
-
-
-def _announce_long_run(rows: int, schema: Schema, sample: LogSample) -> None:
-    """Print how long a run of ``rows`` takes where that is more than a few minutes, and how to take fewer rows."""
-    seconds = rows / ROWS_PER_SECOND
-    if seconds <= LONG_SECONDS:
-        return
-    show(
-        f"  about {rows:,} rows: expect {units.duration(seconds)} on two cores. Ctrl-C stops it; the command above "
-        "resumes it"
-    )
-    if schema.days and not sample.day and schema.days[0] != schema.days[1]:
-        show(f"  with data.day={schema.days[1]}, the command reads only that day")
-
-
-def _what_serves(gate: GatePart, model: str) -> str:
-    if gate.verdict == PASS:
-        return f"{gate.version} of model {model} serves"
-    if gate.incumbent:
-        return f"{gate.incumbent} of model {model} keeps serving"
-    return f"no version of model {model} serves"
 
 
 def name_of(path: str) -> str:

@@ -61,8 +61,12 @@ def _judge(options: argparse.Namespace) -> int:
 
     # Options may stand between two files, and argparse takes the second for an override.
     words = [*options.files, *options.overrides]
-    overrides = [word for word in words if _OVERRIDE.match(word)]
-    files = [word for word in words if word not in overrides]
+    files, overrides = [], []
+    for word in words:
+        if _OVERRIDE.match(word):
+            overrides.append(word)
+        else:
+            files.append(word)
     if len(files) not in (1, 2):
         raise ConfigError(
             f"got {len(files)} files ({', '.join(files) or 'none'}), expected the candidate's, "
@@ -81,9 +85,10 @@ def _judge(options: argparse.Namespace) -> int:
         user=options.user,
         logits=options.logits,
     )
+    incumbent = files[1] if len(files) == 2 else None
     record = judge_scores(
         files[0],
-        files[1] if len(files) == 2 else None,
+        incumbent,
         columns,
         settings,
         seed=seed,

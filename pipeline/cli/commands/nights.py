@@ -10,7 +10,7 @@ from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, add_config_dir, complain, on_store, store_of, tell
+from pipeline.cli.commands.command import Command, add_config_dir, complain, count, on_store, store_of, tell
 from pipeline.cli.commands.run import run_code
 from pipeline.core import logs
 from pipeline.core.errors import ConfigError, GateHeldError, NightjarError
@@ -67,6 +67,7 @@ def _nightly(options: argparse.Namespace) -> int:
     given, overrides = split_arguments(options.overrides, ("date", "job"))
 
     def days(zone: str, now: datetime | None) -> list[date]:
+        # Not before the zone is known: it decides which day yesterday is.
         return [parse_date("date", given.get("date", "yesterday"), zone, now)]
 
     return _compose_and_run(options, overrides, days, catch_up=True, job=given.get("job"))
@@ -109,16 +110,10 @@ def _ls(options: argparse.Namespace) -> int:
 def _add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run that the gate held; of a night <model>-<date>")
     parser.add_argument(
-        "--replays", type=_count, default=4, metavar="N", help="largest number of trainings, 0: none (default: 4)"
+        "--replays", type=count, default=4, metavar="N", help="largest number of trainings, 0: none (default: 4)"
     )
     on_store(parser, _bisect, "what was found as JSON")
     add_level(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
-    return int(text)
 
 
 def _bisect(options: argparse.Namespace) -> int:
@@ -195,16 +190,25 @@ def _run_nights(
         raise ConfigError(
             f"job={job} is given, but launch is {config.launch.name}, which has no jobs", hint="leave job= out"
         )
-    with refusals_posted(config, store, lambda: wanted(zone, night_job.due if night_job else None)[-1]) as posted:
+
+    def wanted_days() -> list[date]:
+        # A CronJob's pod may start after midnight: "yesterday" counts from the time for which it was due.
+        if night_job is None:
+            return wanted(zone, None)
+        return wanted(zone, night_job.due)
+
+    with refusals_posted(config, store, lambda: wanted_days()[-1]) as posted:
         if launcher is not None and job is not None:
             night_job = launcher.night_job(config, job)
-        days = wanted(zone, night_job.due if night_job else None)
+        days = wanted_days()
+        # What another launcher is told that works on this model meanwhile.
         doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
         with night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up) + days
             if launcher is not None and night_job is not None:
                 launcher.end_leftovers(config, model, days[-1], days)
+            # From here on, what ends the command is the outcome of a night, which records and posts it itself.
             posted.begun = True
             return run_nights(
                 days,

@@ -87,12 +87,16 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     try:
         schema, profile = planning_inputs(config, store)
     except ArtifactError as error:
-        wanted = [text for text in job if text.lstrip("+~").partition("=")[0].partition(".")[0] in DATA_KEYS]
-        # A shell splits, expands or substitutes what has one of these characters.
-        quoted = [f"'{text}'" if set(text) & set(" []{}$*?'\"") else text for text in wanted]
-        raise ArtifactError(error.message, hint=" ".join(["nightjar ingest", *quoted])) from None
+        # Only what decides which dataset is meant: with the rest, the ingest command of the hint would refuse.
+        words = ["nightjar ingest"]
+        for text in job:
+            if text.lstrip("+~").partition("=")[0].partition(".")[0] in DATA_KEYS:
+                # A shell splits, expands or substitutes what has one of these characters.
+                words.append(f"'{text}'" if set(text) & set(" []{}$*?'\"") else text)
+        raise ArtifactError(error.message, hint=" ".join(words)) from None
     config = with_batch(with_former_batch(config, store), schema.rows.get("train", 0))
-    config = with_figures(config) if timed else config
+    if timed:
+        config = with_figures(config)
     return config, PlanInputs.of(config, schema, profile)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, amount, on_store, progress, store_of, tell
+from pipeline.cli.commands.command import Command, amount, count, on_store, progress, store_of, tell
 from pipeline.core.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.core.logs import add_level
 from pipeline.records.model_version import RemovedVersions
@@ -68,7 +68,7 @@ def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
     gc = _on_model(
         commands.add_parser("gc", help="remove old versions, except the serving one and the one before"), _gc
     )
-    gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
+    gc.add_argument("--keep", type=count, default=5, help="newest versions to keep (default: 5)")
     min_age = "remove versions older than this many minutes (default: 60)"
     gc.add_argument("--min-age", type=amount, default=60.0, help=min_age)
     gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
@@ -111,14 +111,8 @@ def _on_model(
     return on_store(parser, function)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
-    return int(text)
-
-
 def _ranks(text: str) -> int:
-    if not _count(text):
+    if not count(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected a whole number, 1 or more")
     return int(text)
 
@@ -133,7 +127,9 @@ def _model(options: argparse.Namespace, store: Store) -> str:
     if not known:
         publish = "nightjar nightly or stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
         raise ConfigError(f"no published model in store {store.url}", hint=f"--store <its store>; {publish}")
-    problem = f"no model {options.model!r}" if options.model else "more than one model"
+    problem = "more than one model"
+    if options.model:
+        problem = f"no model {options.model!r}"
     raise ConfigError(
         f"{problem} in store {store.url}; models: {', '.join(known)}",
         hint="name one of these (predict: --model <name>), or --store <its store>",
@@ -145,10 +141,16 @@ def _ls(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
 
     store = store_of(options)
-    names = [_model(options, store)] if options.model else versions.models(store)
-    listed = [model_commands.list_versions(store, name) for name in names]
+    names = versions.models(store)
+    if options.model:
+        names = [_model(options, store)]
+    listed, damaged = [], False
+    for name in names:
+        model = model_commands.list_versions(store, name)
+        listed.append(model)
+        damaged |= any(version.damaged for version in model.versions)
     tell(options.json, listed, text.listing)
-    return ArtifactError.exit_code if any(each.damaged for model in listed for each in model.versions) else 0
+    return ArtifactError.exit_code if damaged else 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -164,8 +166,8 @@ def _promote(options: argparse.Namespace) -> int:
     from pipeline.publishing.promotion import promote
 
     store = store_of(options)
-    model = _model(options, store)
-    return _show_serving(options, store, promote(store, model, options.version, by="promote", reason=options.reason))
+    current = promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
+    return _show_serving(options, store, current)
 
 
 def _rollback(options: argparse.Namespace) -> int:
@@ -184,7 +186,9 @@ def _show_serving(options: argparse.Namespace, store: Store, current: Current) -
 
     tell(options.json, current.to_json(), text.serving)
     version = store.find(version_path(current.model, str(current.version)))
-    run = version.summary.get("run") if version is not None else None
+    run = None
+    if version is not None:
+        run = version.summary.get("run")
     # The version serves, whatever the trackers say.
     try:
         track = load(store, str(run)).track
@@ -221,6 +225,7 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.serving.prediction import reject_sink, score_file, score_sink
     from pipeline.store.files import one_file
 
+    # As /dev/stdout, say: the summary must not follow the scores there.
     if _is_standard_output(options.out):
         options.out = "-"
     # Rejected rows on standard output would be no table.
@@ -252,11 +257,10 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _is_standard_output(out: str) -> bool:
-    # As /dev/stdout, where the summary must not follow the scores. OSError: no such file, or a URL; ValueError: there
-    # is no standard output.
     try:
         path = Path(out)
         return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno())) and not path.samefile(os.devnull)
+    # OSError: no such file, or a URL; ValueError: there is no standard output.
     except (OSError, ValueError):
         return False
 

@@ -34,10 +34,12 @@ def commands() -> list[Command]:
     helps: dict[str | None, str] = {None: "all stages, or those of stages=[..]"}
     for stage in STAGES:
         helps[stage.name] = f"only this stage: {stage.help}"
-    return [
-        Command(name or "run", text, partial(_add_run_arguments, stage=name), composes=True, own_help=True)
-        for name, text in helps.items()
-    ]
+    made = []
+    for name, text in helps.items():
+        # Hydra's users expect its help, which lists groups and their options.
+        add_arguments = partial(_add_run_arguments, stage=name)
+        made.append(Command(name or "run", text, add_arguments, composes=True, own_help=True))
+    return made
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser, stage: str | None) -> None:
@@ -90,6 +92,7 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
     # A job that does not compose ends the sweep before the first run.
     configs = [compose(job, config_dir) for job in jobs]
     first_failure, results, notes = 0, [], []
+    # What all jobs share says nothing in a table that compares them.
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = run_and_complain(config)
@@ -97,7 +100,7 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
         notes.append(" ".join(override for override in job if override not in common))
         first_failure = first_failure or code
         # A signal ended the run, and ends the sweep.
-        if code > 128:
+        if code > SIGNALLED:
             break
     show(f"\nsweep:\n{compare(results, notes)}")
     return first_failure
@@ -230,9 +233,11 @@ def _run_locked(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Res
 
 def failed(error: Any, code_of: CodeOf = exit_code_of) -> int:
     """Print why the chain stopped; return the exit code, by ``code_of``."""
+    message = str(error)
     # Only a stage that died in processes of its own has a log.
-    log = getattr(error, "log", "")
-    return complain(str(error) + (f"\n  log: {log}" if log else ""), code_of(error))
+    if log := getattr(error, "log", ""):
+        message += f"\n  log: {log}"
+    return complain(message, code_of(error))
 
 
 def stage_io(config: Config, store: Store, width: int) -> StageIO:
@@ -289,6 +294,7 @@ def _fork(options: argparse.Namespace) -> int:
     if options.ranks == "scorer":
 
         def score(arguments: list[str]) -> int:
+            # Where the rank is forked off: what this imports has threads, which a process that forks must not have.
             from pipeline.serving.scoring_processes import be_scorer
 
             return be_scorer(*arguments)

@@ -32,8 +32,11 @@ def _result(options: argparse.Namespace) -> int:
     store = Store(options.store)
     path = f"{run_directory(options.run)}/result.json"
     if not store.exists(path):
-        known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
-        text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
+        from pipeline.stages.compare import run_names
+
+        text = "no runs in this store"
+        if known := run_names(store):
+            text = f"known runs: {', '.join(known)}"
         raise ArtifactError(
             f"no run {options.run!r} in store {options.store}; {text}", hint="--store <URL of its store>"
         )
@@ -94,7 +97,11 @@ def _compare(options: argparse.Namespace) -> int:
     bar = progress(options.json, "comparing")
     record = compare_runs(store, options.runs, slices=options.slices, progress=bar)
     if options.html:
-        page = comparison_page(record, {each.run: read_records(store, each.run) for each in record.runs})
+        curves = {}
+        for line in record.runs:
+            curves[line.run] = read_records(store, line.run)
+        page = comparison_page(record, curves)
+        # The page first: where it cannot be written, the command says so and prints nothing else.
         try:
             Path(options.html).write_text(page)
         except OSError as error:
@@ -134,7 +141,10 @@ def _ls(options: argparse.Namespace) -> int:
         # Lines without the figure come last.
         if value is None:
             return True, 0.0, line.run
-        return False, -value if options.sort == "auc" else value, line.run
+        # Of AUC more is better.
+        if options.sort == "auc":
+            value = -value
+        return False, value, line.run
 
     lines.sort(key=rank)
     if options.last is not None:

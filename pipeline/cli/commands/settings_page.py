@@ -47,9 +47,10 @@ def chosen(name: str | None) -> list[SettingPlace]:
         raise renamed
     place = find_place(name)
     if place is None:
-        near = nearest(name)
-        meant = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"{name} is unknown{meant}", hint=f"nightjar explain {near}" if near else "nightjar explain")
+        message, hint = f"{name} is unknown", "nightjar explain"
+        if near := nearest(name):
+            message, hint = f"{message}; did you mean {near}?", f"{hint} {near}"
+        raise ConfigError(message, hint=hint)
     return [place, *(each for each in places() if each.path.startswith(place.prefix))]
 
 
@@ -76,8 +77,13 @@ def _owners(place: SettingPlace) -> str:
     group, _, name = place.path.rpartition(".")
     if group != "model":
         return ""
-    owners = [spec.name for spec in MODELS if name in {field.name for field in fields(spec.config)}]
-    return f" Of {', '.join(owners)}." if owners and len(owners) < len(MODELS.names()) else ""
+    owners = []
+    for spec in MODELS:
+        if name in {field.name for field in fields(spec.config)}:
+            owners.append(spec.name)
+    if not owners or len(owners) == len(MODELS.names()):
+        return ""
+    return f" Of {', '.join(owners)}."
 
 
 def _type(place: SettingPlace) -> str:
@@ -90,14 +96,17 @@ def _type(place: SettingPlace) -> str:
 
 def _figures(known: dict[str, Any], quote: str = "") -> str:
     """Format type, bounds, choices and default of a setting's record in one line."""
-    choices = " | ".join(known["choices"])
-    if choices and known["type"].startswith("a text"):
-        parts = [f"one of {choices}{known['type'].removeprefix('a text')}"]
+    kind, choices = known["type"], " | ".join(known["choices"])
+    if choices and kind.startswith("a text"):
+        # "One of" says that it is a text; what follows, such as "or not set", stays.
+        text = f"one of {choices}{kind.removeprefix('a text')}"
+    elif choices:
+        text = f"{kind}, some of {choices}"
     else:
-        limits = f"some of {choices}" if choices else span(known["low"], known["high"])
-        parts = [known["type"], limits] if limits else [known["type"]]
-    default = f"; default {quote}{_value(known['default'])}{quote}"
-    return ", ".join(parts) + ("; it must be set" if known["required"] else default)
+        text = ", ".join(filter(None, (kind, span(known["low"], known["high"]))))
+    if known["required"]:
+        return f"{text}; it must be set"
+    return f"{text}; default {quote}{_value(known['default'])}{quote}"
 
 
 def _value(value: Any) -> str:
@@ -105,22 +114,28 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
     if isinstance(value, str):
+        # Quoted only where YAML, or a reader, would take it for something else.
         return value if value and value.strip() == value and value not in ',"' else f"'{value}'"
     return json.dumps(value)
 
 
 def shown(records: Sequence[dict[str, Any]]) -> str:
     """Format records of settings and groups as text for the terminal; what changes of most of them cost, once."""
-    consequences = Counter(_consequence(known) for known in records if "group" not in known)
-    (common, count) = consequences.most_common(1)[0] if consequences else ("", 0)
+    consequences = list(map(_consequence, records))
+    # Groups have none. Of equally common ones the first.
+    common, count = "", 0
+    if counted := Counter(filter(None, consequences)):
+        common, count = counted.most_common(1)[0]
     lines = []
-    for known in records:
+    for known, consequence in zip(records, consequences, strict=True):
         if "group" in known:
             lines.append(f"{known['group']}: {known['doc']}")
             continue
         lines.append(f"{known['setting']}: {_figures(known)}")
-        consequence = _consequence(known)
-        for text in (known["doc"], *([consequence] if count == 1 or consequence != common else [])):
+        texts = [known["doc"]]
+        if count == 1 or consequence != common:
+            texts.append(consequence)
+        for text in texts:
             lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
     if count > 1:
         lines += textwrap.wrap(f"Unless a setting says otherwise: {common[0].lower()}{common[1:]}", WIDTH)
@@ -128,27 +143,30 @@ def shown(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _consequence(known: dict[str, Any]) -> str:
-    stages = [stage.name for stage in STAGES if set(stage.keys()) & set(known["keys"])]
-    consequence = "If you change it, no finished stage runs again."
-    if stages:
-        consequence = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
-        consequence += _resumption(known["keys"])
-    return consequence
-
-
-def _resumption(keys: list[str]) -> str:
+    # What a change of the setting makes again; "" for a group.
+    if "group" in known:
+        return ""
+    keys = known["keys"]
+    stages = [stage.name for stage in STAGES if set(stage.keys()) & set(keys)]
+    if not stages:
+        return "If you change it, no finished stage runs again."
+    consequence = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
     # How long a training is says when snapshots are taken.
     if CHECKPOINTS in keys and "train" in keys:
-        return " Training continues from its checkpoints, or with train.snapshots from scratch."
-    if CHECKPOINTS in keys:
-        return " Training starts from scratch."
-    return " Training continues from its checkpoints." if "train" in keys else ""
+        consequence += " Training continues from its checkpoints, or with train.snapshots from scratch."
+    elif CHECKPOINTS in keys:
+        consequence += " Training starts from scratch."
+    elif "train" in keys:
+        consequence += " Training continues from its checkpoints."
+    return consequence
 
 
 def markdown() -> str:
     """Format the page ``docs/configuration.md``."""
     parts = [PAGE, "\n## At the top\n\n"]
-    parts += [_item(place) for place in places() if "." not in place.path and not place.group]
+    for place in places():
+        if "." not in place.path and not place.group:
+            parts.append(_item(place))
     for place in places():
         if not place.group:
             continue
@@ -164,7 +182,9 @@ def markdown() -> str:
 
 def _item(place: SettingPlace) -> str:
     known = record(place)
-    keys = f"; keys: {', '.join(known['keys'])}" if known["keys"] else ""
+    keys = ""
+    if known["keys"]:
+        keys = f"; keys: {', '.join(known['keys'])}"
     return _filled(f"- `{known['setting']}`: {_figures(known, '`')}{keys}. {known['doc']}", "  ")
 
 
