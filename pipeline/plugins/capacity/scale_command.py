@@ -68,6 +68,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 def _world(text: str) -> int:
     ranks = _ranks(text)
+    # One rank has nobody to disagree with.
     if len(ranks) != 1 or ranks[0] < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks, expected 2 or more, such as 512")
     return ranks[0]
@@ -93,6 +94,7 @@ def _rate(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
+    # Written so that nan is refused, too, for which every comparison is false.
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no rate, expected GB/s above 0, such as 2.5")
     return value
@@ -129,7 +131,8 @@ def _scale(options: argparse.Namespace) -> int:
 
 
 def _without_run(overrides: list[str]) -> list[str]:
-    return [text for text in overrides if not text.startswith("run=")]  # no run is made
+    # No run is made, so its name does not matter.
+    return [text for text in overrides if not text.startswith("run=")]
 
 
 def _dry_run(options: argparse.Namespace) -> int:

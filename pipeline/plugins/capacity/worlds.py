@@ -102,11 +102,22 @@ def worlds(
     counts = sorted(set(ranks))
     for done, count in enumerate(counts):
         progress(done, len(counts))
+        # Rounded up to whole hosts, two counts may be one world.
         sized = resized(inputs, count, per_rank)
         if sized.world_size not in found:
             found[sized.world_size] = _predict(sized, rates, checkpoint)
     progress(len(counts), len(counts))
-    return with_efficiency(list(found.values()))
+    # Samples/s of a rank, over those of the smallest world that fits.
+    alone: float | None = None
+    records = []
+    for world in found.values():
+        if world.samples_per_s:
+            a_rank = world.samples_per_s / world.ranks
+            if alone is None:
+                alone = a_rank
+            world = replace(world, efficiency=round(a_rank / alone, 4))
+        records.append(world)
+    return records
 
 
 def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
@@ -114,6 +125,7 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
 
     Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
     """
+    # Fewer ranks than a host has are some of one host.
     local = min(inputs.hardware.ranks_per_host, ranks)
     hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
     if owners:
@@ -121,7 +133,9 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
         owners = min(max(round(hosts * owners / inputs.hardware.hosts), 1), hosts - 1)
     sized = inputs.changed("hardware.ranks_per_host", local).changed("hardware.hosts", hosts)
     sized = sized.changed("hardware.embedding_hosts", owners)
-    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * sized.hardware.workers)
+    if per_rank is None:
+        return sized
+    return sized.changed("train.global_batch", per_rank * sized.hardware.workers)
 
 
 def _predict(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
@@ -182,9 +196,12 @@ def beside_ms(
     store = fetched / rates.read_gb_per_s / BYTES_PER_MS
     if rates.store_gb_per_s:
         store = max(store, inputs.hardware.workers * fetched / rates.store_gb_per_s / BYTES_PER_MS)
+    # All ranks write at the same time, so the one with most rows of tables decides.
     steps = steps_between(inputs, checkpoint, step_ms)
-    written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS
-    return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written / steps if steps else 0.0}
+    written = 0.0
+    if steps:
+        written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS / steps
+    return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written}
 
 
 def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: float) -> float:
@@ -203,8 +220,9 @@ def whole_ms(parts: Mapping[str, float], device: str) -> float:
 
     On a GPU the longest counts. On a CPU the reader takes its time from the step, whose cores it works on.
     """
-    step = sum(ms for name, ms in parts.items() if name not in BESIDE)
-    inside = step + (parts["reader"] if device == "cpu" else 0.0)
+    inside = sum(ms for name, ms in parts.items() if name not in BESIDE)
+    if device == "cpu":
+        inside += parts["reader"]
     return max(inside, *(parts[name] for name in BESIDE))
 
 
@@ -218,25 +236,13 @@ def longest(parts: Mapping[str, float], device: str) -> str:
     return max(inside, key=lambda name: parts[name])
 
 
-def with_efficiency(found: list[World]) -> list[World]:
-    """``found`` with samples/s of a rank over those of the smallest world that fits."""
-    first = next((each for each in found if each.samples_per_s), None)
-    if first is None:
-        return found
-    assert first.samples_per_s is not None
-    alone = first.samples_per_s / first.ranks
-    return [
-        replace(each, efficiency=round(each.samples_per_s / each.ranks / alone, 4)) if each.samples_per_s else each
-        for each in found
-    ]
-
-
 def wall_of(found: list[World], device: str) -> Wall | None:
     """Where growing ends to pay: the first world that no plan fits, or whose samples/s grow by less than GROWS.
 
     Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
     times the ranks there are. None where all worlds pay.
     """
+    # The first world stands before itself: it may fit nowhere, and has no one to be compared with.
     for before, each in pairwise([found[0], *found]):
         if not each.fits:
             return Wall(ranks=each.ranks, bound=each.bound, setting=each.setting)
@@ -244,6 +250,7 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             continue
         more = each.ranks / before.ranks
         if each.samples_per_s / before.samples_per_s - 1 < GROWS * (more - 1):
+            # With samples a rank fixed, a step of more ranks has more samples, so both are compared at one batch.
             own, former = each.parts or {}, before.parts or {}
             per_sample = before.batch / each.batch
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
