@@ -13,10 +13,11 @@ import json
 import resource
 import time
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -99,14 +100,14 @@ class _World:
     def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, seconds: dict[str, float]) -> None:
         self._config, self._inputs, self._plan, self._seconds = config, inputs, plan, seconds
         # By rank, the planned shards that have rows, and the bytes of rows with optimizer state.
-        self._planned: list[list[Shard]] = [[] for _ in range(plan.world_size)]
+        self._planned: defaultdict[int, list[Shard]] = defaultdict(list)
         self._rows = [0] * plan.world_size
         for name, table in plan.tables.items():
             for shard in table.shards:
                 self._rows[shard.rank] += shard.rows * table.row_bytes(shard.columns)
                 if shard.rows:
                     self._planned[shard.rank].append((name, shard.row, shard.rows, shard.column, shard.columns))
-        self._places = {name: place for place, name in enumerate(plan.tables)}
+        self._places = dict(zip(plan.tables, itertools.count()))
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
@@ -189,7 +190,7 @@ class _World:
         self._check_files()
         for memory in plan.memory[0] if plan.memory else ():
             room = memory_gib(inputs.hardware, memory) * GIB
-            most = max(used[memory] for used in plan.memory)
+            most = max(map(itemgetter(memory), plan.memory))
             if most > room:
                 self._complain(f"a rank is planned {most} bytes of {memory}, it has {room:.0f}")
         for batch, dealt in self._dealt.items():
@@ -205,14 +206,10 @@ class _World:
             heard = manifest if rank else sum(self._reports)
             weighed.append(
                 DryRank(
-                    rank=rank,
-                    sharding=self._sharding[rank],
-                    exchanged=heard,
-                    rows=self._rows[rank],
-                    files=files[rank],
+                    rank=rank, sharding=self._sharding[rank], exchanged=heard, rows=self._rows[rank], files=files[rank]
                 )
             )
-        groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+        groups = sum(map(len, inputs.schema.groups.get("train", [])))
         return DryRun(
             ranks=plan.world_size,
             hosts=inputs.hardware.hosts,
@@ -233,16 +230,16 @@ class _World:
 
     def _check_files(self) -> None:
         """Every file has a name of its own, and every value of every table is in exactly one file."""
-        names = [extent.file for extent in self._extents]
-        twice = len(names) - len(set(names))
+        files, by_table = set(), defaultdict(list)
+        for extent in self._extents:
+            files.add(extent.file)
+            by_table[extent.table].append(extent)
+        twice = len(self._extents) - len(files)
         if twice:
             self._complain(f"{twice} files of a checkpoint have the name of another one")
-        by_table: dict[str, list[Extent]] = {name: [] for name in self._plan.tables}
-        for extent in self._extents:
-            by_table[extent.table].append(extent)
-        for name, extents in by_table.items():
-            placed = self._plan.tables[name]
-            problem = uncovered(extents, placed.rows, placed.dim)
+        # The tables of the plan, for one may have no file at all.
+        for name, placed in self._plan.tables.items():
+            problem = uncovered(by_table[name], placed.rows, placed.dim)
             if problem:
                 self._complain(f"table {name!r}: {problem}")
 
@@ -326,6 +323,7 @@ def _kernel_shards(kernel: Any) -> Iterator[Shard]:
         row, column = 0, 0
         if table.local_metadata is not None:
             row, column = table.local_metadata.shard_offsets
+        # Row by row a small table may have fewer rows than there are ranks: some have a shard of none.
         if len(weight):
             yield table.name, row, len(weight), column, weight.shape[1]
 

@@ -340,6 +340,7 @@ def _widen(residual: np.ndarray, fitted: int) -> np.ndarray:
 
 def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the median of the slopes of all pairs (Theil and Sen), of each row of y [draws, n] on x [n]."""
+    # All pairs at once: of MOST_NIGHTS nights there are 435, in each of DRAWS draws.
     first, second = np.triu_indices(len(x), 1)
     distance = x[second] - x[first]
     # Logarithms of rows are equal on nights without a new row: such a pair has no slope.

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from operator import attrgetter
 
 from pipeline.core.errors import ConfigError, NightjarError, PlanError
 from pipeline.planning.hardware import MEMORIES, memories, memory_gib
@@ -127,7 +128,7 @@ def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
 
 
 def count_by_tier(plan: Plan) -> dict[str, int]:
-    return dict(Counter(table.tier for table in plan.tables.values()))
+    return dict(Counter(map(attrgetter("tier"), plan.tables.values())))
 
 
 # Plans are shown of tonight and so many equal parts of the nights.
@@ -167,9 +168,11 @@ def outlook(
     """
     check_tables(nights.newest, list(limits))
     # A table that does not grow by new ids, such as one of hashes, keeps its rows whatever the logs bring.
-    growth = {}
+    growth, short = {}, []
     for name, limit in limits.items():
         growth[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
+        if growth[name].kind == SHORT:
+            short.append(name)
     shown = shown_nights(count)
     progress(0, len(shown) + 1)
     plans = []
@@ -180,7 +183,6 @@ def outlook(
     tiers = _find_full_tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
     notes = []
-    short = [name for name, projection in growth.items() if projection.kind == SHORT]
     if short:
         notes.append(f"{', '.join(short)}: fewer than 3 nights, so no trend; taken to keep the rows of the last night")
     if nights.gone:
@@ -192,9 +194,9 @@ def outlook(
         model=model,
         nights=count,
         band=BAND,
-        read=tuple(night.name for night in nights.nights),
+        read=tuple(map(attrgetter("name"), nights.nights)),
         missing=nights.missing,
-        fits=all(plan.fits for plan in plans),
+        fits=all(map(attrgetter("fits"), plans)),
         tables=_describe_tables(nights, growth, limits, shown),
         plans=tuple(_compare_places(plans)),
         tiers=tiers,
@@ -223,7 +225,7 @@ def _describe_tables(
             full = Reached(night=trend, earliest=earliest, latest=latest)
         tables[name] = TableOutlook(
             trend=projection.kind,
-            history=tuple(int(rows) for rows in nights.history(name).rows),
+            history=tuple(map(int, nights.history(name).rows)),
             limit=projection.limit,
             setting=limit.setting,
             when_full=limit.when_full if limit.grows else "",

@@ -24,10 +24,7 @@ TREND_WORDS = {
     "fixed": "fixed rows",
     "short": "too few nights",
 }
-WHEN_FULL = {
-    "replace": "new ids then take rows of ids that are looked up less",
-    "keep": "new ids then get no row",
-}
+WHEN_FULL = {"replace": "new ids then take rows of ids that are looked up less", "keep": "new ids then get no row"}
 
 
 def outlooks_text(records: Sequence[Outlook]) -> str:
@@ -38,7 +35,7 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
         if left_out > 0:
             lines.append(f"and {units.plural(left_out, 'table')} that grow less (--json)")
         lines += ["", text_table(*plans_of(record.plans))]
-        notes = [f"note: {note}" for note in record.notes]
+        notes = list(map("note: {}".format, record.notes))
         for sentences in (list(full_tables(record)), list(full_tiers(record)), notes):
             if sentences:
                 lines += ["", *map(paragraph, sentences)]
@@ -52,7 +49,7 @@ def title_of(record: Outlook) -> str:
     title = f"{record.model}, the next {record.nights} nights on {record.hardware}, {ranks}"
     # What tells this combination from the others; a single one needs no more.
     if record.settings:
-        title += ": " + " ".join(f"{key}={value}" for key, value in record.settings.items())
+        title += ": " + " ".join(map("=".join, record.settings.items()))
     return title
 
 
@@ -81,12 +78,10 @@ def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name, table in growing(record):
         low, _, high = table.rows[nights[-1]]
-        interval = units.ABSENT
-        if low != high:
-            interval = f"[{units.count(low)}, {units.count(high)}]"
+        interval = f"[{units.count(low)}, {units.count(high)}]" if low != high else units.ABSENT
         trend = [units.count(table.rows[night][1]) for night in nights]
         rows.append([name, TREND_WORDS[table.trend], *trend, interval, units.count(table.limit)])
-    columns = [f"night {night}*" for night in nights]
+    columns = map("night {}*".format, nights)
     return ["table", "growth", *columns, f"interval, night {nights[-1]}*", "limit*"], rows
 
 
@@ -134,11 +129,8 @@ def full_tables(record: Outlook) -> Iterator[str]:
             due[name] = table
 
     # Those first that are full first; those that only the upper end of the band fills come behind them.
-    def urgency(name: str) -> tuple[bool, int | None, int | None]:
-        full = due[name].full
-        return full.night is None, full.night, full.earliest
-
-    for name in sorted(due, key=urgency)[:MOST_TABLES]:
+    order = sorted(due, key=lambda name: (due[name].full.night is None, due[name].full.night, due[name].full.earliest))
+    for name in order[:MOST_TABLES]:
         table = due[name]
         when = "at its limit already"
         if table.trend != "full":
@@ -161,9 +153,7 @@ def full_tiers(record: Outlook) -> Iterator[str]:
         yield f"no tier is full by night {record.nights}"
     for name, tier in record.tiers.items():
         what = "nothing fits any more" if tier.last else "tables go to slower memory"
-        when = "tonight already"
-        if tier.full.night != 0:
-            when = _when_text(tier.full, record)
+        when = "tonight already" if tier.full.night == 0 else _when_text(tier.full, record)
         yield f"{name.upper()} is full {when}: {what}"
         for remedy in tier.remedies:
             yield f"   remedy: {remedy}"

@@ -77,9 +77,13 @@ class DataGrowth:
 
         Slopes are rows a day, since rows grow on days without a night, too.
         """
-        rows = np.array([[float(sum(night.schema.rows.values())) for night in nights.nights]])
+        totals, lasts = [], []
+        for night in nights.nights:
+            totals.append(float(sum(night.schema.rows.values())))
+            if night.last is not None:
+                lasts.append(night.last.toordinal())
+        rows = np.array([totals])
         days = np.arange(rows.shape[1], dtype=np.float64)
-        lasts = [night.last.toordinal() for night in nights.nights if night.last is not None]
         if len(lasts) == len(days) and lasts[0] < lasts[-1]:
             days = np.array(lasts, dtype=np.float64)
         slope = float(theil_sen_slopes(days, rows)[0])
@@ -96,11 +100,6 @@ class DataGrowth:
         # All splits grow alike: a night's log is divided in the same shares.
         rows = {split: round(count * self.rows[night]) for split, count in inputs.schema.rows.items()}
         return replace(inputs, schema=replace(inputs.schema, rows=rows))
-
-    def day_of(self, night: int) -> str:
-        if self.last is None:
-            return ""
-        return str(self.last + timedelta(days=night))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +279,10 @@ class Pricing:
             nights = outlook.nights if scope == NIGHTS else outlook.nights[:1]
             # An offer that holds tonight may be out for a later night.
             first = next(night for night in nights if not is_able(night, kind))
-            when = f" on night {first.night}" if first.night else ""
-            yield f"{offer.name}{when}: {self._problem(first, kind)}"
+            name = offer.name
+            if first.night:
+                name += f" on night {first.night}"
+            yield f"{name}: {self._problem(first, kind)}"
 
     def _problem(self, night: OfferNight, kind: str) -> str:
         if not night.fits:
@@ -311,8 +312,9 @@ class Pricing:
                 able.append((cost, other.hosts, other.name))
         _, _, then = min(able, default=(0.0, 0, None))
         night = self.night(offer, high)
+        day = str(self.growth.last + timedelta(days=high)) if self.growth.last is not None else ""
         reason = self._problem(night, kind)
-        return NextWall(night=high, day=self.growth.day_of(high), reason=reason, setting=night.setting, then=then)
+        return NextWall(night=high, day=day, reason=reason, setting=night.setting, then=then)
 
 
 def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float | None, float]:

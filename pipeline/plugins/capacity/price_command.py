@@ -106,11 +106,10 @@ def _price(options: argparse.Namespace) -> int:
             return _seal(options, overrides)
         return _list(options, overrides)
     if len(files) != 1:
-        given = f"{len(files)} files of prices are given"
-        if not files:
-            given = "no file of prices is given"
+        given = f"{len(files)} files of prices are given" if files else "no file of prices is given"
         raise ConfigError(f"{given}, expected one", hint="nightjar price prices.yaml; examples/prices.yaml is one")
-    return _choose(options, files[0], [text for text in overrides if not text.startswith(NIGHT_KEYS)])
+    nightly = [text for text in overrides if not text.startswith(NIGHT_KEYS)]
+    return _choose(options, files[0], nightly)
 
 
 def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -178,6 +177,7 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) -> int:
+    from pipeline.config.kubernetes import cron_times
     from pipeline.config.prices import read_prices
     from pipeline.plugins.capacity.price import Pricing
     from pipeline.plugins.capacity.price_page import price_page, price_text
@@ -185,7 +185,16 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
 
     prices, count = read_prices(path), options.nights or NIGHTS
     config, inputs, measured, growth, notes = _basis(overrides, options.config_dir, count)
-    start = options.start or _start_of(config)
+    start = options.start
+    if start is None:
+        # The first start of a day by the cron schedule.
+        try:
+            hour, minute = cron_times(config.schedule.cron)[0]
+        except (ValueError, IndexError):
+            raise ConfigError(
+                f"schedule.cron is {config.schedule.cron!r}, which says no time of day", hint="--start 02:00"
+            ) from None
+        start = f"{hour:02}:{minute:02}"
     limit_s = None
     if options.by is not None:
         # Over midnight, too; the same time of day is that of the next day.
@@ -224,26 +233,8 @@ def _seconds(time_of_day: str) -> float:
     return 3600.0 * int(hours) + 60.0 * int(minutes)
 
 
-def _start_of(config: Config) -> str:
-    # The first start of a day by the cron schedule.
-    from pipeline.config.kubernetes import cron_times
-
-    try:
-        hour, minute = cron_times(config.schedule.cron)[0]
-    except (ValueError, IndexError):
-        raise ConfigError(
-            f"schedule.cron is {config.schedule.cron!r}, which says no time of day", hint="--start 02:00"
-        ) from None
-    return f"{hour:02}:{minute:02}"
-
-
 def _offers(
-    prices: Prices,
-    path: str,
-    config: Config,
-    inputs: PlanInputs,
-    overrides: Sequence[str],
-    config_dir: str | None,
+    prices: Prices, path: str, config: Config, inputs: PlanInputs, overrides: Sequence[str], config_dir: str | None
 ) -> list[HostOffer]:
     """Return each number of hosts of each offer, with the settings planned for on its hardware."""
     from pipeline.calibration.hardware_cache import with_figures
@@ -262,7 +253,8 @@ def _offers(
             raise ConfigError(f"hardware.{price.name} in {path}: {error.message}", hint=error.hint) from None
         # The settings stay those of the night: an offer changes its hardware alone.
         planned = replace(inputs, hardware=with_figures(composed).hardware)
-        offers += [HostOffer(price=price, hosts=hosts, inputs=planned) for hosts in price.hosts]
+        for hosts in price.hosts:
+            offers.append(HostOffer(price=price, hosts=hosts, inputs=planned))
     return offers
 
 

@@ -24,7 +24,7 @@ def price_text(record: PriceOutlook) -> str:
     """Return a line for each offer, the cheapest with reasons and walls, and what is assumed."""
     lines = [title_of(record), "", text_table(*offers_of(record)), ""]
     lines += map(paragraph, choices_of(record))
-    lines += [paragraph(f"note: {note}") for note in record.notes]
+    lines += map(paragraph, map("note: {}".format, record.notes))
     lines += ["", *map(paragraph, record.rules)]
     return "\n".join(lines)
 
@@ -44,15 +44,15 @@ def offers_of(record: PriceOutlook) -> tuple[list[str], list[list[str]]]:
     for each in record.offers:
         tonight = each.tonight
         train = (tonight.seconds or {}).get("train")
-        in_time = units.ABSENT
+        fits, in_time = "no", units.ABSENT
         if tonight.fits:
-            in_time = "yes" if tonight.in_time else "no"
+            fits, in_time = "yes", "yes" if tonight.in_time else "no"
         rows.append(
             [
                 each.offer,
                 units.count(each.hosts),
                 units.count(each.ranks),
-                "yes" if tonight.fits else "no",
+                fits,
                 units.duration(train),
                 units.duration(tonight.night_s),
                 in_time,
@@ -73,11 +73,21 @@ def choices_of(record: PriceOutlook) -> Iterator[str]:
         yield _choice_words(choice, record)
         for reason in choice.reasons:
             yield f"   out, though cheaper an hour: {reason}"
-        if choice.of == TONIGHT:
-            yield f"   {_wall_words(choice, record)}"
-    if not any(choice.of == TONIGHT for choice in record.choices):
+        if choice.of != TONIGHT:
+            continue
+        wall = choice.wall
+        if wall is None:
+            yield f"   next wall: none until night {record.nights}"
+            continue
+        night = f"night {wall.night}"
+        if wall.day:
+            night += f" ({wall.day})"
+        then = f"then {wall.then}" if wall.then else "no offer holds from then on"
+        yield f"   next wall: {night}, {wall.reason}; {then}; to move it: {wall.setting}"
+    scopes = {choice.of for choice in record.choices}
+    if TONIGHT not in scopes:
         yield "No offer fits and ends in time tonight."
-    elif not any(choice.of == NIGHTS for choice in record.choices):
+    elif NIGHTS not in scopes:
         yield f"No offer fits and ends in time on all of the next {record.nights} nights."
 
 
@@ -97,34 +107,22 @@ def _choice_words(choice: CheapestOffer, record: PriceOutlook) -> str:
     return f"Cheapest for {span}, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost} in all."
 
 
-def _wall_words(choice: CheapestOffer, record: PriceOutlook) -> str:
-    wall = choice.wall
-    if wall is None:
-        return f"next wall: none until night {record.nights}"
-    night = f"night {wall.night}"
-    if wall.day:
-        night += f" ({wall.day})"
-    then = "no offer holds from then on"
-    if wall.then:
-        then = f"then {wall.then}"
-    return f"next wall: {night}, {wall.reason}; {then}; to move it: {wall.setting}"
-
-
 def price_page(record: PriceOutlook) -> str:
     """Return the page as HTML: a bar for each offer, the table, the choices."""
-    fitting = [each for each in record.offers if each.tonight.fits]
-    series = _stage_series(fitting)
-    problems = []
+    fitting, problems = [], []
     for each in record.offers:
+        if each.tonight.fits:
+            fitting.append(each)
         if each.tonight.problem:
             problems.append(f"{each.offer} x {each.hosts}: {each.tonight.problem}")
+    series = _stage_series(fitting)
     return from_template(
         "price.html",
         title=f"Nightjar: {title_of(record)}",
         files="the output of --json",
         heading=f"What the night of {record.model} costs",
         about=title_of(record),
-        choices=[line.strip() for line in choices_of(record)],
+        choices=list(map(str.strip, choices_of(record))),
         figures=list(_figures(record, fitting, series)),
         legend_of=series,
         offers=PageTable(*offers_of(record)),
@@ -154,7 +152,10 @@ def _stage_series(fitting: list[OfferOutlook]) -> list[BarSeries]:
 def _figures(record: PriceOutlook, fitting: list[OfferOutlook], stages: list[BarSeries]) -> Iterator[Figure]:
     if not fitting:
         return
-    names = [f"{each.offer} x {each.hosts}" for each in fitting]
+    names, costs = [], []
+    for each in fitting:
+        names.append(f"{each.offer} x {each.hosts}")
+        costs.append(each.tonight.cost or 0.0)
     yield StackedBars(
         title="Time of tonight",
         unit="by stage, on demand",
@@ -164,7 +165,7 @@ def _figures(record: PriceOutlook, fitting: list[OfferOutlook], stages: list[Bar
         limit_name="allowed",
         names=names,
     ).figure()
-    series = [BarSeries(name="on demand", colour=0, values=[each.tonight.cost or 0.0 for each in fitting])]
+    series = [BarSeries(name="on demand", colour=0, values=costs)]
     yield StackedBars(
         title="Cost of tonight", unit=record.currency, series=series, show=units.money, names=names
     ).figure()
@@ -225,7 +226,7 @@ def sealed_rows(record: SealedList) -> tuple[list[str], list[list[str]]]:
     """Return heading and rows of the sealed predictions, none left out."""
     head = ["sealed", "model", "data", "batch*", "threads*", "predicted*", "measured*", "off by*", "train*", "step*"]
     head += ["memory*", "SHA-256"]
-    return head, [_sealed_row(line) for line in record.sealed]
+    return head, list(map(_sealed_row, record.sealed))
 
 
 def _sealed_row(line: SealedLine) -> list[str]:

@@ -94,6 +94,7 @@ def looks_of(train: TrainConfig, schema: DatasetSchema, steps: int) -> int:
     every = train.validate.every_steps
     if isinstance(every, int):
         return -(-steps // every)
+    # auto: equally many in each epoch, however long it is, and one at least.
     per_epoch = -(-schema.rows["train"] // train.batch)
     return max(1, round(LOOKS_PER_EPOCH * steps / per_epoch))
 

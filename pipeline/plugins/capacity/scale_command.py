@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from operator import attrgetter
 from pathlib import Path
 
 from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
@@ -32,7 +33,6 @@ MOST_RANKS = 65_536
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar scale``."""
     parser.epilog, parser.formatter_class = SCALE, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar scale [key=value ..] [--ranks N[,N ..]] [--per-rank N] [--html FILE] [--json]"
     shown = ",".join(map(str, RANKS))
@@ -57,7 +57,6 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar dry-run``."""
     parser.epilog, parser.formatter_class = DRY_RUN, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar dry-run [key=value ..] --ranks N [--json]"
     parser.add_argument("--ranks", type=_world, required=True, metavar="N", help="ranks, rounded up to whole hosts")
@@ -127,7 +126,7 @@ def _scale(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html scale.html") from None
     tell(options.json, record, scale_text)
-    return 0 if any(world.fits for world in record.worlds) else PlanError.exit_code
+    return 0 if any(map(attrgetter("fits"), record.worlds)) else PlanError.exit_code
 
 
 def _without_run(overrides: list[str]) -> list[str]:

@@ -32,9 +32,7 @@ def missing_stages(config: Config, store: Store) -> list[str]:
         if step.name in config.stages and (config.force or store.find(step.path) is None):
             names.append(step.name)
     if "train" not in names:
-        why = "has trained already"
-        if "train" not in config.stages:
-            why = "does not train: stages lacks train"
+        why = "has trained already" if "train" in config.stages else "does not train: stages lacks train"
         raise ConfigError(
             f"run {config.run} of store {config.store} {why}, so there is nothing to predict",
             hint="run=<another name>, or force=true, for the prediction and for the run",

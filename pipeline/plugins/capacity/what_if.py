@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,12 +80,11 @@ def _what_if(options: argparse.Namespace) -> int:
         first = refused[0]
         message = first.error.message
         if first.settings:
-            text = " ".join(f"{key}={value}" for key, value in first.settings.items())
-            message = f"{text}: {message}"
+            message = f"{' '.join(map('='.join, first.settings.items()))}: {message}"
         raise ConfigError(message, hint=first.error.hint)
     records = what_if(cases, make_plan, progress(options.json, f"planning {len(cases)}"))
     tell(options.json, records, comparison)
-    return 0 if any(record.fits for record in records) else PlanError.exit_code
+    return 0 if any(map(attrgetter("fits"), records)) else PlanError.exit_code
 
 
 def _what_if_nights(options: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def _what_if_nights(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html nights.html") from None
     tell(options.json, records, outlooks_text)
-    return 0 if any(record.fits for record in records) else PlanError.exit_code
+    return 0 if any(map(attrgetter("fits"), records)) else PlanError.exit_code
 
 
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:

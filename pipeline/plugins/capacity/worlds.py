@@ -37,8 +37,6 @@ SETTINGS = {
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",
 }
-
-
 # With embedding hosts, which have no towers and share the work of the tables.
 APART = {
     **SETTINGS,
@@ -46,8 +44,6 @@ APART = {
     BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
     "memory": "hardware.embedding_ddr_gib",
 }
-
-
 # What a step's time depends on; capacities are settings.
 SPEEDS = {
     "dense_gflop_per_s": "GFLOP/s",
@@ -190,7 +186,7 @@ def beside_ms(
 
     A checkpoint counts as a baseline, written between it and the next one.
     """
-    groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+    groups = sum(map(len, inputs.schema.groups.get("train", [])))
     rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
     fetched = rows * rates.row_bytes
     store = fetched / rates.read_gb_per_s / BYTES_PER_MS
@@ -212,7 +208,8 @@ def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: flo
         every.append(float(checkpoint.every_steps))
     if checkpoint.every_minutes is not None:
         every.append(checkpoint.every_minutes * MINUTE_MS / step_ms)
-    return min((each for each in every if each), default=0.0)
+    # Whichever comes first. 0 is not known.
+    return min(filter(None, every), default=0.0)
 
 
 def whole_ms(parts: Mapping[str, float], device: str) -> float:
@@ -223,6 +220,7 @@ def whole_ms(parts: Mapping[str, float], device: str) -> float:
     inside = sum(ms for name, ms in parts.items() if name not in BESIDE)
     if device == "cpu":
         inside += parts["reader"]
+    # They go on at the same time, so the longest counts and not their sum.
     return max(inside, *(parts[name] for name in BESIDE))
 
 
@@ -232,6 +230,8 @@ def longest(parts: Mapping[str, float], device: str) -> str:
     beside = max(BESIDE, key=lambda name: parts[name])
     if parts[beside] >= whole:
         return beside
+    # Nothing beside the step is waited for then, but a reader on a CPU is a part of the step, too, and may be its
+    # longest one.
     inside = [name for name in parts if name not in BESIDE or (name == "reader" and device == "cpu")]
     return max(inside, key=lambda name: parts[name])
 
@@ -287,7 +287,9 @@ def predict_scale(
     largest = predictions[-1]
     # The speeds of the hardware: those that calibration measured on this machine, and those that settings say.
     cached = find_kept(config) if config.hardware.measured else None
-    calibrated = set(cached.figures) & set(config.hardware.measured) if cached is not None and cached.day else set()
+    calibrated: set[str] = set()
+    if cached is not None and cached.day:
+        calibrated = set(cached.figures) & set(config.hardware.measured)
     values = figures(config.hardware)
     measured, assumed = dict[str, ScaleFigure](), dict[str, ScaleFigure]()
     for name, unit in {MEMORY[config.hardware.device]: "GB/s", **SPEEDS}.items():
@@ -313,10 +315,12 @@ def predict_scale(
 
 def _rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ...]:
     """Say what the prediction assumes; ``ranks``: those with samples in the largest world."""
-    groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+    groups = sum(map(len, inputs.schema.groups.get("train", [])))
     share = decoded_share(inputs.train, ranks, groups)
     each = "worker" if inputs.hardware.embedding_hosts else "rank"
-    batch = f"{per_rank:,} samples a step on each {each}" if per_rank else f"{inputs.batch:,} samples a step in all"
+    batch = f"{inputs.batch:,} samples a step in all"
+    if per_rank:
+        batch = f"{per_rank:,} samples a step on each {each}"
     reading = "works beside the step"
     if inputs.hardware.device == "cpu":
         reading = "takes its time from the step, whose cores it works on"

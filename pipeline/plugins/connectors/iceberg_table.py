@@ -95,6 +95,7 @@ class IcebergSnapshot(TableSnapshot):
         types = schema_to_pyarrow(self._schema, include_field_ids=False)
         columns = []
         for field in self._schema.fields:
+            # By the number of the field: a file keeps the names that columns had when it was written.
             columns.append(TableColumn(name=field.name, type=types.field(field.name).type, key=field.field_id))
         self._planned: dict[date | None, list[DataFile]] = {}
         identity = str(table.metadata.table_uuid)
@@ -187,8 +188,14 @@ class IcebergSnapshot(TableSnapshot):
         constants = {}
         for place, field in enumerate(self.table.metadata.specs()[file.spec_id].fields):
             name = self._schema.find_column_name(field.source_id)
-            if isinstance(field.transform, IdentityTransform) and name in self.columns:
-                constants[name] = _partition_value(file.partition[place], self.columns[name].type)
+            if not isinstance(field.transform, IdentityTransform) or name not in self.columns:
+                continue
+            value, kind = file.partition[place], self.columns[name].type
+            # Manifests have days and microseconds since 1970, which Arrow takes by a cast alone.
+            if isinstance(value, int) and pa.types.is_temporal(kind):
+                whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+                value = pa.array([value], whole).cast(kind)[0].as_py()
+            constants[name] = value
         # Delete files are read when the file is: which they are is a part of its mark.
         deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
         marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
@@ -220,19 +227,20 @@ def _packed(name: str, value: Any, on: bool) -> BooleanExpression:
     return made
 
 
-def _partition_value(value: Any, kind: pa.DataType) -> Any:
-    """A value as manifests have it (days and microseconds since 1970) as Arrow takes it."""
-    if isinstance(value, int) and pa.types.is_temporal(kind):
-        whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-        return pa.array([value], whole).cast(kind)[0].as_py()
-    return value
-
-
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
     """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = retried(lambda: _table(data), f"opening {data.path}")
-        numbers = _history(table) if data.snapshot is None else [_number(table, data)]
+        # Newest first, each the parent of the one before; a parent that expired ends them.
+        numbers: list[int] = []
+        if data.snapshot is not None:
+            numbers.append(_number(table, data))
+        else:
+            snapshot = table.current_snapshot()
+            while snapshot is not None:
+                numbers.append(snapshot.snapshot_id)
+                parent = snapshot.parent_snapshot_id
+                snapshot = table.snapshot_by_id(parent) if parent is not None else None
         current = IcebergSnapshot(data, table, next(iter(numbers), None))
 
         def earlier(back: int) -> IcebergSnapshot | None:
@@ -240,14 +248,14 @@ def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
                 return None
             return IcebergSnapshot(data, table, numbers[back])
 
-        snapshot = newest(current, earlier, mark, min(MOST_BACK, max(len(numbers), 1)) + 1)
-    if not isinstance(snapshot, IcebergSnapshot):
+        found = newest(current, earlier, mark, min(MOST_BACK, max(len(numbers), 1)) + 1)
+    if not isinstance(found, IcebergSnapshot):
         raise DataError(
             f"no snapshot of {data.path} that is still there has the files that this dataset is made of: they were "
             "replaced, and that snapshot expired",
             hint="run the same command again: it reads the newest snapshot",
         )
-    return snapshot
+    return found
 
 
 def _table(data: DataConfig) -> Table:
@@ -266,18 +274,8 @@ def _table(data: DataConfig) -> Table:
         ) from None
 
 
-def _history(table: Table) -> list[int]:
-    """The snapshot that is current, and those it came from, newest first."""
-    numbers, snapshot = [], table.current_snapshot()
-    while snapshot is not None:
-        numbers.append(snapshot.snapshot_id)
-        parent = snapshot.parent_snapshot_id
-        # None where the parent expired, too.
-        snapshot = table.snapshot_by_id(parent) if parent is not None else None
-    return numbers
-
-
 def _number(table: Table, data: DataConfig) -> int:
+    # A table to which nothing was written yet has no snapshot to name.
     newest = getattr(table.current_snapshot(), "snapshot_id", "null")
     number = snapshot_number(data, "the id of a snapshot of an Iceberg table", newest)
     if table.snapshot_by_id(number) is None:
@@ -301,7 +299,7 @@ def answering(data: DataConfig) -> Iterator[None]:
         ) from None
     except _REFUSALS as error:
         raise DataError(
-            f"the catalog of {data.path} refuses: {_error_message(error)}",
+            f"the catalog of {data.path} refuses: {type(error).__name__}: {error_message(error)}",
             hint="its credentials are in .pyiceberg.yaml: token or credential, and the rights of that account",
         ) from None
     except Exception as error:
@@ -310,10 +308,6 @@ def answering(data: DataConfig) -> Iterator[None]:
         if not (isinstance(error, RESTError | OSError) or client or passes(error)):
             raise
         raise UnreachableError(
-            f"the catalog of {data.path} does not answer: {_error_message(error)}",
+            f"the catalog of {data.path} does not answer: {type(error).__name__}: {error_message(error)}",
             hint="run the same command once it answers; its address is in .pyiceberg.yaml or data.options",
         ) from error
-
-
-def _error_message(error: Exception) -> str:
-    return f"{type(error).__name__}: {error_message(error)}"

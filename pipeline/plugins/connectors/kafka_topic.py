@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -146,20 +147,23 @@ class TopicSnapshot(Snapshot):
         for day, of_day in spans.items():
             # ``open_topic`` reads the spans from the mark again.
             days.append(f"{day or 'all'} {','.join(map(str, of_day))}")
-            total += sum(span.size for span in of_day)
+            total += sum(map(attrgetter("size"), of_day))
         self.mark = "; ".join([f"kafka {cluster} {data.path}{schema_mark(data)}", *days])
         self.version = f"{total:,} offsets of topic {data.path}: {'; '.join(days)}"
 
     def delivery(self, day: date | None) -> Delivery:
-        spans = [span for span in self.spans[day] if span.size]
+        parts = rows = 0
+        for span in self.spans[day]:
+            parts += span.size > 0
+            rows += span.size
         # Offsets that were named are complete whatever the time is.
         over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
         missing: tuple[str, ...] = ()
         if not over:
             missing = (f"{day} is not over yet, and topic {self.data.path} still takes messages of it",)
         return Delivery(
-            parts=len(spans),
-            rows=sum(span.size for span in spans),
+            parts=parts,
+            rows=rows,
             later=day is not None and day not in self._open,
             missing=missing,
         )
@@ -182,14 +186,23 @@ class TopicSnapshot(Snapshot):
             some = Span(span.partition, max(span.start, span.end - each), span.end)
             values += [value for _, value in read_span(self.data, some)]
         frame, bad = decoder.sampled(values)
-        return Excerpt(frame=frame, total=sum(span.size for span in spans), parts=len(spans), bad=bad)
+        return Excerpt(frame=frame, total=sum(map(attrgetter("size"), spans)), parts=len(spans), bad=bad)
 
 
 def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
     """The ranges of ``data.day``: those of ``mark``, those that ``data.snapshot`` names, or by the messages' times."""
     days: Sequence[date | None] = data.days or [None]
     with consumer_of(data) as consumer:
-        cluster, partitions = _partitions(consumer, data)
+        known = consumer.list_topics(data.path, timeout=SECONDS)
+        topic = known.topics.get(data.path)
+        if topic is None or topic.error is not None or not topic.partitions:
+            reason = topic.error if topic is not None else "unknown"
+            raise DataError(
+                f"there is no topic {data.path}: {reason}",
+                hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
+            )
+        # Older brokers have no id of their cluster.
+        cluster, partitions = known.cluster_id or "?", sorted(topic.partitions)
         if mark:
             pinned: dict[date | None, list[Span]] = {}
             for part in mark.split("; ")[1:]:
@@ -207,19 +220,6 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
             everything = [Span(partition, *watermarks[partition]) for partition in partitions]
             return TopicSnapshot(data, cluster, {None: everything})
         return _by_days(consumer, data, cluster, watermarks)
-
-
-def _partitions(consumer: Any, data: DataConfig) -> tuple[str, list[int]]:
-    """The cluster's id and the topic's partitions; DataError where there is no such topic."""
-    known = consumer.list_topics(data.path, timeout=SECONDS)
-    topic = known.topics.get(data.path)
-    if topic is None or topic.error is not None or not topic.partitions:
-        reason = topic.error if topic is not None else "unknown"
-        raise DataError(
-            f"there is no topic {data.path}: {reason}",
-            hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
-        )
-    return known.cluster_id or "?", sorted(topic.partitions)
 
 
 def _named(data: DataConfig, partitions: list[int]) -> list[Span]:

@@ -74,7 +74,7 @@ class LineDecoder(Decoder):
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         # As the format reads lines in the middle of a file: the first bytes are those of a row.
-        text = b"\n" + b"".join(_line(value) for value in values)
+        text = b"\n" + b"".join(map(_line, values))
         file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
         # As the first block of a file, in which the format looks for the names of the columns: so many messages tell
         # whether one is wrong, and fewer may all lack a key.
@@ -217,6 +217,7 @@ def schema_mark(data: DataConfig) -> str:
 
 def _schema_of(file: str) -> str:
     try:
+        # Read and written again, so that its mark does not depend on blanks.
         schema = json.dumps(json.loads(Path(file).read_text()))
     except (OSError, ValueError) as error:
         raise DataError(

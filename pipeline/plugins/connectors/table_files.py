@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from operator import attrgetter
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -67,9 +68,7 @@ class DataFile:
 
         ``part``: of its row groups, with ``first`` rows before them.
         """
-        gone: np.ndarray | None = None
-        if self.deleted is not None:
-            gone = np.asarray(self.deleted(), dtype=np.int64)
+        gone = np.asarray(self.deleted(), dtype=np.int64) if self.deleted is not None else None
         with readable(self.path), self.open() as stream:
             # The columns of the file by name, and by the number of their field where the file has such.
             physical: dict[str | int, str] = {}
@@ -89,8 +88,7 @@ class DataFile:
                 wanted = list(physical.values())[:1]
             for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
-                arrays = [self._values(batch, column, names) for column in columns]
-                table = pa.table(arrays, names=[column.name for column in columns])
+                table = pa.table({column.name: self._values(batch, column, names) for column in columns})
                 if gone is not None:
                     # Of all deleted rows of the file those of the batch, lest each batch search through all of them.
                     kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
@@ -106,10 +104,13 @@ class DataFile:
         if name is None:
             return pa.nulls(batch.num_rows, column.type)
         values = batch.column(name)
-        if _same(values.type, column.type):
+        one, other = values.type, column.type
+        # Values of these types become the same rows. What lies in lists is left as the file has it.
+        text = any(is_text(one) for is_text in _STRINGS) and any(is_text(other) for is_text in _STRINGS)
+        if one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one):
             return values
         # Types may have been widened since the file was written.
-        return values.cast(column.type)
+        return values.cast(other)
 
 
 class _TimedStream(io.RawIOBase):
@@ -158,11 +159,11 @@ def _answered(path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError):
+        # Both are OSErrors, and no waiting ends them.
         raise
     except OSError as error:
         raise UnreachableError(
-            f"{path} cannot be read: {error_message(error)}",
-            hint="run the same command once its store answers",
+            f"{path} cannot be read: {error_message(error)}", hint="run the same command once its store answers"
         ) from error
 
 
@@ -179,12 +180,6 @@ def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
 def error_message(error: Exception) -> str:
     """A client's words on one line, without the colours and arrows of a terminal."""
     return " ".join(_DECORATION.sub(" ", str(error)).split())
-
-
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    # Whether values of both types become the same rows. What lies in lists is left as the file has it.
-    text = any(is_text(one) for is_text in _STRINGS) and any(is_text(other) for is_text in _STRINGS)
-    return bool(one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +234,7 @@ class TableSnapshot(Snapshot):
         # What decides the rows: the files of ``data.day``, their deleted rows, the types of the columns that are read.
         marks = set[str]()
         for day in data.days or (None,):
-            marks.update(file.mark for file in self.files(day))
+            marks.update(map(attrgetter("mark"), self.files(day)))
         types = []
         for name in data_spec(data).columns:
             # Columns that are missing are no error yet: ``sources`` names them all.
@@ -258,12 +253,11 @@ class TableSnapshot(Snapshot):
 
     def delivery(self, day: date | None) -> Delivery:
         files = self.files(day)
-        return Delivery(
-            parts=len(files),
-            bytes=sum(file.bytes for file in files),
-            rows=sum(file.rows for file in files),
-            later=day is not None and self.data.watermark.later_rows and self.has_later(day),
-        )
+        size = sum(map(attrgetter("bytes"), files))
+        rows = sum(map(attrgetter("rows"), files))
+        # Only where it is asked for: Iceberg makes another plan for it.
+        later = day is not None and self.data.watermark.later_rows and self.has_later(day)
+        return Delivery(parts=len(files), bytes=size, rows=rows, later=later)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         require_columns(spec, list(self.columns), self.version, header=False)
@@ -290,7 +284,7 @@ class TableSnapshot(Snapshot):
                     if left <= 0:
                         break
         frame = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()
-        return Excerpt(frame=frame, total=sum(file.rows for file in files), parts=len(files))
+        return Excerpt(frame=frame, total=sum(map(attrgetter("rows"), files)), parts=len(files))
 
 
 def days_between(

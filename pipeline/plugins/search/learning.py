@@ -167,12 +167,17 @@ class Learner:
                 for place, gate in enumerate(torch.eye(len(losses))):
                     if not chosen[name][place]:
                         losses[place] += self._loss(rows, {**chosen, name: gate}, embeddings) - base
-        return {name: losses / len(batches) for name, losses in added.items()}
+        for losses in added.values():
+            losses /= len(batches)
+        return added
 
     def state(self) -> SearchState:
         """All that a step changes."""
-        tensors: dict[str, Tensor] = {f"net/{name}": each for name, each in self.net.named_parameters()}
-        tensors |= {f"tables/{name}": each for name, each in self.tables.state.items()}
+        tensors: dict[str, Tensor] = {}
+        for name, each in self.net.named_parameters():
+            tensors[f"net/{name}"] = each
+        for name, each in self.tables.state.items():
+            tensors[f"tables/{name}"] = each
         tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
         # Draws after a stop are those that would have come without one.
         tensors["generator"] = self.choices.generator.get_state()
@@ -213,6 +218,7 @@ class Learner:
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)
+        # Of a log whose rows without a click were sampled: what makes up for those that were left out.
         if rows.offset is not None:
             logits = logits + rows.offset
         # The weights of a batch have the sum 1, so that the sum is the mean, and padding counts for nothing.

@@ -262,10 +262,12 @@ class _Course:
 
 def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> SearchRecord:
     chosen, last, parts = course.choices.best(), course.choices.by_name(), course.parts
-    decisions = {}
+    decisions, undecided = {}, []
     for part, part_decisions in space.parts:
         for decision in part_decisions:
             name = decision.name
+            if not decided(last[name]):
+                undecided.append(name)
             history = []
             for point in course.over_time:
                 history.append(tuple(round(probability, 4) for probability in point[name]))
@@ -288,7 +290,7 @@ def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> Sea
         after=space.planned(chosen),
         decisions=decisions,
         points=tuple(course.points),
-        undecided=tuple(name for name, row in last.items() if not decided(row)),
+        undecided=tuple(undecided),
     )
 
 

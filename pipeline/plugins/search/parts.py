@@ -32,7 +32,6 @@ class Widths(SearchPart):
     doc = "the width of each embedding table: its own or a power of two below it, on a GPU 4 at least."
 
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
-        """See ``SearchPart.decisions``."""
         least = COLUMN_STEP if config.hardware.device == "cuda" else 1
         decisions = []
         for table in schema.tables:
@@ -47,7 +46,6 @@ class Widths(SearchPart):
         return decisions
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
-        """See ``SearchPart.attach``."""
         import torch
 
         from pipeline.plugins.search.architecture import first_values
@@ -65,7 +63,6 @@ class Widths(SearchPart):
         net.measured |= by_table.keys()
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """See ``SearchPart.apply``."""
         tables = dict(config.model.tables)
         for name, dim in chosen.items():
             table = name.removeprefix(_WIDTH_OF)
@@ -88,7 +85,6 @@ class Interactions(SearchPart):
     doc = "the pairs of categorical features whose dot product the model takes."
 
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
-        """See ``SearchPart.decisions``."""
         dropped = {frozenset(pair) for pair in cast("DlrmConfig", config.model).drop_pairs}
         decisions = []
         for one, other in itertools.combinations([column.name for column in schema.sparse], 2):
@@ -97,12 +93,11 @@ class Interactions(SearchPart):
         return decisions
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
-        """See ``SearchPart.attach``."""
         import torch
 
         names = [each.name for each in decisions]
-        at = {_BETWEEN.join(pair): place for place, pair in enumerate(net.pairs)}
-        places = torch.tensor([at[name] for name in names])
+        at = dict(zip(map(_BETWEEN.join, net.pairs), itertools.count()))
+        places = torch.tensor(list(map(at.__getitem__, names)))
 
         def keep(products: Tensor, gates: Gates) -> Tensor:
             # A gate's first value is that of True, by which it keeps the product. Pairs of no decision stay at 1.
@@ -113,7 +108,6 @@ class Interactions(SearchPart):
         net.measured |= {*names}
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """See ``SearchPart.apply``."""
         model = cast("DlrmConfig", config.model)
         dropped = [name.split(_BETWEEN) for name, kept in chosen.items() if not kept]
         return replace(config, model=replace(model, drop_pairs=[*model.drop_pairs, *dropped]))
@@ -134,7 +128,6 @@ class Mlps(SearchPart):
     doc = "the widths of the layers of bottom_mlp and top_mlp, down to a sixteenth, and how many layers there are."
 
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
-        """See ``SearchPart.decisions``."""
         found = []
         for setting in SETTINGS:
             # Without numeric features there is no bottom MLP to decide about.
@@ -148,10 +141,10 @@ class Mlps(SearchPart):
         return [each for each in found if len(each.choices) > 1]
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
-        """See ``SearchPart.attach``."""
         from pipeline.plugins.search.architecture import first_values
 
         for each in decisions:
+            # "top_mlp layer 2", or "top_mlp layers" for how many there are: ``decisions`` names them so.
             setting, _, rest = each.name.partition(" ")
             if rest == "layers":
                 net.at(f"{setting} depth", _ends(each.name))
@@ -159,12 +152,12 @@ class Mlps(SearchPart):
                 net.at(each.name, _narrows(each.name, first_values(each.choices, each.choices[0])))
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """See ``SearchPart.apply``."""
         mlps: dict[str, Any] = {}
         # The layers behind the last one have decisions, too, since the super-net has them: they are cut off.
         for setting in SETTINGS:
             widths = []
             for number, width in enumerate(getattr(config.model, setting), 1):
+                # A layer that cannot be narrower has no decision.
                 widths.append(chosen.get(f"{setting} layer {number}", width))
             mlps[setting] = widths[: chosen.get(f"{setting} layers", len(widths))]
         return replace(config, model=replace(cast("DlrmConfig", config.model), **mlps))

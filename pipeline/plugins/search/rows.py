@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class PartReader(SplitReader):
         super().__init__(store, dataset, "train")
         self._whole: dict[tuple[str, int], RowGroup] = {}
         self._picks: dict[tuple[str, int], np.ndarray] = {}
-        parts = []
+        parts, rows = [], 0
         for number, group in enumerate(self.groups):
             # Both parts draw the same permutation of a group, by the seed and its number, and cut it at one place.
             mixed = np.random.default_rng([seed, number]).permutation(group.rows)
@@ -68,11 +69,10 @@ class PartReader(SplitReader):
             self._picks[group.file, group.index] = np.sort(picks)
             if len(picks):
                 parts.append(replace(group, rows=len(picks)))
-        self.groups = parts
-        self.rows = sum(group.rows for group in parts)
+                rows += len(picks)
+        self.groups, self.rows = parts, rows
 
     def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
-        """See ``SplitReader.read``."""
         whole, picks = self._whole[group.file, group.index], self._picks[group.file, group.index]
         # Parquet decodes whole row groups, so all rows are read before those of the other part are left out.
         decoded = self.allocate(whole.rows)
@@ -115,11 +115,9 @@ class SplitBatches:
         learnt, held = self._readers
         # More epochs of the held rows than any search has steps: they begin anew as often as it takes.
         endless = 1 << 30
+        of_rows = partial(SearchBatch.of, counts=self._counts)
         with self._batches(learnt, self._epochs, start) as one, self._batches(held, endless, held_start) as other:
-            yield (
-                (SearchBatch.of(batch, self._counts) for batch in one),
-                (SearchBatch.of(batch, self._counts) for batch in other),
-            )
+            yield map(of_rows, one), map(of_rows, other)
 
     def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
         # An epoch's last batch may be short, so a place is an epoch and a batch within it.

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar search``."""
     parser.epilog, parser.formatter_class = SEARCH, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar search [search=NAME] [key=value ..] [--json] [--config-dir DIR]"
     parser.add_argument("--json", action="store_true", help="print the record as JSON")

@@ -38,7 +38,7 @@ class SearchTables:
             end += table.rows
             self.ends[table.name] = end
         self.owners = [column.owner for column in schema.sparse]
-        self.first = torch.tensor([first[owner] for owner in self.owners])
+        self.first = torch.tensor(list(map(first.__getitem__, self.owners)))
         self.mean = torch.tensor([model.table(owner).pooling == "mean" for owner in self.owners])
         # One tensor for all tables, so that a batch is one lookup and one sparse gradient.
         generator = torch.Generator().manual_seed(seed)
@@ -154,12 +154,12 @@ class SuperNet(nn.Module):
         dropped = {frozenset(pair) for pair in model.drop_pairs}
         self.pairs = [pair for pair in combinations(names, 2) if frozenset(pair) not in dropped]
         self.fixed = shift * len(names)  # pairs with the numeric features' vector come first; parts see the others
-        places = [(0, place + 1) for place in range(self.fixed)]
+        # Places in the flattened matrix of all products, row by row: kept pairs are gathered, and no triangle of it is
+        # copied. Those with the numeric features' vector are in its first row.
+        places = list(range(1, self.fixed + 1))
         for one, other in self.pairs:
-            places.append((names.index(one) + shift, names.index(other) + shift))
-        # Into the flattened matrix of all products: kept pairs are gathered, and no triangle of it is copied.
-        flat = torch.tensor([one * vectors + other for one, other in places], dtype=torch.int64)
-        self.register_buffer("places", flat, persistent=False)
+            places.append((names.index(one) + shift) * vectors + names.index(other) + shift)
+        self.register_buffer("places", torch.tensor(places, dtype=torch.int64), persistent=False)
         self.top = _Mlp(self.dim + len(places), model.top_mlp, 1, dtype)
         self._acts: dict[str, list[Act]] = {}
         self.measured: set[str] = set()  # decisions whose choices act on the configured model without being learnt

@@ -98,6 +98,8 @@ def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
     """The samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
     if config.pruner == "none":
         return FAR
+    # As successive halving counts its rungs: the first one times the powers of the factor. Asked between two of them
+    # it would decide nothing, so the trial need not wait.
     rung = first_rung(config, rows)
     while rung <= samples:
         rung *= config.reduction
@@ -129,6 +131,7 @@ def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) ->
 
 
 def _pruner(module: ModuleType, config: TuneConfig, rows: int, samples_total: int) -> Any:
+    # Optuna's resources are samples here, as are the steps of intermediate values.
     first = first_rung(config, rows)
     if config.pruner == "asha":
         return module.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=config.reduction)

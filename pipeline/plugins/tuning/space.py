@@ -32,27 +32,26 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
         key = override.get_key_element()
         if key.split(".")[0] in _COMMON:
             raise ConfigError(
-                f"{override.input_line} searches {key}, but all trials of a study share it",
-                hint=f"{key}=<one value>",
+                f"{override.input_line} searches {key}, but all trials of a study share it", hint=f"{key}=<one value>"
             )
         if key in space:
             raise ConfigError(f"{key} is searched twice, expected one range or list of values", hint="remove one")
-        space[key] = _dimension(override)
+        sweep: Any = override.value()
+        if isinstance(sweep, IntervalSweep):
+            space[key] = _interval(override, sweep)
+        elif isinstance(sweep, RangeSweep):
+            space[key] = _range(override, sweep)
+        elif isinstance(sweep, ChoiceSweep):
+            # Each value once, in the order written: Optuna counts a choice that is listed twice as two.
+            choices = tuple(dict.fromkeys(map(str, override.sweep_string_iterator())))
+            space[key] = Dimension(kind="choice", choices=choices)
+        else:
+            raise ConfigError(
+                f"{override.input_line} cannot be searched, expected interval, range or choice", hint=EXAMPLE
+            )
     if not space:
         raise ConfigError("nothing to tune: no setting has several values", hint=f"nightjar tune {EXAMPLE}")
     return shared, space
-
-
-def _dimension(override: Override) -> Dimension:
-    sweep: Any = override.value()
-    if isinstance(sweep, IntervalSweep):
-        return _interval(override, sweep)
-    if isinstance(sweep, RangeSweep):
-        return _range(override, sweep)
-    if not isinstance(sweep, ChoiceSweep):
-        raise ConfigError(f"{override.input_line} cannot be searched, expected interval, range or choice", hint=EXAMPLE)
-    # Each value once, in the order written: Optuna counts a choice that is listed twice as two.
-    return Dimension(kind="choice", choices=tuple(dict.fromkeys(map(str, override.sweep_string_iterator()))))
 
 
 def _interval(override: Override, sweep: IntervalSweep) -> Dimension:
@@ -94,9 +93,7 @@ def _at(start: float, step: float, place: int) -> float:
 def _check_ends(override: Override, low: float, high: float, *, log: bool) -> None:
     key = override.get_key_element()
     if high <= low:
-        hint = f"{key}={low:g}"
-        if high < low:
-            hint = f"{key}=interval({high:g},{low:g})"
+        hint = f"{key}=interval({high:g},{low:g})" if high < low else f"{key}={low:g}"
         raise ConfigError(f"{override.input_line} ends at {high:g}, expected more than its start {low:g}", hint=hint)
     if log and low <= 0:
         raise ConfigError(

@@ -99,7 +99,7 @@ def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = N
     about = (
         f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
         "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
-        *(f"  {each}" for each in trial.overrides),
+        *map("  {}".format, trial.overrides),
     )
     return experiment_file([*study.overrides, *trial.overrides], config_dir, about)
 
@@ -140,9 +140,16 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
     study = str(config.tune.study)
     recorded, _ = split_recorded(shared)
+    alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
+    if not alone and config.launch.name == "local" and config.hardware.device == "cpu":
+        # Several trials share the CPUs of this machine, and the user has not said how. In the study's record, so that
+        # all its trials have as many threads, also those of a call with another tune.parallel: sums of floats depend
+        # on their number.
+        threads = max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))
+        recorded.append(f"train.threads_per_rank={threads}")
     record = StudyRecord(
         study=study,
-        overrides=(*recorded, *_threads(config)),
+        overrides=tuple(recorded),
         space=space,
         settings=_settings(config, space),
         created=time.time(),
@@ -204,16 +211,6 @@ def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
     return recorded, of_call
 
 
-def _threads(config: Config) -> list[str]:
-    """Threads for each trial, where several share the CPUs of this machine and the user has not said how many."""
-    alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
-    if alone or config.launch.name != "local" or config.hardware.device != "cpu":
-        return []
-    # In the study's record, so that all its trials have as many, also those of a call with another tune.parallel: sums
-    # of floats depend on the number of threads.
-    return [f"train.threads_per_rank={max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))}"]
-
-
 def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
     """The trials of ``tune.warm_start``."""
     name = config.tune.warm_start
@@ -256,6 +253,7 @@ def _present(config: Config, key: str) -> Any:
     # An override may add its key with +, and names a group inside another one with a slash.
     for part in key.lstrip("+").replace("/", ".").split("."):
         node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+    # A group is chosen by its name, as in model=dcnv2.
     if dataclasses.is_dataclass(node):
         return getattr(node, "name", None)
     return _written(node)

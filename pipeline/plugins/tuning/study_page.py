@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 from markupsafe import Markup
 
@@ -36,7 +37,7 @@ def studies_listing(lines: Sequence[StudyLine]) -> str:
 def study_text(shown: StudyShown) -> str:
     """``nightjar tune show``: the trials, best first, and what follows from them."""
     keys = list(shown.study.space)
-    head = ("trial*", "state", *(f"{key}*" for key in keys), *FACTS)
+    head = ("trial*", "state", *map("{}*".format, keys), *FACTS)
     rows = [(str(each.number), each.state, *_figures_of(each, keys)) for each in _ordered(shown)]
     parts = [text_table(head, rows), _saved(shown)]
     if shown.importance:
@@ -75,7 +76,7 @@ def study_page(shown: StudyShown) -> str:
         best=best.overrides if best is not None else [],
         saved=_saved(shown),
         choice=choice(shown),
-        trials=PageTable(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
+        trials=PageTable(("Trial*", "State", *map("{}*".format, keys), *FACTS, "Error~"), rows),
         importance=PageTable(("Setting", "Importance"), shares),
         space=PageTable(("Setting", "Range~"), spaces),
         figures_=figures,
@@ -106,12 +107,14 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 def _ordered(shown: StudyShown) -> list[TrialRecord]:
     """Finished trials, best first, then the others by their number."""
-    done = [each for each in shown.trials if each.state == DONE]
-    others = [each for each in shown.trials if each.state != DONE]
-    # The NE of a pruned trial is of fewer steps, so it ranks none of them.
-    done.sort(key=lambda each: (each.ne or 0, each.number))
-    others.sort(key=lambda each: each.number)
-    return done + others
+
+    def rank(trial: TrialRecord) -> tuple[bool, float, int]:
+        if trial.state == DONE:
+            return False, trial.ne or 0, trial.number
+        # The NE of a pruned trial is of fewer steps: it ranks none of them.
+        return True, 0, trial.number
+
+    return sorted(shown.trials, key=rank)
 
 
 def _figures_of(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
@@ -122,9 +125,7 @@ def _figures_of(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
         cells.append(f"{value:g}" if isinstance(value, float) else str(value))
     for figure in (trial.ne, trial.auc, trial.test_ne, trial.test_auc):
         cells.append(units.decimal(figure, 5))
-    step = units.ABSENT
-    if trial.step_ms is not None:
-        step = f"{units.decimal(trial.step_ms, 2)} ms"
+    step = f"{units.decimal(trial.step_ms, 2)} ms" if trial.step_ms is not None else units.ABSENT
     steps = f"{units.count(trial.steps)} of {units.count(trial.steps_total)}"
     return [*cells, step, units.size(trial.table_bytes), steps]
 
@@ -143,9 +144,7 @@ def _range_text(dimension: Dimension) -> str:
 
 def _saved(shown: StudyShown) -> str:
     done, whole = units.count(shown.steps), units.count(shown.steps_in_full)
-    share = 0.0
-    if shown.steps_in_full:
-        share = 1 - shown.steps / shown.steps_in_full
+    share = 1 - shown.steps / shown.steps_in_full if shown.steps_in_full else 0.0
     return f"{done} steps trained, of {whole} had every trial trained in full: {units.percent(share)} saved"
 
 
@@ -155,7 +154,7 @@ def _summary(shown: StudyShown) -> list[tuple[str, str, str]]:
     if best is not None:
         cards.append(("Best validation NE", units.decimal(best.ne, 5), f"trial {best.number}"))
         cards.append(("Its test AUC", units.decimal(best.test_auc, 5), f"NE {units.decimal(best.test_ne, 5)}"))
-    states = Counter(each.state for each in shown.trials)
+    states = Counter(map(attrgetter("state"), shown.trials))
     cards.append(("Trials", str(states.total()), f"{states[DONE]} done, {states[PRUNED]} pruned"))
     cards.append(("Steps", units.count(shown.steps), f"of {units.count(shown.steps_in_full)} in full"))
     return cards

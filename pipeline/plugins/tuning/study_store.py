@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from operator import attrgetter
 
 from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.launch.locks import folder_lock
@@ -35,7 +36,7 @@ def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     done = finished(trials)
     if not done:
         return None
-    given = _given_of(done)
+    given = next(filter(attrgetter("given"), done), None)
     if given is None:
         return done[0]
     # A difference below one standard error changes nothing (the one-standard-error rule: Breiman et al., Classification
@@ -45,11 +46,6 @@ def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
         if trial is given or gain > error:
             return trial
     return given
-
-
-def _given_of(done: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Of the trials that are ``done`` that with the settings as they were without the study, if there is one."""
-    return next((each for each in done if each.given), None)
 
 
 def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
@@ -138,7 +134,7 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
 def study_line(store: Store, study: str) -> StudyLine:
     """The line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
-    states = Counter(trial.state for trial in trials)
+    states = Counter(map(attrgetter("state"), trials))
     line = StudyLine(study=study, created=record.created, trials=dict(states))
     best = best_of(trials)
     if best is None:
@@ -169,7 +165,7 @@ def shown(store: Store, study: str) -> StudyShown:
     if best is not None:
         told = replace(told, best=best.number)
     done = finished(trials)
-    given = _given_of(done)
+    given = next(filter(attrgetter("given"), done), None)
     if given is not None and done[0] is not given:
         told = replace(told, lowest=done[0].number, gain=gain_of(done[0], given))
     return told

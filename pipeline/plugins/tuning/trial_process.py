@@ -91,6 +91,7 @@ class TrialProcess:
     def error(self) -> str:
         """The first line of the error that it ended with; the last line that it wrote where that says none."""
         lines = self.log.read_text(errors="replace").splitlines()
+        # From the end, where libraries may print something behind the error.
         for line in reversed(lines):
             if line.startswith(_PREFIX):
                 return line.removeprefix(_PREFIX)

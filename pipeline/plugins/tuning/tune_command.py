@@ -42,7 +42,6 @@ that was stopped or killed.
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar tune``."""
     parser.usage = f"{parser.prog} [key=value ..] [study=NAME] | ls | show NAME  [--json] [--yaml] [--config-dir DIR]"
     parser.epilog, parser.formatter_class = TUNE, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print the study as JSON")
@@ -53,7 +52,6 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar trial``."""
     parser.add_argument("--tuner", type=int, required=True, help="process whose end ends this one")
     add_config_dir(parser)
     add_level(parser)

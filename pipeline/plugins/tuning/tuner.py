@@ -72,7 +72,7 @@ class Tuner:
             )
         self.processes: dict[int, TrialProcess] = {}
         self.logs = Path(tempfile.mkdtemp(prefix="nightjar-study-"))
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, int] = {}  # train rows by dataset
 
     def run(self) -> list[TrialRecord]:
         """Run the study until it has its trials, or its time is over; returns all trials."""
@@ -164,8 +164,8 @@ class Tuner:
         except NightjarError:
             # It has not begun.
             return False
-        shared = [step.path for step in steps if STAGES.get(step.name).shared]
-        return all(self.store.find(path) is not None for path in shared)
+        shared = [step for step in steps if STAGES.get(step.name).shared]
+        return all(self.store.find(step.path) is not None for step in shared)
 
     def _answer(self, trial: TrialRecord) -> None:
         """Take in the looks that are new, and decide at the last of them whether ``trial`` goes on."""
@@ -180,7 +180,11 @@ class Tuner:
         last = records[-1]
         trial = replace(trial, looks=(*trial.looks, *_looks(records)), steps_total=last["steps_total"])
         self.trials[trial.number] = trial
-        rows = self._train_rows(trial.run)
+        path = next(step.path for step in read_steps(self.store, trial.run) if step.name == "ingest")
+        # Trials may search what ingestion does, and then have several datasets. A dataset never changes.
+        if path not in self._rows:
+            self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
+        rows = self._rows[path]
         longest = round(self.config.train.epochs * rows)
         ends, trial = decided(self.space, self.trials, self.tune, trial.number, rows, longest)
         if ends and last["step"] < last["steps_total"]:
@@ -188,14 +192,6 @@ class Tuner:
             trial = replace(trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=lowest)
         # The trial reads its end, or the samples of its next question, from this record.
         self._write(trial)
-
-    def _train_rows(self, run: str) -> int:
-        """Train rows of the dataset of ``run``."""
-        path = next(step.path for step in read_steps(self.store, run) if step.name == "ingest")
-        # Trials may search what ingestion does, and then have several datasets. A dataset never changes.
-        if path not in self._rows:
-            self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
-        return self._rows[path]
 
     def _end(self, trial: TrialRecord, process: TrialProcess, code: int) -> None:
         # A full disk is no fault of the trial: it ends the study, and the trial goes on with the same command.
@@ -217,30 +213,28 @@ class Tuner:
             state = DONE if code == 0 and trial.ne is not None else BROKEN
             trial = replace(trial, state=state, ended=time.time())
         if trial.state == BROKEN:
-            # The run's own words, where it came so far: the output of its process may end with those of a child.
+            # What the run says of itself, where it came to a result; of a process that came to none its last words.
             message = process.error()
             if result is not None and result.error is not None:
                 message = result.error.message
             trial = replace(trial, error=message, exit_code=code)
         self._write(trial)
-        self._log_end(trial)
-        self.settled(self.trials)
-
-    def _write(self, trial: TrialRecord) -> None:
-        study_store.write_trial(self.store, self.study, trial)
-        self.trials[trial.number] = trial
-
-    def _log_end(self, trial: TrialRecord) -> None:
         so_far = ""
         best = best_of(self.trials)
         if best is not None:
             so_far = f"; best {units.decimal(best.ne, 5)} of trial {best.number}"
         if trial.state == BROKEN:
-            log.warning("trial %d: failed with exit code %s: %s%s", trial.number, trial.exit_code, trial.error, so_far)
-            return
-        steps = f"after {units.count(trial.steps)} of {units.count(trial.steps_total)} steps"
-        ended = "ended early" if trial.state == PRUNED else "done"
-        log.info("trial %d: %s %s, validation NE %s%s", trial.number, ended, steps, units.decimal(trial.ne, 5), so_far)
+            log.warning("trial %d: failed with exit code %s: %s%s", trial.number, code, trial.error, so_far)
+        else:
+            steps = f"after {units.count(trial.steps)} of {units.count(trial.steps_total)} steps"
+            ended = "ended early" if trial.state == PRUNED else "done"
+            ne = units.decimal(trial.ne, 5)
+            log.info("trial %d: %s %s, validation NE %s%s", trial.number, ended, steps, ne, so_far)
+        self.settled(self.trials)
+
+    def _write(self, trial: TrialRecord) -> None:
+        study_store.write_trial(self.store, self.study, trial)
+        self.trials[trial.number] = trial
 
 
 def _looked(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
