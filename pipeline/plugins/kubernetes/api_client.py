@@ -162,17 +162,19 @@ class Api:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> Object:
-        def ask() -> Object:
-            # Half a body is no JSON, and so counts as silence, like a connection that breaks.
-            with answers(self.server):
-                text = self._request(method, path, body, query or {}, content).read()
-                answer = json.loads(text or b"{}")
-            if not isinstance(answer, dict):
-                # A proxy's words, say.
-                raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
-            return answer
+        return self._patiently(lambda: self._once(method, path, body, query or {}, content))
 
-        return self._patiently(ask)
+    def _once(
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], content: str
+    ) -> Object:
+        # Half a body is no JSON, and so counts as silence, like a connection that breaks.
+        with answers(self.server):
+            text = self._request(method, path, body, query, content).read()
+            answer = json.loads(text or b"{}")
+        if not isinstance(answer, dict):
+            # A proxy's words, say.
+            raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
+        return answer
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """What ``ask`` returns, asked again while the server says nothing, or its error after ``outage_seconds``."""

@@ -174,8 +174,8 @@ class Learner:
     def state(self) -> SearchState:
         """All that a step changes."""
         tensors: dict[str, Tensor] = {}
-        for name, each in self.net.named_parameters():
-            tensors[f"net/{name}"] = each
+        for name, parameter in self.net.named_parameters():
+            tensors[f"net/{name}"] = parameter
         for name, each in self.tables.state.items():
             tensors[f"tables/{name}"] = each
         tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}

@@ -184,9 +184,9 @@ class _MlflowRun(RunTracking):
             metrics.append({"key": name, "value": value, "step": step, "timestamp": self.times.get(step, now)})
         self._log("metrics", metrics, MAX_METRICS)
         new_params = []
-        for name, value in params.items():
+        for name, setting in params.items():
             if name not in self.params:
-                new_params.append({"key": name, "value": value})
+                new_params.append({"key": name, "value": setting})
         self._log("params", new_params, MAX_PARAMS)
         self.points |= new_points
         self.params |= params

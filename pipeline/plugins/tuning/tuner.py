@@ -180,11 +180,7 @@ class Tuner:
         last = records[-1]
         trial = replace(trial, looks=(*trial.looks, *_looks(records)), steps_total=last["steps_total"])
         self.trials[trial.number] = trial
-        path = next(step.path for step in read_steps(self.store, trial.run) if step.name == "ingest")
-        # Trials may search what ingestion does, and then have several datasets. A dataset never changes.
-        if path not in self._rows:
-            self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
-        rows = self._rows[path]
+        rows = self._train_rows(trial.run)
         longest = round(self.config.train.epochs * rows)
         ends, trial = decided(self.space, self.trials, self.tune, trial.number, rows, longest)
         if ends and last["step"] < last["steps_total"]:
@@ -192,6 +188,14 @@ class Tuner:
             trial = replace(trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=lowest)
         # The trial reads its end, or the samples of its next question, from this record.
         self._write(trial)
+
+    def _train_rows(self, run: str) -> int:
+        """Train rows of the dataset of ``run``."""
+        path = next(step.path for step in read_steps(self.store, run) if step.name == "ingest")
+        # Trials may search what ingestion does, and then have several datasets. A dataset never changes.
+        if path not in self._rows:
+            self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
+        return self._rows[path]
 
     def _end(self, trial: TrialRecord, process: TrialProcess, code: int) -> None:
         # A full disk is no fault of the trial: it ends the study, and the trial goes on with the same command.
