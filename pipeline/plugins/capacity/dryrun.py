@@ -8,13 +8,16 @@ dealt out. One rank's objects exist at a time; what every rank said is checked a
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import resource
 import time
 import tracemalloc
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.save import extent_of, pieces, report_of
 from pipeline.config import Config
-from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import GIB, MIB
 from pipeline.embeddings.collection import build_collection, event_collection
@@ -42,7 +44,7 @@ from pipeline.planning.planner import make_plan, silence_warnings
 from pipeline.plugins.capacity.scale_record import DryRank, DryRun
 from pipeline.plugins.capacity.worlds import resized
 from pipeline.records.checkpoint import Extent, Index, TableSize
-from pipeline.records.plan import Plan, TablePlan
+from pipeline.records.plan import Plan
 from pipeline.store.manifest import FileEntry
 from pipeline.training.parquet import RowGroup
 from pipeline.training.sampler import BatchSampler, Order, decoded_share
@@ -98,17 +100,26 @@ class _World:
     def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, seconds: dict[str, float]) -> None:
         self._config, self._inputs, self._plan, self._seconds = config, inputs, plan, seconds
         # By rank, the planned shards that have rows, and the bytes of rows with optimizer state.
-        self._planned: list[list[Shard]] = [[] for _ in range(plan.world_size)]
+        self._planned: defaultdict[int, list[Shard]] = defaultdict(list)
         self._rows = [0] * plan.world_size
         for name, table in plan.tables.items():
             for shard in table.shards:
                 self._rows[shard.rank] += shard.rows * table.row_bytes(shard.columns)
                 if shard.rows:
                     self._planned[shard.rank].append((name, shard.row, shard.rows, shard.column, shard.columns))
+        self._places = dict(zip(plan.tables, itertools.count()))
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
-        self._deal = deal_of(inputs.train, inputs.schema.groups.get("train", []))
+        # Which rows a rank takes depends on the sizes of row groups, not on what is in them. A list of tables has none:
+        # a batch is dealt then as if all its rows were one group.
+        train = inputs.train
+        groups: list[RowGroup] = []
+        for rows in itertools.chain.from_iterable(inputs.schema.groups.get("train", [])):
+            if rows:
+                groups.append(RowGroup("", len(groups), rows, 0))
+        order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
+        self._deal = BatchSampler(order, groups or [RowGroup("", 0, train.batch, 0)])
         self._dealt: dict[int, np.ndarray] = {}
         # Weighed are the first rank, the last, the one with most shards, and others spread evenly.
         world = plan.world_size
@@ -123,7 +134,13 @@ class _World:
         if sorted(shards) != sorted(self._planned[rank]):
             self._complain(f"rank {rank} has shards {shards[:2]}.., the plan says {self._planned[rank][:2]}..")
         with _timed(self._seconds, "naming"):
-            extents = list(self._named(rank, [shard for shard in shards if self._owns(rank, shard)]))
+            owned = []
+            for shard in shards:
+                # Of a table's copies one rank writes its own: they take turns, as ``embeddings.row_access`` decides.
+                writer = self._places[shard[0]] % self._plan.world_size
+                if self._plan.tables[shard[0]].sharding != DATA_PARALLEL or writer == rank:
+                    owned.append(shard)
+            extents = list(self._named(rank, owned))
         self._extents += extents
         self._reports.append(len(json.dumps(_report(extents))))
         with _timed(self._seconds, "dealing"):
@@ -141,26 +158,25 @@ class _World:
                 tracemalloc.start()
             model = sharded_on_meta(self._inputs, self._plan)
             if weigh:
+                # TorchRec's objects have cycles: those of its planning are garbage, and only what a rank keeps counts.
                 gc.collect()
                 self._sharding[rank] = tracemalloc.get_traced_memory()[0]
                 tracemalloc.stop()
-            return [shard for kernel in kernels(model) for shard in _kernel_shards(kernel)]
-
-    def _owns(self, rank: int, shard: Shard) -> bool:
-        """Whether ``rank`` writes ``shard``: of a table's copies one does, as ``embeddings.rows`` decides."""
-        if self._plan.tables[shard[0]].sharding != DATA_PARALLEL:
-            return True
-        return list(self._plan.tables).index(shard[0]) % self._plan.world_size == rank
+            shards: list[Shard] = []
+            for kernel in kernels(model):
+                shards.extend(_kernel_shards(kernel))
+            return shards
 
     def _named(self, rank: int, shards: list[Shard]) -> Iterator[Extent]:
         """The files that ``rank`` writes into an exact checkpoint, as the index lists them."""
         coding, limit = TableCoding("fp32"), int(self._config.checkpoint.chunk_mib * MIB)
         number = 0
         for table, row, rows, column, columns in sorted(shards):
+            # As large as the plan counts the optimizer's state, which decides where a file ends; without storage.
             placed = self._plan.tables[table]
-            block = RowBlock(
-                table, np.arange(row, row + rows), column, _meta(rows, columns), _state(placed, rows, columns)
-            )
+            state = {f"row{at}": _meta(rows) for at in range(placed.state_bytes // FLOAT)}
+            state |= {f"value{at}": _meta(rows, columns) for at in range(placed.value_state_bytes // FLOAT)}
+            block = RowBlock(table, np.arange(row, row + rows), column, _meta(rows, columns), state)
             for chunk in pieces(block, None, limit):
                 yield extent_of(rank, number, chunk, coding)
                 number += 1
@@ -172,20 +188,28 @@ class _World:
         index = len(json.dumps(Index(tables=sizes, files=self._extents).to_json()))
         manifest = len(json.dumps(_report(self._extents)["files"]))
         self._check_files()
-        self._check_memory()
+        for memory in plan.memory[0] if plan.memory else ():
+            room = memory_gib(inputs.hardware, memory) * GIB
+            most = max(map(itemgetter(memory), plan.memory))
+            if most > room:
+                self._complain(f"a rank is planned {most} bytes of {memory}, it has {room:.0f}")
         for batch, dealt in self._dealt.items():
             if dealt.max() > 1 or dealt.sum() != self._deal.total(batch):
                 self._complain(
                     f"batch {batch}: {dealt.sum()} rows are taken, expected {self._deal.total(batch)}, once each"
                 )
-        files = [sum(1 for extent in self._extents if _rank_of(extent) == rank) for rank in self._measured]
-        # Rank 0 hears what all wrote; the others hear the manifest.
-        heard = {rank: manifest if rank else sum(self._reports) for rank in self._measured}
-        weighed = [
-            DryRank(rank=rank, sharding=self._sharding[rank], exchanged=heard[rank], rows=self._rows[rank], files=count)
-            for rank, count in zip(self._measured, files, strict=True)
-        ]
-        groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+        # A file's name begins with the rank that wrote it (``extent_of``).
+        files = Counter(int(extent.file.rpartition("/")[2].partition("-")[0]) for extent in self._extents)
+        weighed = []
+        for rank in self._measured:
+            # Rank 0 hears what all wrote; the others hear the manifest.
+            heard = manifest if rank else sum(self._reports)
+            weighed.append(
+                DryRank(
+                    rank=rank, sharding=self._sharding[rank], exchanged=heard, rows=self._rows[rank], files=files[rank]
+                )
+            )
+        groups = sum(map(len, inputs.schema.groups.get("train", [])))
         return DryRun(
             ranks=plan.world_size,
             hosts=inputs.hardware.hosts,
@@ -206,40 +230,33 @@ class _World:
 
     def _check_files(self) -> None:
         """Every file has a name of its own, and every value of every table is in exactly one file."""
-        names = [extent.file for extent in self._extents]
-        if twice := len(names) - len(set(names)):
-            self._complain(f"{twice} files of a checkpoint have the name of another one")
-        by_table: dict[str, list[Extent]] = {name: [] for name in self._plan.tables}
+        files, by_table = set(), defaultdict(list)
         for extent in self._extents:
+            files.add(extent.file)
             by_table[extent.table].append(extent)
-        for name, extents in by_table.items():
-            placed = self._plan.tables[name]
-            if problem := uncovered(extents, placed.rows, placed.dim):
+        twice = len(self._extents) - len(files)
+        if twice:
+            self._complain(f"{twice} files of a checkpoint have the name of another one")
+        # The tables of the plan, for one may have no file at all.
+        for name, placed in self._plan.tables.items():
+            problem = uncovered(by_table[name], placed.rows, placed.dim)
+            if problem:
                 self._complain(f"table {name!r}: {problem}")
 
-    def _check_memory(self) -> None:
-        for memory in self._plan.memory[0] if self._plan.memory else ():
-            room = memory_gib(self._inputs.hardware, memory) * GIB
-            most = max(used[memory] for used in self._plan.memory)
-            if most > room:
-                self._complain(f"a rank is planned {most} bytes of {memory}, it has {room:.0f}")
-
     def _complain(self, problem: str) -> None:
+        # One fault may show on every rank of hundreds: the first lines say what it is.
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(problem)
 
 
-def deal_of(train: TrainConfig, groups: list[list[int]]) -> BatchSampler:
-    """How batches are dealt to ranks; ``groups``: rows of the row groups by file, [] where no rows are known."""
-    sizes = [rows for file in groups for rows in file if rows] or [train.batch]
-    order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
-    return BatchSampler(order, [RowGroup("", index, rows, 0) for index, rows in enumerate(sizes)])
-
-
 def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
     """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
-    shift = [(take, take.lane * deal.quota - batch * deal.quota) for take in deal.takes(batch, rank, world)]
-    return [(take.start + moved, take.stop + moved) for take, moved in shift]
+    places = []
+    for take in deal.takes(batch, rank, world):
+        # A take counts the rows of its lane; of each batch a lane fills ``quota`` places, from lane * quota on.
+        moved = take.lane * deal.quota - batch * deal.quota
+        places.append((take.start + moved, take.stop + moved))
+    return places
 
 
 @contextmanager
@@ -263,6 +280,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
     collections = {TABLES: build_collection(inputs.schema, inputs.model, device)}
     if inputs.schema.sequences:
         collections[EVENTS] = event_collection(inputs.schema, inputs.model, device)
+    # Each collection has a plan of its own, whose tables TorchRec finds by the path of the collection's module.
     plans = None
     for path, collection in collections.items():
         model.add_module(path, collection)
@@ -277,6 +295,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
 
 def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
     """What is wrong where ``extents`` do not tile a table of ``rows`` x ``columns``; "" where they do."""
+    # Shards may divide a table by rows and by columns: strips of columns side by side, each with its rows from 0 on.
     strips: dict[tuple[int, int], list[Extent]] = {}
     for extent in extents:
         strips.setdefault((extent.column, extent.columns), []).append(extent)
@@ -292,13 +311,19 @@ def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
         if row != rows:
             return f"rows {row} to {rows - 1} are in no file"
         at = column + width
-    return "" if at == columns else f"columns {at} to {columns - 1} are in no file"
+    if at != columns:
+        return f"columns {at} to {columns - 1} are in no file"
+    return ""
 
 
 def _kernel_shards(kernel: Any) -> Iterator[Shard]:
     """The shards of a kernel that have rows."""
     for table, weight in zip(kernel.tables, kernel.module.split_embedding_weights(), strict=True):
-        row, column = table.local_metadata.shard_offsets if table.local_metadata is not None else (0, 0)
+        # A replicated table has no metadata of a shard: it lies whole on every rank.
+        row, column = 0, 0
+        if table.local_metadata is not None:
+            row, column = table.local_metadata.shard_offsets
+        # Row by row a small table may have fewer rows than there are ranks: some have a shard of none.
         if len(weight):
             yield table.name, row, len(weight), column, weight.shape[1]
 
@@ -307,16 +332,7 @@ def _meta(*shape: int) -> torch.Tensor:
     return torch.empty(shape, device=META)
 
 
-def _state(table: TablePlan, rows: int, columns: int) -> dict[str, torch.Tensor]:
-    """Optimizer state as large as the plan counts it, without storage."""
-    state = {f"row{number}": _meta(rows) for number in range(table.state_bytes // FLOAT)}
-    return state | {f"value{number}": _meta(rows, columns) for number in range(table.value_state_bytes // FLOAT)}
-
-
 def _report(extents: list[Extent]) -> dict[str, Any]:
     """What a rank tells rank 0 about its files when they are written."""
-    return report_of(extents, {each.file: FileEntry(each.rows * each.columns * FLOAT, NO_SUM) for each in extents})
-
-
-def _rank_of(extent: Extent) -> int:
-    return int(extent.file.rpartition("/")[2].partition("-")[0])
+    entries = {each.file: FileEntry(each.rows * each.columns * FLOAT, NO_SUM) for each in extents}
+    return report_of(extents, entries)

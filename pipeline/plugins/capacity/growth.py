@@ -19,6 +19,7 @@ from datetime import date, timedelta
 
 import numpy as np
 
+from pipeline.core import units
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.record import read
@@ -81,12 +82,15 @@ class NightDataset:
     @property
     def days(self) -> int:
         """Days of logs that it adds."""
-        return (self.last - self.first).days + 1 if self.first and self.last else 1
+        if self.first is None or self.last is None:
+            return 1
+        # Both ends count.
+        return (self.last - self.first).days + 1
 
     @property
     def name(self) -> str:
         """Its last day, else its dataset."""
-        return str(self.last) if self.last else self.dataset
+        return str(self.last or self.dataset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,7 @@ class Nights:
                 days.append(learned)
                 rows.append(sizes[table])
             else:
+                # A table that was gone for a night began anew behind it.
                 days, rows = [], []
         return History.of(days, rows)
 
@@ -147,12 +152,13 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
             first, last = date.fromisoformat(start), date.fromisoformat(end or start)
         schema = read(DatasetSchema, store, f"{path}/schema.json")
         newest_first.append(NightDataset(dataset=path, first=first, last=last, schema=schema))
+        # The night whose id mappings this one continues, and with them its tables.
         path = artifact.config.get("data", {}).get("mapping_from")
     gone = path if path and len(newest_first) < MOST_NIGHTS else ""
     nights = Nights(nights=tuple(reversed(newest_first)), gone=gone)
     if len(newest_first) >= least:
         return nights
-    count = f"{len(newest_first)} night{'s' * (len(newest_first) != 1)}"
+    count = units.plural(len(newest_first), "night")
     if newest_first:
         count += f" ({', '.join(night.name for night in nights.nights)})"
     message = f"model {model!r} has {count} in store {store.url}, expected at least {least} for a trend"
@@ -165,13 +171,15 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
 
 def check_tables(night: NightDataset, limits: Sequence[str]) -> None:
     """Raise ConfigError where the settings' tables (``limits``) are not those of the last ``night``."""
-    of_night, of_settings = {table.name for table in night.schema.tables}, set(limits)
-    new, old = sorted(of_settings - of_night), sorted(of_night - of_settings)
+    of_night = {table.name for table in night.schema.tables}
+    new, old = sorted(set(limits) - of_night), sorted(of_night - set(limits))
     parts = []
     if new:
-        parts.append(f"{', '.join(new)} of the settings {'is' if len(new) == 1 else 'are'} not in it")
+        verb = "is" if len(new) == 1 else "are"
+        parts.append(f"{', '.join(new)} of the settings {verb} not in it")
     if old:
-        parts.append(f"its {', '.join(old)} {'is' if len(old) == 1 else 'are'} not in the settings")
+        verb = "is" if len(old) == 1 else "are"
+        parts.append(f"its {', '.join(old)} {verb} not in the settings")
     if not parts:
         return
     raise ConfigError(
@@ -220,7 +228,8 @@ def project(history: History, limit: int, nights: int, *, fixed: bool = False, n
         return Projection(kind=reason, low=rows, rows=rows, high=rows, limit=limit)
     trend = _fit_trend(history)
     rows = trend.path(nights, limit)[0]
-    # The band: paths of trends fitted to resampled steps.
+    # The band: paths of trends fitted to resampled steps. Seeded by the table's name, so that the same store gives the
+    # same band, whatever other tables there are.
     paths = _draw_paths(trend, nights, limit, np.random.default_rng(zlib.crc32(name.encode())))
     low, high = np.quantile(paths, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
     # As much wider as Student's distribution is than the normal one at 10 and 90 %, by its degrees of freedom (Fisher
@@ -249,6 +258,8 @@ def _find_why_still(history: History, limit: int, fixed: bool) -> str:
         else:
             runs[-1] += 1
     longest_before = max(runs[:-1], default=0)
+    # A table whose rows come in bursts is quiet between two of them: only a pause more than twice as long as any before
+    # is an end.
     if runs[-1] >= max(QUIET_NIGHTS, 2 * longest_before + 1) or not any(history.steps):
         return STOPPED
     return ""
@@ -280,6 +291,7 @@ class _Trend:
                 step = step + noise[:, night - 1]
             if self.kind in (SLOWING, SATURATING):
                 # The line is one of the steps' logarithms.
+                # A drawn line may be steep: e^50 is far beyond any limit, and no overflow.
                 step = np.exp(np.minimum(step, 50.0))
             rows[:, night] = before + np.maximum(step, 0.0)
         return np.minimum(rows, limit)
@@ -315,19 +327,25 @@ def _fit_line(kind: str, history: History, x: np.ndarray, y: np.ndarray) -> _Tre
 
 
 def _clip_sign(kind: str, slope: np.ndarray) -> np.ndarray:
-    return np.maximum(slope, 0.0) if kind == RISING else np.minimum(slope, 0.0)
+    # Resampled noise may turn a slope around, and growth that was slowing would explode in that draw.
+    if kind == RISING:
+        return np.maximum(slope, 0.0)
+    return np.minimum(slope, 0.0)
 
 
 def _widen(residual: np.ndarray, fitted: int) -> np.ndarray:
-    # As large as it would be without the fit of so many numbers.
+    # As large as it would be without the fit of so many numbers, which takes as many degrees of freedom.
     return residual * math.sqrt(len(residual) / max(len(residual) - fitted, 1))
 
 
 def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the median of the slopes of all pairs (Theil and Sen), of each row of y [draws, n] on x [n]."""
+    # All pairs at once: of MOST_NIGHTS nights there are 435, in each of DRAWS draws.
     first, second = np.triu_indices(len(x), 1)
     distance = x[second] - x[first]
-    first, second, distance = first[distance != 0], second[distance != 0], distance[distance != 0]
+    # Logarithms of rows are equal on nights without a new row: such a pair has no slope.
+    apart = distance != 0
+    first, second, distance = first[apart], second[apart], distance[apart]
     slopes: np.ndarray = np.median((y[:, second] - y[:, first]) / distance, axis=1)
     return slopes
 
@@ -338,6 +356,7 @@ def _draw_paths(trend: _Trend, nights: int, limit: int, rng: np.random.Generator
     noise = rng.choice(trend.noise, (DRAWS, count))
     future = rng.choice(trend.noise, (DRAWS, nights))
     if trend.kind == STEADY:
+        # Fitted as ``_fit_trend`` does: to the rows themselves, which the drawn steps add up to.
         grown = np.cumsum(np.maximum(trend.start + noise, 0.0) * np.diff(history.days), axis=1)
         start = theil_sen_slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
         slope = np.zeros(DRAWS)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from operator import attrgetter
 
 from pipeline.core.errors import ConfigError, NightjarError, PlanError
 from pipeline.planning.hardware import MEMORIES, memories, memory_gib
@@ -48,6 +49,7 @@ def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
         of_job = {}
         for override in job:
             if override not in common:
+                # +key=value adds a key that the configuration lacks; people know it by the key.
                 key, _, value = override.partition("=")
                 of_job[key.lstrip("+")] = value
         settings.append(of_job)
@@ -89,10 +91,13 @@ def what_if(
 def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
     # The clauses of a planner's message that say what is short; the whole message where none does.
     clauses = [clause.strip() for clause in error.message.split(";") if " short " in clause]
+    # A planner that finds no plan and a configuration that nobody could run are told apart: only one says something of
+    # the hardware.
+    problem = "infeasible" if isinstance(error, PlanError) else "refused"
     return PlannedCase(
         settings=settings,
         fits=False,
-        problem="infeasible" if isinstance(error, PlanError) else "refused",
+        problem=problem,
         short="; ".join(clauses) or error.message,
         way_out=error.hint.split(", or ")[0],
         message=error.message,
@@ -101,11 +106,11 @@ def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> P
 
 
 def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
-    tiers, reserved = dict.fromkeys((f"{memory}_bytes" for memory in MEMORIES), 0), 0
-    for number, rank in enumerate(plan.memory):
-        reserved += plan.reserved_bytes(number)
-        for memory in MEMORIES:
-            tiers[f"{memory}_bytes"] += rank.get(memory, 0)
+    # Over all ranks: combinations may have different numbers of them.
+    tiers = {}
+    for memory in MEMORIES:
+        tiers[f"{memory}_bytes"] = sum(rank.get(memory, 0) for rank in plan.memory)
+    reserved = sum(map(plan.reserved_bytes, range(len(plan.memory))))
     record = PlannedCase(
         settings=settings,
         fits=True,
@@ -123,7 +128,7 @@ def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
 
 
 def count_by_tier(plan: Plan) -> dict[str, int]:
-    return dict(Counter(table.tier for table in plan.tables.values()))
+    return dict(Counter(map(attrgetter("tier"), plan.tables.values())))
 
 
 # Plans are shown of tonight and so many equal parts of the nights.
@@ -162,19 +167,22 @@ def outlook(
         ConfigError: The settings have other tables, or a pin cannot run.
     """
     check_tables(nights.newest, list(limits))
-    growth = {}
+    # A table that does not grow by new ids, such as one of hashes, keeps its rows whatever the logs bring.
+    growth, short = {}, []
     for name, limit in limits.items():
         growth[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
+        if growth[name].kind == SHORT:
+            short.append(name)
     shown = shown_nights(count)
     progress(0, len(shown) + 1)
     plans = []
     for done, night in enumerate(shown, 1):
         plans.append(_plan_night(inputs, growth, nights, night))
         progress(done, len(shown) + 1)
+    # The hint is the planner's for the last night, which has most rows.
     tiers = _find_full_tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
     notes = []
-    short = [name for name, projection in growth.items() if projection.kind == SHORT]
     if short:
         notes.append(f"{', '.join(short)}: fewer than 3 nights, so no trend; taken to keep the rows of the last night")
     if nights.gone:
@@ -186,9 +194,9 @@ def outlook(
         model=model,
         nights=count,
         band=BAND,
-        read=tuple(night.name for night in nights.nights),
+        read=tuple(map(attrgetter("name"), nights.nights)),
         missing=nights.missing,
-        fits=all(plan.fits for plan in plans),
+        fits=all(map(attrgetter("fits"), plans)),
         tables=_describe_tables(nights, growth, limits, shown),
         plans=tuple(_compare_places(plans)),
         tiers=tiers,
@@ -206,19 +214,21 @@ def _describe_tables(
 ) -> dict[str, TableOutlook]:
     tables = {}
     for name, projection in growth.items():
+        limit = limits[name]
         paths = []
         for low, rows, high in zip(projection.low, projection.rows, projection.high, strict=True):
             paths.append((int(low), int(rows), int(high)))
+        # A table of fixed rows is as large as its limit from the first night on, and that is no event.
         full = Reached()
         if projection.kind != FIXED:
             trend, earliest, latest = projection.full()
             full = Reached(night=trend, earliest=earliest, latest=latest)
         tables[name] = TableOutlook(
             trend=projection.kind,
-            history=tuple(int(rows) for rows in nights.history(name).rows),
+            history=tuple(map(int, nights.history(name).rows)),
             limit=projection.limit,
-            setting=limits[name].setting,
-            when_full=limits[name].when_full if limits[name].grows else "",
+            setting=limit.setting,
+            when_full=limit.when_full if limit.grows else "",
             rows={str(night): paths[night] for night in shown},
             paths=tuple(paths),
             full=full,
@@ -269,6 +279,7 @@ def _plan_night(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Ni
     for memory in memories(inputs.hardware):
         used = [rank.get(memory, 0) for rank in plan.memory]
         tier_bytes[f"{memory}_bytes"] = sum(used)
+        # The fullest rank decides whether a table still fits.
         if room.of(memory):
             filled[memory] = round(max(used) / room.of(memory), 4)
     # Where each table lies, twice, until ``_compare_places`` knows where it was.
@@ -302,6 +313,7 @@ def slowest_memory(inputs: PlanInputs) -> int:
 
     Tables with a pinned tier do not count: they lie where the user wants them.
     """
+    # Any placement does: a bisection asks for many nights, and no cost is compared.
     placement = sketch(inputs)
     known = memories(inputs.hardware)
     if placement is None:
@@ -309,8 +321,11 @@ def slowest_memory(inputs: PlanInputs) -> int:
     slowest = 0
     for name, offer in placement.offers.items():
         pin = inputs.plan.tables.get(name)
-        if pin is None or not (pin.tier or pin.avoid):
-            slowest = max(slowest, known.index("ddr" if offer.tier == "hbm_cached" else offer.tier))
+        if pin is not None and (pin.tier or pin.avoid):
+            continue
+        # Rows behind a cache lie in host memory.
+        tier = "ddr" if offer.tier == "hbm_cached" else offer.tier
+        slowest = max(slowest, known.index(tier))
     return slowest
 
 
@@ -329,8 +344,10 @@ class _MemoryNeeds:
 
     def find_first(self, side: str, place: int, count: int) -> int | None:
         """The first night, up to ``count``, on which the memories up to ``place`` do not suffice, by bisection."""
+        # Projected rows never fall: once the memories do not suffice, they never do again.
         if self.of(side, count) <= place:
             return None
+        # Below the answer and at or above it. -1: the last night in the store may be the first one, too.
         low, high = -1, count
         while high - low > 1:
             middle = (low + high) // 2
@@ -349,6 +366,7 @@ def _find_full_tiers(
     for place, memory in enumerate(known):
         # The upper end of the band is full first.
         earliest = needs.find_first("high", place, count)
+        # A slower memory is used when all faster ones are full, so it is not full before these.
         if earliest is None:
             break
         night = needs.find_first("rows", place, count)
@@ -357,7 +375,9 @@ def _find_full_tiers(
         remedies = list[str]()
         if night is not None:
             search = _RemedySearch(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
-            remedies = search.lower_limits(night) if night else []
+            # Tonight is too late for limits: the rows are there already.
+            if night:
+                remedies = search.lower_limits(night)
             if last and hint:
                 # What the planner found for the last night.
                 remedies = [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
@@ -383,11 +403,13 @@ class _RemedySearch:
         try:
             return slowest_memory(with_rows(inputs, rows)) <= self.place
         except NightjarError:
+            # A change that planning refuses is no remedy.
             return False
 
     def lower_limits(self, night: int) -> list[str]:
         """Lower limits of the tables that grow by the most bytes, as few as help: the rows before ``night``."""
         before, rows = _rows_on(self.growth, "rows", night - 1), _rows_on(self.growth, "rows", self.count)
+        # By rows times width: all tables of an optimizer have about the same bytes for each value.
         grown = {}
         for name in before:
             size = (rows[name] - before[name]) * self.inputs.model.dim_of(name)

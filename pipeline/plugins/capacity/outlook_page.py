@@ -24,10 +24,7 @@ TREND_WORDS = {
     "fixed": "fixed rows",
     "short": "too few nights",
 }
-WHEN_FULL = {
-    "replace": "new ids then take rows of ids that are looked up less",
-    "keep": "new ids then get no row",
-}
+WHEN_FULL = {"replace": "new ids then take rows of ids that are looked up less", "keep": "new ids then get no row"}
 
 
 def outlooks_text(records: Sequence[Outlook]) -> str:
@@ -38,7 +35,7 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
         if left_out > 0:
             lines.append(f"and {units.plural(left_out, 'table')} that grow less (--json)")
         lines += ["", text_table(*plans_of(record.plans))]
-        notes = [f"note: {note}" for note in record.notes]
+        notes = list(map("note: {}".format, record.notes))
         for sentences in (list(full_tables(record)), list(full_tiers(record)), notes):
             if sentences:
                 lines += ["", *map(paragraph, sentences)]
@@ -48,10 +45,12 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
 
 
 def title_of(record: Outlook) -> str:
-    varied = " ".join(f"{key}={value}" for key, value in record.settings.items())
     ranks = units.plural(record.world_size, "rank")
     title = f"{record.model}, the next {record.nights} nights on {record.hardware}, {ranks}"
-    return f"{title}: {varied}" if varied else title
+    # What tells this combination from the others; a single one needs no more.
+    if record.settings:
+        title += ": " + " ".join(map("=".join, record.settings.items()))
+    return title
 
 
 def band_words(record: Outlook) -> str:
@@ -74,15 +73,16 @@ def growing(record: Outlook) -> list[tuple[str, TableOutlook]]:
 
 
 def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
+    # JSON has texts for keys, and so has the record.
     nights = [str(plan.night) for plan in record.plans]
     rows = []
     for name, table in growing(record):
         low, _, high = table.rows[nights[-1]]
-        interval = units.ABSENT if low == high else f"[{units.count(low)}, {units.count(high)}]"
+        interval = f"[{units.count(low)}, {units.count(high)}]" if low != high else units.ABSENT
         trend = [units.count(table.rows[night][1]) for night in nights]
         rows.append([name, TREND_WORDS[table.trend], *trend, interval, units.count(table.limit)])
-    head = ["table", "growth", *(f"night {night}*" for night in nights), f"interval, night {nights[-1]}*", "limit*"]
-    return head, rows
+    columns = map("night {}*".format, nights)
+    return ["table", "growth", *columns, f"interval, night {nights[-1]}*", "limit*"], rows
 
 
 def gain(table: TableOutlook) -> int:
@@ -92,7 +92,11 @@ def gain(table: TableOutlook) -> int:
 
 
 def _tiers_of(plans: Sequence[NightPlan]) -> list[str]:
-    return list(dict.fromkeys(tier for plan in plans for tier in plan.filled or {}))
+    # A slower memory may come into use on a later night; a night that does not fit has none.
+    tiers: dict[str, None] = {}
+    for plan in plans:
+        tiers.update(dict.fromkeys(plan.filled or {}))
+    return list(tiers)
 
 
 def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
@@ -113,7 +117,8 @@ def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
         for name, (old, new) in (plan.moved or {}).items():
             moves.append(f"{name}: {old} -> {new}".replace("_", " "))
         rows.append([*cells, first_names(moves, MOST_MOVED) or units.ABSENT])
-    return ["night*", "day", "rows*", "fits", "step ms*", *(f"{tier.upper()}*" for tier in tiers), "moves"], rows
+    columns = [f"{tier.upper()}*" for tier in tiers]
+    return ["night*", "day", "rows*", "fits", "step ms*", *columns, "moves"], rows
 
 
 def full_tables(record: Outlook) -> Iterator[str]:
@@ -122,6 +127,8 @@ def full_tables(record: Outlook) -> Iterator[str]:
     for name, table in record.tables.items():
         if table.trend == "full" or table.full.earliest is not None:
             due[name] = table
+
+    # Those first that are full first; those that only the upper end of the band fills come behind them.
     order = sorted(due, key=lambda name: (due[name].full.night is None, due[name].full.night, due[name].full.earliest))
     for name in order[:MOST_TABLES]:
         table = due[name]
@@ -134,8 +141,10 @@ def full_tables(record: Outlook) -> Iterator[str]:
 
 def _when_text(full: Reached, record: Outlook) -> str:
     # As "on night 12 [9, 17]"; after the last night "later than night 30 [24, later]".
-    ends = [units.count(night) if night is not None else "later" for night in (full.earliest, full.latest)]
-    night = f"on night {full.night}" if full.night is not None else f"later than night {record.nights}"
+    ends = ["later" if night is None else units.count(night) for night in (full.earliest, full.latest)]
+    night = f"later than night {record.nights}"
+    if full.night is not None:
+        night = f"on night {full.night}"
     return f"{night} [{', '.join(ends)}]"
 
 
@@ -186,8 +195,8 @@ def outlook_page(records: Sequence[Outlook]) -> str:
 
 def _rows_figure(name: str, table: TableOutlook) -> Figure:
     # Rows of a table: measured up to night 0, then the trend between the ends of its band.
-    before = len(table.history) - 1
-    measured = tuple((float(night - before), float(rows)) for night, rows in enumerate(table.history))
+    first = 1 - len(table.history)
+    measured = tuple((float(night), float(rows)) for night, rows in enumerate(table.history, first))
     series = [PlotCurve("measured", MEASURED, measured)]
     ends = ("upper end of the interval", "lower end of the interval")
     for title, colour, side in (("trend", TREND, 1), (ends[0], BAND, 2), (ends[1], BAND, 0)):
@@ -209,7 +218,7 @@ def _memory_figure(record: Outlook) -> Iterator[Figure]:
                 points.append((float(plan.night), plan.filled[tier]))
         series.append(PlotCurve(tier.upper(), colour, tuple(points)))
     y = Axis(title="filled", from_zero=True, show=percent_tick)
-    unit = f"fullest rank, {', '.join(tier.upper() for tier in tiers)}; nights without a plan are left out"
+    unit = f"fullest rank, {', '.join(tiers).upper()}; nights without a plan are left out"
     plot = series_plot(series, x=NIGHT, y=y, label="Memory of the fullest rank over the nights")
     if plot:
         yield Figure("Memory", unit, plot)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from itertools import pairwise
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class MeasuredNight:
 
         The factor is 1 where these have no plan.
         """
+        # Predicted as every offer is, so that on this very hardware the prediction is the measured step again.
         (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
         factor = 1.0
         if here.samples_per_s:
@@ -75,9 +77,13 @@ class DataGrowth:
 
         Slopes are rows a day, since rows grow on days without a night, too.
         """
-        rows = np.array([[float(sum(night.schema.rows.values())) for night in nights.nights]])
+        totals, lasts = [], []
+        for night in nights.nights:
+            totals.append(float(sum(night.schema.rows.values())))
+            if night.last is not None:
+                lasts.append(night.last.toordinal())
+        rows = np.array([totals])
         days = np.arange(rows.shape[1], dtype=np.float64)
-        lasts = [night.last.toordinal() for night in nights.nights if night.last is not None]
         if len(lasts) == len(days) and lasts[0] < lasts[-1]:
             days = np.array(lasts, dtype=np.float64)
         slope = float(theil_sen_slopes(days, rows)[0])
@@ -87,14 +93,13 @@ class DataGrowth:
     def inputs_on(self, inputs: PlanInputs, night: int) -> PlanInputs:
         """Return the inputs of ``night`` (0: tonight)."""
         if self.tables:
-            inputs = with_rows(inputs, {name: int(table.rows[night]) for name, table in self.tables.items()})
+            of_tables = {name: int(table.rows[night]) for name, table in self.tables.items()}
+            inputs = with_rows(inputs, of_tables)
         if not self.rows:
             return inputs
+        # All splits grow alike: a night's log is divided in the same shares.
         rows = {split: round(count * self.rows[night]) for split, count in inputs.schema.rows.items()}
         return replace(inputs, schema=replace(inputs.schema, rows=rows))
-
-    def day_of(self, night: int) -> str:
-        return str(self.last + timedelta(days=night)) if self.last else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,7 @@ class Pricing:
             return OfferNight(
                 night=night, fits=False, bound=world.bound, setting=world.setting, problem=world.problem or "no plan"
             )
+        # Embedding hosts need a worker beside them, so ``resized`` may ask for more hosts than are offered.
         if world.hosts != offer.hosts:
             least = f"hardware.embedding_hosts needs {world.hosts} hosts, {offer.hosts} would be ordered"
             setting = "hardware.embedding_hosts=0"
@@ -153,6 +159,7 @@ class Pricing:
             filled=world.filled,
         )
         work, start = sum(seconds.values()), 60 * offer.price.start_minutes
+        # ``HostPrice.cost`` adds the start, which is paid as well.
         record = replace(
             record,
             night_s=round(start + work, 1),
@@ -161,8 +168,10 @@ class Pricing:
         )
         if offer.price.spot is None:
             return record
+        # Between two checkpoints; a training that is shorter than that begins anew.
         lost_s = min(steps_between(inputs, measured.checkpoint, step_ms) * step_ms / 1e3, seconds["train"])
-        # An interruption hits a stage as often as that takes long. All but the training begin anew.
+        # An interruption hits a stage as often as that takes long, in the middle of it on average. All stages but the
+        # training begin anew.
         redo_s = seconds["train"] / work * (measured.times.start_s + lost_s / 2)
         for stage, spent in seconds.items():
             if stage != "train":
@@ -185,9 +194,11 @@ class Pricing:
         # A sample is scored as much faster as it is trained on.
         faster = (step_ms / inputs.batch) / (times.step_ms / self.measured.inputs.batch)
         evaluate = times.evaluate_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
+        # Where publishing was not measured: it scores the same rows, with two models.
         publish = SCORED * evaluate
         if times.publish_s is not None:
             publish = times.publish_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
+        # Ingestion, planning and towers take as long on every hardware: no figure of an offer says otherwise.
         return {
             "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
             "plan": times.plan_s,
@@ -228,14 +239,18 @@ class Pricing:
         """Choose the cheapest, on demand and on spot: of tonight, with its wall, and of all ``count`` nights."""
         for kind in (ON_DEMAND, SPOT):
             for scope in (TONIGHT, NIGHTS):
-                able = [index for index, each in enumerate(outlooks) if cost_of(each, kind, scope) is not None]
+                able = []
+                for index, outlook in enumerate(outlooks):
+                    cost = cost_of(outlook, kind, scope)
+                    if cost is not None:
+                        able.append((cost, outlook.hosts, index))
                 if not able:
                     continue
-                best = min(able, key=lambda index: (cost_of(outlooks[index], kind, scope), outlooks[index].hosts))
+                # Of equal costs that with fewer hosts, and then the first in the list of prices.
+                cost, _, best = min(able)
                 chosen, offer = outlooks[best], self.offers[best]
-                tonight, cost = chosen.tonight, cost_of(chosen, kind, scope)
-                seconds = tonight.night_s if kind == ON_DEMAND else tonight.spot_s
-                assert cost is not None and seconds is not None
+                seconds = chosen.tonight.night_s if kind == ON_DEMAND else chosen.tonight.spot_s
+                assert seconds is not None
                 yield CheapestOffer(
                     kind=kind,
                     of=scope,
@@ -249,21 +264,25 @@ class Pricing:
 
     def _reasons(self, outlooks: Sequence[OfferOutlook], chosen: HostOffer, kind: str, scope: str) -> Iterator[str]:
         # Offers that cost less an hour, and why they are out: the nearest in price first.
-        def hourly(offer: HostOffer) -> float:
+        def hourly(offer: HostOffer) -> float | None:
             rate = offer.price.on_demand if kind == ON_DEMAND else offer.price.spot
-            return (rate or 0.0) * offer.hosts
+            return None if rate is None else rate * offer.hosts
 
+        limit = hourly(chosen) or 0.0
         ruled_out = []
         for offer, outlook in zip(self.offers, outlooks, strict=True):
-            offered = kind == ON_DEMAND or offer.price.spot is not None
-            if offered and hourly(offer) < hourly(chosen) and cost_of(outlook, kind, scope) is None:
-                ruled_out.append((offer, outlook))
-        ruled_out.sort(key=lambda each: -hourly(each[0]))
-        for offer, outlook in ruled_out[:MOST_REASONS]:
+            rate = hourly(offer)
+            if rate is not None and rate < limit and cost_of(outlook, kind, scope) is None:
+                ruled_out.append((rate, offer, outlook))
+        ruled_out.sort(key=lambda each: -each[0])
+        for _, offer, outlook in ruled_out[:MOST_REASONS]:
             nights = outlook.nights if scope == NIGHTS else outlook.nights[:1]
+            # An offer that holds tonight may be out for a later night.
             first = next(night for night in nights if not is_able(night, kind))
-            when = f" on night {first.night}" if first.night else ""
-            yield f"{offer.name}{when}: {self._problem(first, kind)}"
+            name = offer.name
+            if first.night:
+                name += f" on night {first.night}"
+            yield f"{name}: {self._problem(first, kind)}"
 
     def _problem(self, night: OfferNight, kind: str) -> str:
         if not night.fits:
@@ -275,6 +294,7 @@ class Pricing:
 
     def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
+        # Data grow from night to night, or so the trend says: a wall once met stays.
         if is_able(self.night(offer, count), kind):
             return None
         low, high = 0, count
@@ -284,20 +304,17 @@ class Pricing:
                 low = middle
             else:
                 high = middle
-        night = self.night(offer, high)
         able = []
         for other in self.offers:
             there = self.night(other, high)
             cost = there.cost if kind == ON_DEMAND else there.spot_cost
             if is_able(there, kind) and cost is not None:
                 able.append((cost, other.hosts, other.name))
-        return NextWall(
-            night=high,
-            day=self.growth.day_of(high),
-            reason=self._problem(night, kind),
-            setting=night.setting,
-            then=min(able)[2] if able else None,
-        )
+        _, _, then = min(able, default=(0.0, 0, None))
+        night = self.night(offer, high)
+        day = str(self.growth.last + timedelta(days=high)) if self.growth.last is not None else ""
+        reason = self._problem(night, kind)
+        return NextWall(night=high, day=day, reason=reason, setting=night.setting, then=then)
 
 
 def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float | None, float]:
@@ -319,6 +336,7 @@ def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float 
 
 def interruptions_per_second(offer: HostOffer) -> float:
     """Return how often one of the hosts of an offer on spot is taken away."""
+    # Any of them: training stops with the first host that is gone.
     return offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
 
 
@@ -341,8 +359,10 @@ def sum_of_nights(nights: Sequence[OfferNight], kind: str) -> float | None:
     total = 0.0
     if not all(is_able(night, kind) for night in nights):
         return None
-    for former, later in zip(nights, nights[1:], strict=False):
-        before, after = (each.cost if kind == ON_DEMAND else each.spot_cost for each in (former, later))
+    for former, later in pairwise(nights):
+        before, after = former.spot_cost, later.spot_cost
+        if kind == ON_DEMAND:
+            before, after = former.cost, later.cost
         assert before is not None and after is not None
         gap = later.night - former.night
         for step in range(1, gap + 1):

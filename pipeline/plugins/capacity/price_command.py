@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pipeline.planning.inputs import PlanInputs
     from pipeline.plugins.capacity.growth import Nights
     from pipeline.plugins.capacity.price import DataGrowth, HostOffer, MeasuredNight
-    from pipeline.plugins.capacity.price_record import PriceOutlook
     from pipeline.plugins.capacity.worlds import Rates
     from pipeline.records.night import Base
     from pipeline.store.artifacts import Store
@@ -86,7 +85,10 @@ def _price(options: argparse.Namespace) -> int:
     files, overrides = list[str](), list[str]()
     for text in options.overrides:
         # ~key removes a setting.
-        (overrides if "=" in text or text.startswith("~") else files).append(text)
+        if "=" in text or text.startswith("~"):
+            overrides.append(text)
+        else:
+            files.append(text)
     if options.seal and options.sealed:
         raise ConfigError("--seal and --sealed are given, expected one of them", hint="--seal, then --sealed")
     if options.markdown and not options.sealed:
@@ -100,11 +102,14 @@ def _price(options: argparse.Namespace) -> int:
                 )
         if files:
             raise ConfigError(f"{flag} takes no file of prices, but {files[0]} is given", hint=f"leave {files[0]} out")
-        return _seal(options, overrides) if options.seal else _list(options, overrides)
+        if options.seal:
+            return _seal(options, overrides)
+        return _list(options, overrides)
     if len(files) != 1:
         given = f"{len(files)} files of prices are given" if files else "no file of prices is given"
         raise ConfigError(f"{given}, expected one", hint="nightjar price prices.yaml; examples/prices.yaml is one")
-    return _choose(options, files[0], [text for text in overrides if not text.startswith(NIGHT_KEYS)])
+    nightly = [text for text in overrides if not text.startswith(NIGHT_KEYS)]
+    return _choose(options, files[0], nightly)
 
 
 def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -113,6 +118,7 @@ def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from pipeline.records.sealed_prediction import BROKEN, GONE, REPLACED
     from pipeline.store.artifacts import Store
 
+    # No configuration is composed: the list is of all models in a store.
     url = "./store"
     for text in overrides:
         key, _, value = text.partition("=")
@@ -126,8 +132,9 @@ def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise ConfigError(f"there is no store at {url}", hint="store=<URL of the store>")
     record = list_sealed(store)
     tell(options.json, record, sealed_list_markdown if options.markdown else sealed_list_text)
-    damaged = any(line.state in (BROKEN, GONE, REPLACED) for line in record.sealed)
-    return ArtifactError.exit_code if damaged else 0
+    if any(line.state in (BROKEN, GONE, REPLACED) for line in record.sealed):
+        return ArtifactError.exit_code
+    return 0
 
 
 def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -148,9 +155,12 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
     store = Store(config.store)
     planned, inputs = planned_for(list(overrides), options.config_dir, timed=True)
+    # For its error, before a rehearsal takes its time.
     missing_stages(config, store)
     dataset = steps(config, store, last="ingest")[0].path
-    note, waiting = "", waiting_prediction(store, config_hash(config), dataset, machine_of())
+    note = ""
+    # One prediction for a run: whoever could seal several would show the best of them.
+    waiting = waiting_prediction(store, config_hash(config), dataset, machine_of())
     if waiting is None:
         began = time.perf_counter()
         plan = make_plan(inputs)
@@ -167,15 +177,31 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) -> int:
+    from pipeline.config.kubernetes import cron_times
     from pipeline.config.prices import read_prices
+    from pipeline.plugins.capacity.price import Pricing
     from pipeline.plugins.capacity.price_page import price_page, price_text
     from pipeline.plugins.capacity.price_record import PriceOutlook
 
     prices, count = read_prices(path), options.nights or NIGHTS
     config, inputs, measured, growth, notes = _basis(overrides, options.config_dir, count)
-    start = options.start or _start_of(config)
-    limit_s = None if options.by is None else (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
+    start = options.start
+    if start is None:
+        # The first start of a day by the cron schedule.
+        try:
+            hour, minute = cron_times(config.schedule.cron)[0]
+        except (ValueError, IndexError):
+            raise ConfigError(
+                f"schedule.cron is {config.schedule.cron!r}, which says no time of day", hint="--start 02:00"
+            ) from None
+        start = f"{hour:02}:{minute:02}"
+    limit_s = None
+    if options.by is not None:
+        # Over midnight, too; the same time of day is that of the next day.
+        limit_s = (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
     offers = _offers(prices, path, config, inputs, overrides, options.config_dir)
+    pricing = Pricing(offers, measured, growth, limit_s)
+    outlooks = pricing.outlooks(count, progress(options.json, f"planning {len(offers)} offers"))
     record = PriceOutlook(
         currency=prices.currency,
         model=str(config.model.name),
@@ -186,12 +212,11 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
         time_zone=config.schedule.time_zone,
         limit_s=limit_s,
         source=measured.times.source,
-        offers=(),
-        choices=(),
-        rules=tuple(_rules(measured)),
+        offers=tuple(outlooks),
+        choices=tuple(pricing.choices(outlooks, count)),
+        rules=_rules(measured),
         notes=tuple(notes),
     )
-    record = _with_offers(record, offers, measured, growth, options.json)
     if options.html:
         try:
             Path(options.html).write_text(price_page(record))
@@ -203,42 +228,13 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
     return 0 if record.choices else PlanError.exit_code
 
 
-def _with_offers(
-    record: PriceOutlook, offers: Sequence[HostOffer], measured: MeasuredNight, growth: DataGrowth, as_json: bool
-) -> PriceOutlook:
-    from pipeline.plugins.capacity.price import Pricing
-
-    pricing = Pricing(offers, measured, growth, record.limit_s)
-    outlooks = pricing.outlooks(record.nights, progress(as_json, f"planning {len(offers)} offers"))
-    choices = tuple(pricing.choices(outlooks, record.nights))
-    return replace(record, offers=tuple(outlooks), choices=choices)
-
-
 def _seconds(time_of_day: str) -> float:
     hours, minutes = time_of_day.split(":")
     return 3600.0 * int(hours) + 60.0 * int(minutes)
 
 
-def _start_of(config: Config) -> str:
-    # The first start of a day by the cron schedule.
-    from pipeline.config.kubernetes import cron_times
-
-    try:
-        hour, minute = cron_times(config.schedule.cron)[0]
-    except (ValueError, IndexError):
-        raise ConfigError(
-            f"schedule.cron is {config.schedule.cron!r}, which says no time of day", hint="--start 02:00"
-        ) from None
-    return f"{hour:02}:{minute:02}"
-
-
 def _offers(
-    prices: Prices,
-    path: str,
-    config: Config,
-    inputs: PlanInputs,
-    overrides: Sequence[str],
-    config_dir: str | None,
+    prices: Prices, path: str, config: Config, inputs: PlanInputs, overrides: Sequence[str], config_dir: str | None
 ) -> list[HostOffer]:
     """Return each number of hosts of each offer, with the settings planned for on its hardware."""
     from pipeline.calibration.hardware_cache import with_figures
@@ -255,8 +251,10 @@ def _offers(
             composed = compose([*common, f"hardware={price.file}"], config_dir, night=True)
         except ConfigError as error:
             raise ConfigError(f"hardware.{price.name} in {path}: {error.message}", hint=error.hint) from None
+        # The settings stay those of the night: an offer changes its hardware alone.
         planned = replace(inputs, hardware=with_figures(composed).hardware)
-        offers += [HostOffer(price=price, hosts=hosts, inputs=planned) for hosts in price.hosts]
+        for hosts in price.hosts:
+            offers.append(HostOffer(price=price, hosts=hosts, inputs=planned))
     return offers
 
 
@@ -303,6 +301,7 @@ def _basis_of_nights(
     from pipeline.schedule.night_config import ANY_DAY
     from pipeline.stages.stage_inputs import with_batch
 
+    # A log of days composes with a day alone; which one makes no difference to what is asked here.
     day = [f"data.day={ANY_DAY}"] if base.day else []
     config = compose([*overrides, *day], config_dir, night=True)
     nights, limits = read_nights(store, base.dataset, config.model_name, least=1), limits_of(config)
@@ -338,10 +337,13 @@ def _measured_night(
     from pipeline.stages.execution import load
     from pipeline.stages.stage_inputs import with_batch, with_former_batch
 
-    runs = [(run_name(config.model_name, night.last), night) for night in nights.nights if night.last is not None]
-    # nightjar run names its runs otherwise.
-    runs.append((base.run, nights.newest))
-    for run, night in reversed(runs):
+    # nightjar run names its runs otherwise than nightjar nightly, so the serving version says the newest one.
+    runs = [(base.run, nights.newest)]
+    for night in reversed(nights.nights):
+        if night.last is not None:
+            runs.append((run_name(config.model_name, night.last), night))
+    # A night that resumed after a stop, or found its model trained, does not say what a training takes.
+    for run, night in runs:
         times = times_of_run(store, run, night.schema)
         if times is not None:
             break
@@ -357,6 +359,7 @@ def _measured_night(
         profile = read(Profile, store, f"{night.dataset}/profile.json")
         asked = PlanInputs.of(then, night.schema, profile)
     except NightjarError as error:
+        # Settings of an older release may no longer compose. Its times are still the best that there are.
         note = f"times of stages are those of {times.source}, taken to have had today's settings: {error.message}"
         return MeasuredNight.of(times, inputs, rates, config.checkpoint), note
     measured = MeasuredNight.of(times, asked, rates, then.checkpoint)
@@ -364,15 +367,15 @@ def _measured_night(
     return replace(measured, checkpoint=config.checkpoint), note
 
 
-def _rules(measured: MeasuredNight) -> list[str]:
-    return [
+def _rules(measured: MeasuredNight) -> tuple[str, ...]:
+    return (
         f"seconds of stages: {measured.times.source}; a step is the planner's, times {measured.step_factor:.2f}, which "
         "is what a step took here over what is predicted for here",
         "all hosts are paid for from their start to the night's end; ingestion takes as long on every hardware",
         "spot: interruptions as expected; each costs a start, and half of the steps between two checkpoints, or of "
         "another stage",
         "costs of nights are planned for some of them, and interpolated in between",
-    ]
+    )
 
 
 COMMANDS = (

@@ -9,7 +9,7 @@ from pipeline.config.prices import ON_DEMAND
 from pipeline.core import units
 from pipeline.core.units import text_table
 from pipeline.plugins.capacity.price import NIGHTS, TONIGHT
-from pipeline.plugins.capacity.price_record import CheapestOffer, OfferNight, OfferOutlook, PriceOutlook
+from pipeline.plugins.capacity.price_record import CheapestOffer, OfferOutlook, PriceOutlook
 from pipeline.records.sealed_prediction import COMPARED, SealedLine, SealedList, SealedPrediction
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template
 from pipeline.report.stacked_bars import BarSeries, StackedBars
@@ -24,7 +24,7 @@ def price_text(record: PriceOutlook) -> str:
     """Return a line for each offer, the cheapest with reasons and walls, and what is assumed."""
     lines = [title_of(record), "", text_table(*offers_of(record)), ""]
     lines += map(paragraph, choices_of(record))
-    lines += [paragraph(f"note: {note}") for note in record.notes]
+    lines += map(paragraph, map("note: {}".format, record.notes))
     lines += ["", *map(paragraph, record.rules)]
     return "\n".join(lines)
 
@@ -44,15 +44,15 @@ def offers_of(record: PriceOutlook) -> tuple[list[str], list[list[str]]]:
     for each in record.offers:
         tonight = each.tonight
         train = (tonight.seconds or {}).get("train")
-        in_time = units.ABSENT
+        fits, in_time = "no", units.ABSENT
         if tonight.fits:
-            in_time = "yes" if tonight.in_time else "no"
+            fits, in_time = "yes", "yes" if tonight.in_time else "no"
         rows.append(
             [
                 each.offer,
                 units.count(each.hosts),
                 units.count(each.ranks),
-                "yes" if tonight.fits else "no",
+                fits,
                 units.duration(train),
                 units.duration(tonight.night_s),
                 in_time,
@@ -73,11 +73,21 @@ def choices_of(record: PriceOutlook) -> Iterator[str]:
         yield _choice_words(choice, record)
         for reason in choice.reasons:
             yield f"   out, though cheaper an hour: {reason}"
-        if choice.of == TONIGHT:
-            yield f"   {_wall_words(choice, record)}"
-    if not any(choice.of == TONIGHT for choice in record.choices):
+        if choice.of != TONIGHT:
+            continue
+        wall = choice.wall
+        if wall is None:
+            yield f"   next wall: none until night {record.nights}"
+            continue
+        night = f"night {wall.night}"
+        if wall.day:
+            night += f" ({wall.day})"
+        then = f"then {wall.then}" if wall.then else "no offer holds from then on"
+        yield f"   next wall: {night}, {wall.reason}; {then}; to move it: {wall.setting}"
+    scopes = {choice.of for choice in record.choices}
+    if TONIGHT not in scopes:
         yield "No offer fits and ends in time tonight."
-    elif not any(choice.of == NIGHTS for choice in record.choices):
+    elif NIGHTS not in scopes:
         yield f"No offer fits and ends in time on all of the next {record.nights} nights."
 
 
@@ -88,80 +98,74 @@ def _choice_words(choice: CheapestOffer, record: PriceOutlook) -> str:
         if choice.kind != ON_DEMAND:
             chosen = next(each for each in record.offers if (each.offer, each.hosts) == (choice.offer, choice.hosts))
             uninterrupted = chosen.tonight.uninterrupted or 0.0
-            chance = units.percent(uninterrupted, 0 if uninterrupted < 0.99 else 2)
+            # 99.96% must not read as certainty.
+            digits = 0 if uninterrupted < 0.99 else 2
+            chance = units.percent(uninterrupted, digits)
             took += f" as expected, uninterrupted with probability {chance}"
         return f"Cheapest tonight, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost}, {took}."
     span = f"the next {record.nights} nights"
     return f"Cheapest for {span}, {KINDS[choice.kind]}: {choice.offer} x {choice.hosts}, {cost} in all."
 
 
-def _wall_words(choice: CheapestOffer, record: PriceOutlook) -> str:
-    wall = choice.wall
-    if wall is None:
-        return f"next wall: none until night {record.nights}"
-    day = f" ({wall.day})" if wall.day else ""
-    then = f"then {wall.then}" if wall.then else "no offer holds from then on"
-    return f"next wall: night {wall.night}{day}, {wall.reason}; {then}; to move it: {wall.setting}"
-
-
 def price_page(record: PriceOutlook) -> str:
     """Return the page as HTML: a bar for each offer, the table, the choices."""
+    fitting, problems = [], []
+    for each in record.offers:
+        if each.tonight.fits:
+            fitting.append(each)
+        if each.tonight.problem:
+            problems.append(f"{each.offer} x {each.hosts}: {each.tonight.problem}")
+    series = _stage_series(fitting)
     return from_template(
         "price.html",
         title=f"Nightjar: {title_of(record)}",
         files="the output of --json",
         heading=f"What the night of {record.model} costs",
         about=title_of(record),
-        choices=[line.strip() for line in choices_of(record)],
-        figures=list(_figures(record)),
-        legend_of=_stage_series(record),
+        choices=list(map(str.strip, choices_of(record))),
+        figures=list(_figures(record, fitting, series)),
+        legend_of=series,
         offers=PageTable(*offers_of(record)),
-        problems=[f"{_name(each)}: {each.tonight.problem}" for each in record.offers if each.tonight.problem],
+        problems=problems,
         rules=list(record.rules),
         notes=list(record.notes),
     )
 
 
-def _name(offer: OfferOutlook) -> str:
-    return f"{offer.offer} x {offer.hosts}"
-
-
-def _fitting(record: PriceOutlook) -> list[OfferOutlook]:
-    return [each for each in record.offers if each.tonight.fits]
-
-
-def _stage_series(record: PriceOutlook) -> list[BarSeries]:
-    fitting = _fitting(record)
+def _stage_series(fitting: list[OfferOutlook]) -> list[BarSeries]:
+    starts, spent = [], []
+    for each in fitting:
+        seconds = each.tonight.seconds or {}
+        spent.append(seconds)
+        # Of the hosts, before the first stage. Stages are rounded: their sum may come out above the night's time.
+        starts.append(max((each.tonight.night_s or 0.0) - sum(seconds.values()), 0.0))
     series = []
-    if any(_start_s(each.tonight) for each in fitting):
-        series.append(BarSeries(name="start", colour=0, values=[_start_s(each.tonight) for each in fitting]))
-    stages = list((fitting[0].tonight.seconds or {}) if fitting else ())
-    for place, stage in enumerate(stages, 1):
-        values = [(each.tonight.seconds or {}).get(stage, 0.0) for each in fitting]
+    if any(starts):
+        series.append(BarSeries(name="start", colour=0, values=starts))
+    # All offers have the same stages, those of the night.
+    for place, stage in enumerate(spent[0] if spent else (), 1):
+        values = [seconds.get(stage, 0.0) for seconds in spent]
         series.append(BarSeries(name=stage, colour=place % COLOURS, values=values))
     return series
 
 
-def _start_s(night: OfferNight) -> float:
-    # Of the hosts, before the first stage.
-    return max((night.night_s or 0.0) - sum((night.seconds or {}).values()), 0.0)
-
-
-def _figures(record: PriceOutlook) -> Iterator[Figure]:
-    fitting = _fitting(record)
+def _figures(record: PriceOutlook, fitting: list[OfferOutlook], stages: list[BarSeries]) -> Iterator[Figure]:
     if not fitting:
         return
-    names = [_name(each) for each in fitting]
+    names, costs = [], []
+    for each in fitting:
+        names.append(f"{each.offer} x {each.hosts}")
+        costs.append(each.tonight.cost or 0.0)
     yield StackedBars(
         title="Time of tonight",
         unit="by stage, on demand",
-        series=_stage_series(record),
+        series=stages,
         show=units.duration,
         limit=record.limit_s or 0.0,
         limit_name="allowed",
         names=names,
     ).figure()
-    series = [BarSeries(name="on demand", colour=0, values=[each.tonight.cost or 0.0 for each in fitting])]
+    series = [BarSeries(name="on demand", colour=0, values=costs)]
     yield StackedBars(
         title="Cost of tonight", unit=record.currency, series=series, show=units.money, names=names
     ).figure()
@@ -182,7 +186,9 @@ def sealed_text(path: str, sealed: SealedPrediction, note: str = "") -> str:
         f"sealed     {path}",
         f"SHA-256    {sealed.sha256}",
     ]
-    return "\n".join([*lines, note] if note else lines)
+    if note:
+        lines.append(note)
+    return "\n".join(lines)
 
 
 def sealed_list_text(record: SealedList) -> str:
@@ -191,15 +197,20 @@ def sealed_list_text(record: SealedList) -> str:
     if not rows:
         return "no sealed predictions"
     lines = [text_table(head, rows), "", errors_words(record)]
-    lines += [paragraph(f"{each.sealed}: {each.problem}") for each in record.sealed if each.problem]
+    for each in record.sealed:
+        if each.problem:
+            lines.append(paragraph(f"{each.sealed}: {each.problem}"))
     return "\n".join(lines)
 
 
 def sealed_list_markdown(record: SealedList) -> str:
     """Return all sealed predictions as a table of Markdown, for docs/measurements.md."""
     head, rows = sealed_rows(record)
-    names = [name.removesuffix("*") for name in head]
-    marks = ["---:" if name.endswith("*") else "---" for name in head]
+    names, marks = [], []
+    for name in head:
+        # A star marks a column of numbers, which Markdown puts to the right by a colon.
+        names.append(name.removesuffix("*"))
+        marks.append("---:" if name.endswith("*") else "---")
     lines = [f"| {' | '.join(cells)} |" for cells in (names, marks, *rows)]
     return "\n".join([*lines, "", errors_words(record)])
 
@@ -215,7 +226,7 @@ def sealed_rows(record: SealedList) -> tuple[list[str], list[list[str]]]:
     """Return heading and rows of the sealed predictions, none left out."""
     head = ["sealed", "model", "data", "batch*", "threads*", "predicted*", "measured*", "off by*", "train*", "step*"]
     head += ["memory*", "SHA-256"]
-    return head, [_sealed_row(line) for line in record.sealed]
+    return head, list(map(_sealed_row, record.sealed))
 
 
 def _sealed_row(line: SealedLine) -> list[str]:
@@ -224,6 +235,7 @@ def _sealed_row(line: SealedLine) -> list[str]:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(line.created))
     cells = [when, line.model or units.ABSENT, line.data or units.ABSENT]
     cells += [units.count(line.batch or None), units.count(line.threads or None), units.duration(line.predicted_s)]
+    # A prediction whose run is still to come, or that is damaged, keeps its line: none is left out.
     if line.state != COMPARED:
         return [*cells, line.state, *[units.ABSENT] * 4, line.sha256[:HASH] or units.ABSENT]
     train = line.seconds.get("train")

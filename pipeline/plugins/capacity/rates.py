@@ -38,24 +38,21 @@ def measured_rates(
     The reader decodes the dataset, or drawn rows where that has none. A checkpoint is written into the store, in a
     folder of its own that is removed.
     """
-    known = bool(inputs.schema.rows.get("train"))
-    if known:
-        rows_per_s, how = _decoded(store, dataset, inputs), "this dataset, one reader"
-        stored = [dataset.files[name].bytes for name in _paths(inputs) if name in dataset.files]
+    if inputs.schema.rows.get("train"):
+        rows_per_s, how, how_large = _decoded(store, dataset, inputs), "this dataset, one reader", "in the store"
         size = row_bytes(inputs.schema, inputs.profile)
+        stored = [dataset.files[name].bytes for name in _paths(inputs) if name in dataset.files]
         if stored:
             size = sum(stored) / inputs.schema.rows["train"]
         read = _read_gb_per_s(store, dataset, inputs)
     else:
         rows_per_s, size, read = _drawn(inputs)
-        how = "drawn rows of as many columns, by bytes"
+        how, how_large = "drawn rows of as many columns, by bytes", "by the tables' lookups"
     written = _checkpoint_gb_per_s(config, store)
     rates = Rates(rows_per_s=rows_per_s, row_bytes=size, read_gb_per_s=read, checkpoint_gb_per_s=written)
     figures = {
         "reader": ScaleFigure(value=round(rows_per_s), unit="rows/s", source=how),
-        "row": ScaleFigure(
-            value=round(size, 1), unit="bytes", source="in the store" if known else "by the tables' lookups"
-        ),
+        "row": ScaleFigure(value=round(size, 1), unit="bytes", source=how_large),
         "store": ScaleFigure(
             value=round(read, 3), unit="GB/s", source="read by one rank, caches of this machine included"
         ),
@@ -81,6 +78,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
         window_groups=train.shuffle_window_groups,
         lanes=train.dealt_lanes,
     )
+    # More epochs than a second can read: a small dataset begins anew.
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
         for _ in range(WARM_UP_BATCHES):
             next(reader)
@@ -92,6 +90,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
 
 
 def _paths(inputs: PlanInputs) -> list[str]:
+    # As ``SplitReader`` finds them.
     return [file if "/" in file else f"train/{file}" for file in inputs.schema.files["train"]]
 
 
@@ -116,6 +115,7 @@ def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
         dataset = store.get("datasets/trial", "dataset")
         drawn = replace(inputs, schema=schema, profile=profile, train=replace(inputs.train, global_batch=batch))
         rows_per_s, read = _decoded(store, dataset, drawn), _read_gb_per_s(store, dataset, drawn)
+    # Decoding takes time in proportion to the bytes of a row: label, numeric features, and an id for each table here.
     own = row_bytes(inputs.schema, inputs.profile)
     share = FLOAT * (1 + DENSE + len(tables)) / own
     return rows_per_s * share, own, read
@@ -131,7 +131,8 @@ def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
         began, size, number = time.perf_counter(), 0, 0
         while time.perf_counter() - began < SECONDS:
             job = _job(config, f"{path}/{number}")
-            size += sum(block.weight.nbytes + sum(s.nbytes for s in block.state.values()) for block in job.blocks)
+            for block in job.blocks:
+                size += block.weight.nbytes + sum(state.nbytes for state in block.state.values())
             write_checkpoint(store, job, None)
             number += 1
         return size / (time.perf_counter() - began) / GB
@@ -154,9 +155,10 @@ def _job(config: Config, path: str) -> Any:
 
     rules, width = table_rules(config.model, config.train), config.model.embedding_dim
     rows = TABLE_BYTES // (FLOAT * width)
-    state = {
-        column.name: torch.rand(*((rows, width) if column.per_value else (rows,))) for column in rules.common.columns
-    }
+    # Random rows, since a coding's speed may depend on the values, and equal ones would compress to nothing.
+    state = {}
+    for column in rules.common.columns:
+        state[column.name] = torch.rand(rows, width) if column.per_value else torch.rand(rows)
     blocks = [RowBlock("measured", np.arange(rows), 0, torch.randn(rows, width), state)]
     coding = Codings(config.checkpoint, rules).of(blocks, final=False)
     return Job(

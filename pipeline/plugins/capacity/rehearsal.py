@@ -94,6 +94,7 @@ def looks_of(train: TrainConfig, schema: DatasetSchema, steps: int) -> int:
     every = train.validate.every_steps
     if isinstance(every, int):
         return -(-steps // every)
+    # auto: equally many in each epoch, however long it is, and one at least.
     per_epoch = -(-schema.rows["train"] // train.batch)
     return max(1, round(LOOKS_PER_EPOCH * steps / per_epoch))
 
@@ -111,12 +112,14 @@ def rehearse(
         LaunchError: The run failed.
     """
     store, total = Store(config.store), steps_of(inputs)
+    # As many as take SECONDS, enough of them for a median, and of a short training only a share.
     steps = round(1e3 * SECONDS / max(predicted_ms, 1e-3))
     steps = min(max(steps, LEAST_STEPS), MOST_STEPS, max(LEAST_STEPS, round(SHARE * total)), total)
     run, had_page = f"rehearsal-{os.getpid()}", store.exists(STORE_PAGE)
     command = [sys.executable, "-m", "pipeline.cli", "run", *rehearsal_overrides(overrides, run, steps)]
     if config_dir is not None:
         command += ["--config-dir", config_dir]
+    # Another process, as the real run will be one: its start is part of what is measured.
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -135,12 +138,14 @@ def rehearse(
         elif store.exists(STORE_PAGE):
             store.fs.rm(store.full(STORE_PAGE))
     intervals = [record["step_ms"] for record in records[WARM_UP:] if record.get("step_ms")]
-    step_ms = statistics.median(intervals) if intervals else _mean_step_ms(result.train)
+    # A median, so that one interval in which the machine did something else does not count.
+    step_ms = statistics.median(intervals or [_mean_step_ms(result.train)])
     return _times(result, step_ms, inputs.schema, f"a rehearsal of {steps:,} steps on this machine")
 
 
 def rehearsal_overrides(overrides: Sequence[str], run: str, steps: int) -> list[str]:
     """Return the overrides of a rehearsal called ``run``, of ``steps`` steps, for a run with ``overrides``."""
+    # What the rehearsal sets itself must not be set twice: Hydra would add to +key and fail at ~key.
     kept = []
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
@@ -161,8 +166,11 @@ def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | 
         result = read(Result, store, f"{run_directory(run)}/{Result.FILE}")
     except ArtifactError:
         return None
-    ran = [name for name in ("train", "evaluate") if name in result.stages and result.stages[name].status == "done"]
-    if len(ran) < 2 or result.train is None or result.train.resumed is not None or not result.train.steps:
+    for name in ("train", "evaluate"):
+        # Skipped stages took no time: their artifact was there.
+        if name not in result.stages or result.stages[name].status != "done":
+            return None
+    if result.train is None or result.train.resumed is not None or not result.train.steps:
         return None
     return _times(result, _mean_step_ms(result.train), schema, f"run {run}")
 
@@ -170,8 +178,10 @@ def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | 
 def _mean_step_ms(train: TrainPart | None) -> float:
     # Of a whole training, without its validations.
     assert train is not None and train.seconds is not None and train.steps
-    validated = train.validation.seconds if train.validation is not None else 0.0
-    return 1e3 * max(train.seconds - validated, 1e-6) / train.steps
+    seconds = train.seconds
+    if train.validation is not None:
+        seconds -= train.validation.seconds
+    return 1e3 * max(seconds, 1e-6) / train.steps
 
 
 def _times(result: Result, step_ms: float, schema: DatasetSchema, source: str) -> StageTimes:
@@ -182,10 +192,15 @@ def _times(result: Result, step_ms: float, schema: DatasetSchema, source: str) -
         looks = train.validation.looks
         look_s = train.validation.seconds / looks
     training = train.seconds or stages["train"].seconds
-    published = stages.get("publish")
-    ingest_rows_per_s = (rows.rows_per_s if rows is not None else None) or 1.0
-    if rows is not None and rows.rows and stages["ingest"].status == "done" and stages["ingest"].seconds:
-        ingest_rows_per_s = rows.rows / stages["ingest"].seconds
+    ingest_rows_per_s = 1.0
+    if rows is not None:
+        # The dataset says how fast its ingestion was; a run that ingested itself knows its whole stage.
+        ingest_rows_per_s = rows.rows_per_s or 1.0
+        if rows.rows and stages["ingest"].status == "done" and stages["ingest"].seconds:
+            ingest_rows_per_s = rows.rows / stages["ingest"].seconds
+    publish_s = None
+    if "publish" in stages and stages["publish"].status == "done":
+        publish_s = stages["publish"].seconds
     return StageTimes(
         source=source,
         ingest_rows_per_s=ingest_rows_per_s,
@@ -197,6 +212,6 @@ def _times(result: Result, step_ms: float, schema: DatasetSchema, source: str) -
         look_s=look_s,
         evaluate_s=stages["evaluate"].seconds,
         test_rows=max(schema.rows.get("test", 0), 1),
-        publish_s=published.seconds if published is not None and published.status == "done" else None,
+        publish_s=publish_s,
         memory_bytes=train.peak_rss_bytes or 0,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from operator import attrgetter
 from pathlib import Path
 
 from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
@@ -32,7 +33,6 @@ MOST_RANKS = 65_536
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar scale``."""
     parser.epilog, parser.formatter_class = SCALE, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar scale [key=value ..] [--ranks N[,N ..]] [--per-rank N] [--html FILE] [--json]"
     shown = ",".join(map(str, RANKS))
@@ -57,7 +57,6 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar dry-run``."""
     parser.epilog, parser.formatter_class = DRY_RUN, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar dry-run [key=value ..] --ranks N [--json]"
     parser.add_argument("--ranks", type=_world, required=True, metavar="N", help="ranks, rounded up to whole hosts")
@@ -68,6 +67,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 def _world(text: str) -> int:
     ranks = _ranks(text)
+    # One rank has nobody to disagree with.
     if len(ranks) != 1 or ranks[0] < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks, expected 2 or more, such as 512")
     return ranks[0]
@@ -93,6 +93,7 @@ def _rate(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
+    # Written so that nan is refused, too, for which every comparison is false.
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no rate, expected GB/s above 0, such as 2.5")
     return value
@@ -125,11 +126,12 @@ def _scale(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html scale.html") from None
     tell(options.json, record, scale_text)
-    return 0 if any(world.fits for world in record.worlds) else PlanError.exit_code
+    return 0 if any(map(attrgetter("fits"), record.worlds)) else PlanError.exit_code
 
 
 def _without_run(overrides: list[str]) -> list[str]:
-    return [text for text in overrides if not text.startswith("run=")]  # no run is made
+    # No run is made, so its name does not matter.
+    return [text for text in overrides if not text.startswith("run=")]
 
 
 def _dry_run(options: argparse.Namespace) -> int:

@@ -6,8 +6,6 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from markupsafe import Markup
-
 from pipeline.core import units
 from pipeline.core.units import text_table
 from pipeline.plugins.capacity.scale_record import DryRun, Scale, ScaleFigure, World
@@ -32,30 +30,33 @@ BOUNDS = {
 
 def scale_text(record: Scale) -> str:
     """A line for each world, the wall, and what was measured and assumed."""
-    return "\n".join(_lines(record))
+    lines = [title_of(record), "", text_table(*worlds_of(record.worlds)), "", _wrapped(wall_words(record))]
+    lines += map(_wrapped, problems_of(record.worlds))
+    for title, figures in (("measured on this machine", record.measured), ("assumed", record.assumed)):
+        if figures:
+            lines += ["", title, text_table(*figures_of(figures))]
+    lines += map(_wrapped, record.rules)
+    lines.append(_wrapped("a rank: its samples/s over those of the smallest world; memory: of the fullest rank"))
+    return "\n".join(lines)
 
 
 def dry_run_text(record: DryRun) -> str:
     """What a dry run found."""
-    first, largest = record.first, record.largest
-    rows = [
-        [
-            f"rank {each.rank}{what}",
-            units.size(each.metadata),
-            units.size(each.sharding),
-            units.size(each.exchanged),
-            units.size(each.rows),
-            units.count(each.files),
-        ]
-        for each, what in ((first, ", which commits"), (largest, ", the largest"))
-    ]
+    # Rank 0 hears all others, so it may well be the largest one, too.
+    shown = [(record.first, ", which commits")]
+    if record.largest != record.first:
+        shown.append((record.largest, ", the largest"))
+    rows = []
+    for each, what in shown:
+        metadata = [units.size(size) for size in (each.metadata, each.sharding, each.exchanged, each.rows)]
+        rows.append([f"rank {each.rank}{what}", *metadata, units.count(each.files)])
     head = ["", "metadata*", "sharding*", "heard*", "rows*", "files*"]
     took = ", ".join(f"{name} {units.duration(seconds)}" for name, seconds in record.seconds.items())
     lines = [
         f"{record.ranks:,} ranks on {record.hosts:,} hosts, batch {record.batch:,}: {record.tables} tables in "
         f"{record.shards:,} shards",
         "",
-        text_table(head, rows[: 1 if first == largest else 2]),
+        text_table(head, rows),
         "",
         _wrapped(
             f"every rank reads a plan of {units.size(record.plan_bytes)} and decodes "
@@ -78,14 +79,30 @@ def wall_words(record: Scale) -> str:
     wall = record.wall
     if wall is None:
         return f"No wall up to {record.worlds[-1].ranks:,} ranks: samples/s grow with them."
-    then = f" Behind it: {BOUNDS[wall.then]}." if wall.then else ""
-    return f"The next wall: {BOUNDS[wall.bound]}, at {wall.ranks:,} ranks. What moves it: {wall.setting}.{then}"
+    text = f"The next wall: {BOUNDS[wall.bound]}, at {wall.ranks:,} ranks. What moves it: {wall.setting}."
+    if wall.then:
+        text += f" Behind it: {BOUNDS[wall.then]}."
+    return text
 
 
 def worlds_of(worlds: Sequence[World]) -> tuple[list[str], list[list[str]]]:
     """Heading and rows of the table of worlds."""
     head = ["ranks*", "hosts*", "batch*", "samples/s*", "a rank*", "step ms*", "memory*", "waits for", "then"]
-    return head, [_row(world) for world in worlds]
+    rows = []
+    for world in worlds:
+        # Ranks of embedding hosts have no samples, so they are not among those that scale.
+        hosts = units.count(world.hosts - world.embedding_hosts)
+        if world.embedding_hosts:
+            hosts += f" + {units.count(world.embedding_hosts)}"
+        cells = [units.count(world.ranks), hosts, units.count(world.batch)]
+        if world.fits:
+            cells += [units.count(round(world.samples_per_s or 0)), units.percent(world.efficiency, 0)]
+            cells += [units.decimal(world.step_ms, 2), f"{units.size(world.memory)} ({units.percent(world.filled, 0)})"]
+            cells += [BOUNDS[world.bound], BOUNDS[world.then or world.bound]]
+        else:
+            cells += [*[units.ABSENT] * 4, f"no plan: {BOUNDS[world.bound]}", units.ABSENT]
+        rows.append(cells)
+    return head, rows
 
 
 def figures_of(figures: Mapping[str, ScaleFigure]) -> tuple[list[str], list[list[str]]]:
@@ -97,36 +114,6 @@ def figures_of(figures: Mapping[str, ScaleFigure]) -> tuple[list[str], list[list
 def problems_of(worlds: Sequence[World]) -> list[str]:
     """Why worlds have no plan."""
     return [f"{w.ranks:,} ranks: {w.problem}. What helps: {w.setting}" for w in worlds if w.problem]
-
-
-def _row(world: World) -> list[str]:
-    hosts = units.count(world.hosts - world.embedding_hosts)
-    hosts += f" + {units.count(world.embedding_hosts)}" if world.embedding_hosts else ""
-    ranks = [units.count(world.ranks), hosts, units.count(world.batch)]
-    if not world.fits:
-        return [*ranks, *[units.ABSENT] * 4, f"no plan: {BOUNDS[world.bound]}", units.ABSENT]
-    return [
-        *ranks,
-        units.count(round(world.samples_per_s or 0)),
-        units.percent(world.efficiency, 0),
-        units.decimal(world.step_ms, 2),
-        f"{units.size(world.memory)} ({units.percent(world.filled, 0)})",
-        BOUNDS[world.bound],
-        BOUNDS[world.then or world.bound],
-    ]
-
-
-def _lines(record: Scale) -> Iterator[str]:
-    yield title_of(record)
-    yield ""
-    yield text_table(*worlds_of(record.worlds))
-    yield ""
-    yield _wrapped(wall_words(record))
-    yield from map(_wrapped, problems_of(record.worlds))
-    for title, figures in (("measured on this machine", record.measured), ("assumed", record.assumed)):
-        yield from ("", title, text_table(*figures_of(figures))) if figures else ()
-    yield from map(_wrapped, record.rules)
-    yield _wrapped("a rank: its samples/s over those of the smallest world; memory: of the fullest rank")
 
 
 def _wrapped(text: str) -> str:
@@ -150,7 +137,8 @@ HEAD = (
 
 def scale_page(record: Scale) -> str:
     """The page as HTML."""
-    parts = _parts(record)
+    known = [world for world in record.worlds if world.fits and world.samples_per_s]
+    parts = _parts(known)
     return from_template(
         "scale.html",
         title=f"Nightjar: {title_of(record)}",
@@ -158,7 +146,7 @@ def scale_page(record: Scale) -> str:
         heading=title_of(record),
         about="A training on more ranks than this machine has, predicted.",
         wall=wall_words(record),
-        figures=list(_figures(record, parts)),
+        figures=list(_figures(known, parts)),
         legend_of=parts,
         worlds=PageTable(HEAD, worlds_of(record.worlds)[1]),
         problems=problems_of(record.worlds),
@@ -168,41 +156,35 @@ def scale_page(record: Scale) -> str:
     )
 
 
-def _figures(record: Scale, parts: list[Part]) -> Iterator[Figure]:
-    known = _known(record)
+def _figures(known: list[World], parts: list[Part]) -> Iterator[Figure]:
     if not known:
         return
-    yield Figure(
-        "Samples per second", "blue: predicted; orange: in proportion to the ranks; both axes double", _speeds(known)
-    )
+    # Both axes are of logarithms to base 2: what grows in proportion is a straight line.
+    first = known[0]
+    points, ideal = [], []
+    for world in known:
+        ranks = math.log2(world.ranks)
+        points.append((ranks, math.log2(world.samples_per_s or 1.0)))
+        ideal.append((ranks, math.log2((first.samples_per_s or 1.0) * world.ranks / first.ranks)))
+    series = [PlotCurve("predicted", PREDICTED, tuple(points)), PlotCurve("in proportion", LINEAR, tuple(ideal))]
+    x = Axis(title="ranks", whole=True, show=_doubled)
+    y = Axis(title="samples/s", whole=True, show=_doubled)
+    plot = series_plot(series, x=x, y=y, label="Samples/s over ranks")
+    yield Figure("Samples per second", "blue: predicted; orange: in proportion to the ranks; both axes double", plot)
     names = [f"{world.ranks:,}" for world in known]
     bars = StackedBars(title="Milliseconds of a step", unit="ms by ranks", series=parts, show=milliseconds, names=names)
     yield bars.figure()
-
-
-def _known(record: Scale) -> list[World]:
-    """The worlds that have a plan."""
-    return [world for world in record.worlds if world.fits and world.samples_per_s]
-
-
-def _speeds(known: list[World]) -> Markup:
-    first = known[0]
-    points = tuple((math.log2(w.ranks), math.log2(w.samples_per_s or 1.0)) for w in known)
-    ideal = tuple((math.log2(w.ranks), math.log2((first.samples_per_s or 1.0) * w.ranks / first.ranks)) for w in known)
-    series = [PlotCurve("predicted", PREDICTED, points), PlotCurve("in proportion", LINEAR, ideal)]
-    x = Axis(title="ranks", whole=True, show=_doubled)
-    return series_plot(series, x=x, y=Axis(title="samples/s", whole=True, show=_doubled), label="Samples/s over ranks")
 
 
 def _doubled(value: float, spread: float) -> str:
     return units.short(2.0**value)
 
 
-def _parts(record: Scale) -> list[Part]:
+def _parts(known: list[World]) -> list[Part]:
     """What steps are spent on, with what goes on beside them; parts that take no time are left out."""
-    known = _known(record)
-    names = [name for name in BOUNDS if any((world.parts or {}).get(name, 0.0) for world in known)]
-    return [
-        Part(name=BOUNDS[name], colour=number % COLOURS, values=[(world.parts or {}).get(name, 0.0) for world in known])
-        for number, name in enumerate(names)
-    ]
+    parts: list[Part] = []
+    for name, title in BOUNDS.items():
+        values = [(world.parts or {}).get(name, 0.0) for world in known]
+        if any(values):
+            parts.append(Part(name=title, colour=len(parts) % COLOURS, values=values))
+    return parts

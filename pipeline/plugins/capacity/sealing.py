@@ -28,6 +28,7 @@ def missing_stages(config: Config, store: Store) -> list[str]:
     """
     names = []
     for step in steps(config, store):
+        # A stage whose artifact is there takes no time, unless force=true makes it again.
         if step.name in config.stages and (config.force or store.find(step.path) is None):
             names.append(step.name)
     if "train" not in names:
@@ -53,14 +54,19 @@ def predict_run(
     """
     total = steps_of(inputs)
     training_s = times.training_s(total, looks_of(inputs.train, inputs.schema, total), times.step_ms)
+    publish_s = times.publish_s
+    if publish_s is None:
+        # A rehearsal publishes nothing.
+        publish_s = SCORED * times.evaluate_s
     known = {
         "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
         "plan": max(plan_s, times.plan_s),
         "partition": times.partition_s,
         "train": times.start_s + training_s,
         "evaluate": times.evaluate_s,
-        "publish": SCORED * times.evaluate_s if times.publish_s is None else times.publish_s,
+        "publish": publish_s,
     }
+    # As the launcher divides the machine where no number is set.
     hardware = inputs.hardware
     threads = config.train.threads_per_rank or max(1, available_cpus() // hardware.ranks_per_host)
     return RunPrediction(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,15 +75,16 @@ def _what_if(options: argparse.Namespace) -> int:
         except ConfigError as error:
             refused.append(Refused(settings=settings, error=error))
             cases.append(refused[-1])
-    # No combination is a valid configuration.
+    # No combination is a valid configuration: the first error is that of the command, as of nightjar run.
     if len(refused) == len(cases):
         first = refused[0]
-        text = " ".join(f"{key}={value}" for key, value in first.settings.items())
         message = first.error.message
-        raise ConfigError(f"{text}: {message}" if text else message, hint=first.error.hint)
+        if first.settings:
+            message = f"{' '.join(map('='.join, first.settings.items()))}: {message}"
+        raise ConfigError(message, hint=first.error.hint)
     records = what_if(cases, make_plan, progress(options.json, f"planning {len(cases)}"))
     tell(options.json, records, comparison)
-    return 0 if any(record.fits for record in records) else PlanError.exit_code
+    return 0 if any(map(attrgetter("fits"), records)) else PlanError.exit_code
 
 
 def _what_if_nights(options: argparse.Namespace) -> int:
@@ -91,14 +93,16 @@ def _what_if_nights(options: argparse.Namespace) -> int:
     from pipeline.plugins.capacity.outlook_page import outlook_page, outlooks_text
 
     jobs = sweep([text for text in options.overrides if not text.startswith(NIGHT_KEYS)])
-    records = [_outlook(job, options, settings) for job, settings in zip(jobs, varying(jobs), strict=True)]
+    records = []
+    for job, settings in zip(jobs, varying(jobs), strict=True):
+        records.append(_outlook(job, options, settings))
     if options.html:
         try:
             Path(options.html).write_text(outlook_page(records))
         except OSError as error:
             raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html nights.html") from None
     tell(options.json, records, outlooks_text)
-    return 0 if any(record.fits for record in records) else PlanError.exit_code
+    return 0 if any(map(attrgetter("fits"), records)) else PlanError.exit_code
 
 
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:
@@ -125,6 +129,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     nights = read_nights(store, base.dataset, model)
     schema = nights.newest.schema
     profile = read(Profile, store, f"{base.dataset}/profile.json")
+    # As the next night would: from the version that serves, with the batch that it was trained with.
     config = with_former_batch(night_config(config, nights.newest.last or ANY_DAY, base), store)
     config = with_figures(with_batch(config, schema.rows.get("train", 0)))
     bar = progress(options.json, f"planning {options.nights} nights")
@@ -144,6 +149,7 @@ def limits_of(config: Config) -> dict[str, Limit]:
         )
     limits = {}
     for owner in data_spec(config.data).owners:
+        # A feature of a sequence is called SEQUENCE.FEATURE.
         path = f"data.sparse.{owner.name}"
         if owner.sequence:
             path = f"data.sequences.{owner.sequence}.features.{owner.name.partition('.')[2]}"

@@ -37,8 +37,6 @@ SETTINGS = {
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",
 }
-
-
 # With embedding hosts, which have no towers and share the work of the tables.
 APART = {
     **SETTINGS,
@@ -46,8 +44,6 @@ APART = {
     BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
     "memory": "hardware.embedding_ddr_gib",
 }
-
-
 # What a step's time depends on; capacities are settings.
 SPEEDS = {
     "dense_gflop_per_s": "GFLOP/s",
@@ -102,11 +98,22 @@ def worlds(
     counts = sorted(set(ranks))
     for done, count in enumerate(counts):
         progress(done, len(counts))
+        # Rounded up to whole hosts, two counts may be one world.
         sized = resized(inputs, count, per_rank)
         if sized.world_size not in found:
             found[sized.world_size] = _predict(sized, rates, checkpoint)
     progress(len(counts), len(counts))
-    return with_efficiency(list(found.values()))
+    # Samples/s of a rank, over those of the smallest world that fits.
+    alone: float | None = None
+    records = []
+    for world in found.values():
+        if world.samples_per_s:
+            a_rank = world.samples_per_s / world.ranks
+            if alone is None:
+                alone = a_rank
+            world = replace(world, efficiency=round(a_rank / alone, 4))
+        records.append(world)
+    return records
 
 
 def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
@@ -114,6 +121,7 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
 
     Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
     """
+    # Fewer ranks than a host has are some of one host.
     local = min(inputs.hardware.ranks_per_host, ranks)
     hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
     if owners:
@@ -121,7 +129,9 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
         owners = min(max(round(hosts * owners / inputs.hardware.hosts), 1), hosts - 1)
     sized = inputs.changed("hardware.ranks_per_host", local).changed("hardware.hosts", hosts)
     sized = sized.changed("hardware.embedding_hosts", owners)
-    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * sized.hardware.workers)
+    if per_rank is None:
+        return sized
+    return sized.changed("train.global_batch", per_rank * sized.hardware.workers)
 
 
 def _predict(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
@@ -176,15 +186,18 @@ def beside_ms(
 
     A checkpoint counts as a baseline, written between it and the next one.
     """
-    groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+    groups = sum(map(len, inputs.schema.groups.get("train", [])))
     rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
     fetched = rows * rates.row_bytes
     store = fetched / rates.read_gb_per_s / BYTES_PER_MS
     if rates.store_gb_per_s:
         store = max(store, inputs.hardware.workers * fetched / rates.store_gb_per_s / BYTES_PER_MS)
+    # All ranks write at the same time, so the one with most rows of tables decides.
     steps = steps_between(inputs, checkpoint, step_ms)
-    written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS
-    return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written / steps if steps else 0.0}
+    written = 0.0
+    if steps:
+        written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS / steps
+    return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written}
 
 
 def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: float) -> float:
@@ -195,7 +208,8 @@ def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: flo
         every.append(float(checkpoint.every_steps))
     if checkpoint.every_minutes is not None:
         every.append(checkpoint.every_minutes * MINUTE_MS / step_ms)
-    return min((each for each in every if each), default=0.0)
+    # Whichever comes first. 0 is not known.
+    return min(filter(None, every), default=0.0)
 
 
 def whole_ms(parts: Mapping[str, float], device: str) -> float:
@@ -203,8 +217,10 @@ def whole_ms(parts: Mapping[str, float], device: str) -> float:
 
     On a GPU the longest counts. On a CPU the reader takes its time from the step, whose cores it works on.
     """
-    step = sum(ms for name, ms in parts.items() if name not in BESIDE)
-    inside = step + (parts["reader"] if device == "cpu" else 0.0)
+    inside = sum(ms for name, ms in parts.items() if name not in BESIDE)
+    if device == "cpu":
+        inside += parts["reader"]
+    # They go on at the same time, so the longest counts and not their sum.
     return max(inside, *(parts[name] for name in BESIDE))
 
 
@@ -214,21 +230,10 @@ def longest(parts: Mapping[str, float], device: str) -> str:
     beside = max(BESIDE, key=lambda name: parts[name])
     if parts[beside] >= whole:
         return beside
+    # Nothing beside the step is waited for then, but a reader on a CPU is a part of the step, too, and may be its
+    # longest one.
     inside = [name for name in parts if name not in BESIDE or (name == "reader" and device == "cpu")]
     return max(inside, key=lambda name: parts[name])
-
-
-def with_efficiency(found: list[World]) -> list[World]:
-    """``found`` with samples/s of a rank over those of the smallest world that fits."""
-    first = next((each for each in found if each.samples_per_s), None)
-    if first is None:
-        return found
-    assert first.samples_per_s is not None
-    alone = first.samples_per_s / first.ranks
-    return [
-        replace(each, efficiency=round(each.samples_per_s / each.ranks / alone, 4)) if each.samples_per_s else each
-        for each in found
-    ]
 
 
 def wall_of(found: list[World], device: str) -> Wall | None:
@@ -237,6 +242,7 @@ def wall_of(found: list[World], device: str) -> Wall | None:
     Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
     times the ranks there are. None where all worlds pay.
     """
+    # The first world stands before itself: it may fit nowhere, and has no one to be compared with.
     for before, each in pairwise([found[0], *found]):
         if not each.fits:
             return Wall(ranks=each.ranks, bound=each.bound, setting=each.setting)
@@ -244,6 +250,7 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             continue
         more = each.ranks / before.ranks
         if each.samples_per_s / before.samples_per_s - 1 < GROWS * (more - 1):
+            # With samples a rank fixed, a step of more ranks has more samples, so both are compared at one batch.
             own, former = each.parts or {}, before.parts or {}
             per_sample = before.batch / each.batch
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
@@ -280,7 +287,9 @@ def predict_scale(
     largest = predictions[-1]
     # The speeds of the hardware: those that calibration measured on this machine, and those that settings say.
     cached = find_kept(config) if config.hardware.measured else None
-    calibrated = set(cached.figures) & set(config.hardware.measured) if cached is not None and cached.day else set()
+    calibrated: set[str] = set()
+    if cached is not None and cached.day:
+        calibrated = set(cached.figures) & set(config.hardware.measured)
     values = figures(config.hardware)
     measured, assumed = dict[str, ScaleFigure](), dict[str, ScaleFigure]()
     for name, unit in {MEMORY[config.hardware.device]: "GB/s", **SPEEDS}.items():
@@ -306,10 +315,12 @@ def predict_scale(
 
 def _rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ...]:
     """Say what the prediction assumes; ``ranks``: those with samples in the largest world."""
-    groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+    groups = sum(map(len, inputs.schema.groups.get("train", [])))
     share = decoded_share(inputs.train, ranks, groups)
     each = "worker" if inputs.hardware.embedding_hosts else "rank"
-    batch = f"{per_rank:,} samples a step on each {each}" if per_rank else f"{inputs.batch:,} samples a step in all"
+    batch = f"{inputs.batch:,} samples a step in all"
+    if per_rank:
+        batch = f"{per_rank:,} samples a step on each {each}"
     reading = "works beside the step"
     if inputs.hardware.device == "cpu":
         reading = "takes its time from the step, whose cores it works on"

@@ -45,9 +45,11 @@ def client_of(data: DataConfig) -> BigQueryReadClient:
     """A client of the service, or of the ``endpoint`` of ``data.options``."""
     endpoint = data.options.get("endpoint")
     if data.options.get("credentials") == ANONYMOUS:
+        # An emulator has no TLS, which the client's own transport insists on.
         channel = grpc.insecure_channel(endpoint or "localhost:9060", options=_MESSAGE)
         return BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
-    return BigQueryReadClient(client_options={"api_endpoint": endpoint} if endpoint else None)
+    settings = {"api_endpoint": endpoint} if endpoint else None
+    return BigQueryReadClient(client_options=settings)
 
 
 @contextmanager
@@ -100,26 +102,27 @@ class BigQuerySnapshot(Snapshot):
 
     def delivery(self, day: date | None) -> Delivery:
         if self.time.timestamp() > time.time():
-            return Delivery(
-                parts=1, missing=(f"{self.data.path} is read as of {self.time.isoformat()}, which is to come",)
-            )
+            # The service refuses a time that is to come; a night waits for it.
+            missing = f"{self.data.path} is read as of {self.time.isoformat()}, which is to come"
+            return Delivery(parts=1, missing=(missing,))
         session = self._session(day)
         return Delivery(parts=len(session.streams), bytes=session.estimated_total_bytes_scanned)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         session = self._session(day, spec)
-        schema = session.arrow_schema.serialized_schema
-        return [
-            StreamSource(
+        sources: list[Source] = []
+        for number, stream in enumerate(session.streams):
+            source = StreamSource(
                 data=self.data,
                 spec=spec,
                 stream=stream.name,
-                schema=schema,
+                # As bytes: a source travels to other processes.
+                schema=session.arrow_schema.serialized_schema,
                 block_bytes=block_bytes,
                 label=f"{self.data.path}/{number}",
             )
-            for number, stream in enumerate(session.streams)
-        ]
+            sources.append(source)
+        return sources
 
     def excerpt(self, rows: int) -> Excerpt:
         session, frames = self._whole, list[pl.DataFrame]()
@@ -130,6 +133,7 @@ class BigQuerySnapshot(Snapshot):
                 if sum(frame.height for frame in frames) >= rows:
                     break
         frame = pl.concat(frames).head(rows) if frames else pl.DataFrame()
+        # The service estimates the rows: what was read may be more.
         return Excerpt(frame=frame, total=max(session.estimated_row_count, frame.height), parts=1)
 
     @cached_property
@@ -143,7 +147,7 @@ class BigQuerySnapshot(Snapshot):
             schema = _schema(self._whole)
             require_columns(spec, schema.names, self.version, header=False)
             check_types(spec, schema, self.version)
-            where = "" if day is None else restriction(self.data, schema, day)
+            where = restriction(self.data, schema, day) if day is not None else ""
             options = ReadSession.TableReadOptions(selected_fields=list(spec.columns), row_restriction=where)
             self._sessions[day] = self._create(options, MOST_STREAMS)
         return self._sessions[day]
@@ -171,27 +175,34 @@ def _schema(session: Any) -> pa.Schema:
 def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
     """The rows of ``day`` in SQL; ingestion itself then decides row by row. "" where the column's type tells none."""
     name, one = data.day_column or data.timestamp or "", timedelta(days=1)
+    # It may let rows of other days through, never keep one of the day out.
     kind = schema.field(name).type
     low, high = int(end_of_day(day - one, data.time_zone)), int(end_of_day(day, data.time_zone))
     if pa.types.is_date(kind):
         return f"`{name}` = CAST('{day}' AS DATE)"
     if pa.types.is_timestamp(kind):
+        # A time without a zone is of the log's own days; one with a zone is an instant, and its day depends on where.
         start, end, as_type = f"{day} 00:00:00", f"{day + one} 00:00:00", "DATETIME"
         if kind.tz is not None:
-            start, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}+00:00" for at in (low, high))
+            start = f"{datetime.fromtimestamp(low, UTC):%Y-%m-%d %H:%M:%S}+00:00"
+            end = f"{datetime.fromtimestamp(high, UTC):%Y-%m-%d %H:%M:%S}+00:00"
             as_type = "TIMESTAMP"
         return f"`{name}` >= CAST('{start}' AS {as_type}) AND `{name}` < CAST('{end}' AS {as_type})"
     packed = str(day).replace("-", "")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if data.time_format is not None:
             return ""  # such text has another order than the days
+        # Offsets in the text have another order than time, so a zone takes a day more on either side.
         around = one if data.time_zone else timedelta()
         return f"(`{name}` >= '{day - around}' AND `{name}` < '{day + one + around}') OR `{name}` = '{packed}'"
     if not pa.types.is_integer(kind):
         return ""
     if data.day_column is not None:
         return f"`{name}` = {day_number(day)} OR `{name}` = {packed}"
-    ranges = [f"(`{name}` >= {low * unit} AND `{name}` < {high * unit})" for unit in (1, 10**3, 10**6, 10**9)]
+    # Seconds to nanoseconds since 1970: ingestion tells the unit from the number's size, and so the ranges do not meet.
+    ranges = []
+    for unit in (1, 10**3, 10**6, 10**9):
+        ranges.append(f"(`{name}` >= {low * unit} AND `{name}` < {high * unit})")
     return " OR ".join([*ranges, f"`{name}` = {packed}"])
 
 

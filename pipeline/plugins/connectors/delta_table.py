@@ -76,12 +76,15 @@ class DeltaSnapshot(TableSnapshot):
         super().__init__(data, columns, identity=str(table.metadata().id), version=version)
 
     def files(self, day: date | None) -> list[DataFile]:
-        wanted = None if day is None else day_number(day)
-        return [
-            file
-            for file, days in zip(self._files, self._days, strict=True)
-            if wanted is None or days is None or days[0] <= wanted <= days[1]
-        ]
+        if day is None:
+            return self._files
+        wanted = day_number(day)
+        files = []
+        for file, days in zip(self._files, self._days, strict=True):
+            # A file whose log says nothing of its days may hold any of them.
+            if days is None or days[0] <= wanted <= days[1]:
+                files.append(file)
+        return files
 
     def has_later(self, day: date) -> bool:
         return any(days is not None and days[1] > day_number(day) for days in self._days)
@@ -94,9 +97,12 @@ class DeltaSnapshot(TableSnapshot):
         if column is None:
             return [None] * len(self._actions)
         # Partitions and statistics go by either name, as the writer of the log chose.
-        names = {column, str(self.columns[column].key) if column in self.columns else column}
+        names = {column}
+        if column in self.columns:
+            names.add(str(self.columns[column].key))
         days: list[tuple[int, int] | None] = []
         for action in self._actions:
+            # A partition is exact. Statistics are bounds; a table may have them for its first columns alone.
             bounds: tuple[Any, Any] | None = None
             for name in names:
                 if f"partition.{name}" in action:
@@ -130,6 +136,7 @@ class DeltaSnapshot(TableSnapshot):
                     name = name.removeprefix("partition.")
                     constants[keys.get(name, name)] = value
             rows, deleted, vector = action.get("num_records") or 0, None, ""
+            # The same file with another vector has other rows, so the vector is a part of its mark.
             if path in vectors:
                 rows -= len(vectors[path])
                 # As bytes: a file travels to other processes.
@@ -156,6 +163,7 @@ class DeltaSnapshot(TableSnapshot):
         vectors = {}
         for batch in pa.RecordBatchReader.from_stream(self.table.deletion_vectors()):
             for path, keep in zip(batch.column("filepath"), batch.column("selection_vector"), strict=True):
+                # Absolute addresses here, paths relative to the table in the log.
                 name = unquote(path.as_py()).removeprefix("file://").removeprefix(root.removeprefix("file://"))
                 kept = keep.values.to_numpy(zero_copy_only=False)
                 vectors[name] = np.flatnonzero(~kept.astype(bool)).astype(np.int64)
@@ -182,6 +190,7 @@ def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
             try:
                 table.load_as_version(number - back)
             except (DeltaError, OverflowError):
+                # The log of that version was cleaned up, or there never was one.
                 return None
             return DeltaSnapshot(data, table)
 
@@ -210,6 +219,7 @@ def answering(data: DataConfig) -> Iterator[None]:
             f"{data.path} cannot be read as a Delta Lake table: {error_message(error)}", hint="repair the table"
         ) from None
     except PermissionError:
+        # An OSError that no waiting ends.
         raise
     except OSError as error:
         raise UnreachableError(

@@ -95,6 +95,7 @@ class IcebergSnapshot(TableSnapshot):
         types = schema_to_pyarrow(self._schema, include_field_ids=False)
         columns = []
         for field in self._schema.fields:
+            # By the number of the field: a file keeps the names that columns had when it was written.
             columns.append(TableColumn(name=field.name, type=types.field(field.name).type, key=field.field_id))
         self._planned: dict[date | None, list[DataFile]] = {}
         identity = str(table.metadata.table_uuid)
@@ -103,15 +104,20 @@ class IcebergSnapshot(TableSnapshot):
     @property
     def _schema(self) -> Schema:
         """The columns as they were then."""
-        return self.table.schema() if self.number is None else self._scan(AlwaysTrue()).projection()
+        if self.number is None:
+            return self.table.schema()
+        return cast(Schema, self._scan(AlwaysTrue()).projection())
 
     def _scan(self, where: BooleanExpression) -> Any:
         return self.table.scan(row_filter=where, snapshot_id=self.number)
 
     def files(self, day: date | None) -> list[DataFile]:
         if day not in self._planned:
-            tasks = [] if self.number is None else self._tasks(AlwaysTrue() if day is None else self._of(day))
-            self._planned[day] = sorted((self._file(task) for task in tasks), key=lambda file: file.path)
+            tasks: list[FileScanTask] = []
+            if self.number is not None:
+                tasks = self._tasks(AlwaysTrue() if day is None else self._of(day))
+            # By path, so that equal snapshots have their rows in one order, whatever the order of the plan is.
+            self._planned[day] = sorted(map(self._file, tasks), key=lambda file: file.path)
         return self._planned[day]
 
     def has_later(self, day: date) -> bool:
@@ -123,6 +129,7 @@ class IcebergSnapshot(TableSnapshot):
             with answering(self.data):
                 return retried(lambda: list(self._scan(where).plan_files()), f"planning {self.version}")
         except (NotImplementedError, ValueError) as error:
+            # pyiceberg has no error of its own for what it cannot read yet.
             if "equality deletes" not in str(error):
                 raise
             raise DataError(
@@ -136,8 +143,12 @@ class IcebergSnapshot(TableSnapshot):
         if name not in self.columns:
             return AlwaysTrue()  # ``sources`` tells
         kind, zone, one = self._schema.find_type(name), self.data.time_zone, timedelta(days=1)
-        low, high = int(end_of_day(first - one, zone)), None if on else int(end_of_day(first, zone))
-        start, end = first.isoformat(), None if on else (first + one).isoformat()
+        low, start = int(end_of_day(first - one, zone)), first.isoformat()
+        # Nothing bounds all later days above.
+        high: int | None = None
+        end: str | None = None
+        if not on:
+            high, end = int(end_of_day(first, zone)), (first + one).isoformat()
         if isinstance(kind, DateType):
             return _between(name, start, end)
         if isinstance(kind, TimestampType):
@@ -154,11 +165,15 @@ class IcebergSnapshot(TableSnapshot):
             return _where.Or(_between(name, begin, end), _packed(name, packed, on))
         if not isinstance(kind, IntegerType | LongType):
             return AlwaysTrue()
+        # A whole number may be a day since 1970 or YYYYMMDD, and without a column of days also a time of any unit.
         number = day_number(first)
-        whole = _where.Or(_between(name, number, None if on else number + 1), _packed(name, int(packed), on))
+        after = None if on else number + 1
+        whole = _where.Or(_between(name, number, after), _packed(name, int(packed), on))
         if self.data.day_column is not None:
             return whole
-        for unit in (1,) if isinstance(kind, IntegerType) else (1, 10**3, 10**6, 10**9):
+        # 32 bits hold no finer unit than seconds.
+        units = (1,) if isinstance(kind, IntegerType) else (1, 10**3, 10**6, 10**9)
+        for unit in units:
             whole = _where.Or(whole, _between(name, low * unit, high and high * unit))
         return whole
 
@@ -173,10 +188,18 @@ class IcebergSnapshot(TableSnapshot):
         constants = {}
         for place, field in enumerate(self.table.metadata.specs()[file.spec_id].fields):
             name = self._schema.find_column_name(field.source_id)
-            if isinstance(field.transform, IdentityTransform) and name in self.columns:
-                constants[name] = _partition_value(file.partition[place], self.columns[name].type)
+            if not isinstance(field.transform, IdentityTransform) or name not in self.columns:
+                continue
+            value, kind = file.partition[place], self.columns[name].type
+            # Manifests have days and microseconds since 1970, which Arrow takes by a cast alone.
+            if isinstance(value, int) and pa.types.is_temporal(kind):
+                whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+                value = pa.array([value], whole).cast(kind)[0].as_py()
+            constants[name] = value
+        # Delete files are read when the file is: which they are is a part of its mark.
         deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
         marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
+        deleted = partial(_deleted_rows, io, file.file_path, deletes) if deletes else None
         return DataFile(
             path=file.file_path.removeprefix(f"{self.table.location()}/"),
             bytes=file.file_size_in_bytes,
@@ -184,47 +207,55 @@ class IcebergSnapshot(TableSnapshot):
             rows=file.record_count,
             open=partial(_open_file, io, file.file_path),
             constants=constants,
-            deleted=partial(_deleted_rows, io, file.file_path, deletes) if deletes else None,
+            deleted=deleted,
         )
 
 
 def _between(name: str, low: Any, high: Any) -> BooleanExpression:
     """From ``low`` on; with ``high``, below it, or nothing."""
-    at_least = _where.GreaterThanOrEqual(name, low)
-    return at_least if high is None else _where.And(at_least, _where.LessThan(name, high))
+    at_least: BooleanExpression = _where.GreaterThanOrEqual(name, low)
+    if high is None:
+        return at_least
+    return _where.And(at_least, _where.LessThan(name, high))  # type: ignore[no-any-return]
 
 
 def _packed(name: str, value: Any, on: bool) -> BooleanExpression:
-    """The day as YYYYMMDD."""
-    return _where.GreaterThanOrEqual(name, value) if on else _where.EqualTo(name, value)
-
-
-def _partition_value(value: Any, kind: pa.DataType) -> Any:
-    """A value as manifests have it (days and microseconds since 1970) as Arrow takes it."""
-    if isinstance(value, int) and pa.types.is_temporal(kind):
-        whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-        return pa.array([value], whole).cast(kind)[0].as_py()
-    return value
+    """The day as YYYYMMDD, and with ``on`` all later ones, whose numbers and texts are larger."""
+    made: BooleanExpression = _where.EqualTo(name, value)
+    if on:
+        made = _where.GreaterThanOrEqual(name, value)
+    return made
 
 
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
     """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = retried(lambda: _table(data), f"opening {data.path}")
-        numbers = _history(table) if data.snapshot is None else [_number(table, data)]
+        # Newest first, each the parent of the one before; a parent that expired ends them.
+        numbers: list[int] = []
+        if data.snapshot is not None:
+            numbers.append(_number(table, data))
+        else:
+            snapshot = table.current_snapshot()
+            while snapshot is not None:
+                numbers.append(snapshot.snapshot_id)
+                parent = snapshot.parent_snapshot_id
+                snapshot = table.snapshot_by_id(parent) if parent is not None else None
         current = IcebergSnapshot(data, table, next(iter(numbers), None))
 
         def earlier(back: int) -> IcebergSnapshot | None:
-            return IcebergSnapshot(data, table, numbers[back]) if back < len(numbers) else None
+            if back >= len(numbers):
+                return None
+            return IcebergSnapshot(data, table, numbers[back])
 
-        snapshot = newest(current, earlier, mark, min(MOST_BACK, max(len(numbers), 1)) + 1)
-    if not isinstance(snapshot, IcebergSnapshot):
+        found = newest(current, earlier, mark, min(MOST_BACK, max(len(numbers), 1)) + 1)
+    if not isinstance(found, IcebergSnapshot):
         raise DataError(
             f"no snapshot of {data.path} that is still there has the files that this dataset is made of: they were "
             "replaced, and that snapshot expired",
             hint="run the same command again: it reads the newest snapshot",
         )
-    return snapshot
+    return found
 
 
 def _table(data: DataConfig) -> Table:
@@ -243,17 +274,8 @@ def _table(data: DataConfig) -> Table:
         ) from None
 
 
-def _history(table: Table) -> list[int]:
-    """The snapshot that is current, and those it came from, newest first."""
-    numbers, snapshot = [], table.current_snapshot()
-    while snapshot is not None:
-        numbers.append(snapshot.snapshot_id)
-        parent = snapshot.parent_snapshot_id
-        snapshot = None if parent is None else table.snapshot_by_id(parent)
-    return numbers
-
-
 def _number(table: Table, data: DataConfig) -> int:
+    # A table to which nothing was written yet has no snapshot to name.
     newest = getattr(table.current_snapshot(), "snapshot_id", "null")
     number = snapshot_number(data, "the id of a snapshot of an Iceberg table", newest)
     if table.snapshot_by_id(number) is None:
@@ -277,18 +299,15 @@ def answering(data: DataConfig) -> Iterator[None]:
         ) from None
     except _REFUSALS as error:
         raise DataError(
-            f"the catalog of {data.path} refuses: {_error_message(error)}",
+            f"the catalog of {data.path} refuses: {type(error).__name__}: {error_message(error)}",
             hint="its credentials are in .pyiceberg.yaml: token or credential, and the rights of that account",
         ) from None
     except Exception as error:
+        # A catalog may be a database, whose driver pyiceberg lets speak for itself. A ValueError of one is a setting's.
         client = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)
         if not (isinstance(error, RESTError | OSError) or client or passes(error)):
             raise
         raise UnreachableError(
-            f"the catalog of {data.path} does not answer: {_error_message(error)}",
+            f"the catalog of {data.path} does not answer: {type(error).__name__}: {error_message(error)}",
             hint="run the same command once it answers; its address is in .pyiceberg.yaml or data.options",
         ) from error
-
-
-def _error_message(error: Exception) -> str:
-    return f"{type(error).__name__}: {error_message(error)}"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,29 +63,41 @@ class Span:
 
 def spans_of(text: str) -> list[Span]:
     """``0:10-99,1:0-50`` as spans; ValueError for anything else."""
-    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
-    if not matches or None in matches:
+    spans: dict[int, Span] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(text)
+        span = Span(*map(int, match.groups()))
+        # Two spans of one partition might overlap, and their rows would count twice.
+        if span.end < span.start or span.partition in spans:
+            raise ValueError(text)
+        spans[span.partition] = span
+    if not spans:
         raise ValueError(text)
-    spans = [Span(*map(int, match.groups())) for match in matches if match]
-    if any(span.end < span.start for span in spans) or len({span.partition for span in spans}) < len(spans):
-        raise ValueError(text)
-    return spans
+    return list(spans.values())
 
 
 def properties(data: DataConfig) -> dict[str, Any]:
     """Properties of a consumer that reads what it is told to, and leaves no trace in the cluster."""
     given = {name: value for name, value in data.options.items() if name not in _OURS}
-    if file := data.options.get(CONFIG_FILE):
+    file = data.options.get(CONFIG_FILE)
+    if file:
         try:
-            lines = [line.strip() for line in Path(file).read_text().splitlines()]
+            text = Path(file).read_text()
         except OSError as error:
             raise ConfigError(
                 f"data.options.{CONFIG_FILE}={file} cannot be read: {error}", hint="a file of lines name=value"
             ) from None
-        given |= dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+        for line in map(str.strip, text.splitlines()):
+            name, equals, value = line.partition("=")
+            if equals and not line.startswith("#"):
+                given[name] = value
     return {
         "log_level": 2,
         **given,
+        # Behind what is given: no offset of this group is ever stored, and a range that retention has cut is an error
+        # rather than a jump to what is left of it.
         "group.id": given.get("group.id", "nightjar"),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -130,53 +143,72 @@ class TopicSnapshot(Snapshot):
         self, data: DataConfig, cluster: str, spans: dict[date | None, list[Span]], open: frozenset[date] = frozenset()
     ) -> None:
         self.data, self.spans, self._open = data, spans, open
-        days = [f"{day or 'all'} {','.join(map(str, each))}" for day, each in spans.items()]
+        days, total = [], 0
+        for day, of_day in spans.items():
+            # ``open_topic`` reads the spans from the mark again.
+            days.append(f"{day or 'all'} {','.join(map(str, of_day))}")
+            total += sum(map(attrgetter("size"), of_day))
         self.mark = "; ".join([f"kafka {cluster} {data.path}{schema_mark(data)}", *days])
-        total = sum(span.size for each in spans.values() for span in each)
         self.version = f"{total:,} offsets of topic {data.path}: {'; '.join(days)}"
 
     def delivery(self, day: date | None) -> Delivery:
-        spans = [span for span in self.spans[day] if span.size]
+        parts = rows = 0
+        for span in self.spans[day]:
+            parts += span.size > 0
+            rows += span.size
+        # Offsets that were named are complete whatever the time is.
         over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
-        missing = () if over else (f"{day} is not over yet, and topic {self.data.path} still takes messages of it",)
+        missing: tuple[str, ...] = ()
+        if not over:
+            missing = (f"{day} is not over yet, and topic {self.data.path} still takes messages of it",)
         return Delivery(
-            parts=len(spans),
-            rows=sum(span.size for span in spans),
+            parts=parts,
+            rows=rows,
             later=day is not None and day not in self._open,
             missing=missing,
         )
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
-        return [
-            SpanSource(data=self.data, spec=spec, span=span, block_bytes=block_bytes)
-            for span in self.spans[day]
-            if span.size
-        ]
+        sources: list[Source] = []
+        for span in self.spans[day]:
+            if span.size:
+                sources.append(SpanSource(data=self.data, spec=spec, span=span, block_bytes=block_bytes))
+        return sources
 
     def excerpt(self, rows: int) -> Excerpt:
         spans = [span for span in self.spans[None] if span.size]
+        # Partitions spread evenly: keys may be dealt to them by what the rows are about.
         chosen = [spans[round(at)] for at in np.linspace(0, len(spans) - 1, min(len(spans), _EXCERPT_PARTS))]
         each = rows // max(len(chosen), 1)
         decoder, values = decoder_of(self.data), list[bytes | None]()
         for span in chosen:
+            # The newest messages, whose form is the one to expect.
             some = Span(span.partition, max(span.start, span.end - each), span.end)
             values += [value for _, value in read_span(self.data, some)]
         frame, bad = decoder.sampled(values)
-        return Excerpt(frame=frame, total=sum(span.size for span in spans), parts=len(spans), bad=bad)
+        return Excerpt(frame=frame, total=sum(map(attrgetter("size"), spans)), parts=len(spans), bad=bad)
 
 
 def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
     """The ranges of ``data.day``: those of ``mark``, those that ``data.snapshot`` names, or by the messages' times."""
     days: Sequence[date | None] = data.days or [None]
     with consumer_of(data) as consumer:
-        cluster, partitions = _partitions(consumer, data)
-        if mark:
-            parts = [part.split(" ", 1) for part in mark.split("; ")[1:]]
-            return TopicSnapshot(
-                data,
-                cluster,
-                {None if day == "all" else date.fromisoformat(day): spans_of(text) for day, text in parts},
+        known = consumer.list_topics(data.path, timeout=SECONDS)
+        topic = known.topics.get(data.path)
+        if topic is None or topic.error is not None or not topic.partitions:
+            reason = topic.error if topic is not None else "unknown"
+            raise DataError(
+                f"there is no topic {data.path}: {reason}",
+                hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
             )
+        # Older brokers have no id of their cluster.
+        cluster, partitions = known.cluster_id or "?", sorted(topic.partitions)
+        if mark:
+            pinned: dict[date | None, list[Span]] = {}
+            for part in mark.split("; ")[1:]:
+                day, _, text = part.partition(" ")
+                pinned[None if day == "all" else date.fromisoformat(day)] = spans_of(text)
+            return TopicSnapshot(data, cluster, pinned)
         if data.snapshot is not None:
             return TopicSnapshot(data, cluster, {days[0]: _named(data, partitions)})
         # The first offset that retention has left of each partition, and the one behind its last.
@@ -185,20 +217,9 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
             place = TopicPartition(data.path or "", partition)
             watermarks[partition] = consumer.get_watermark_offsets(place, timeout=SECONDS)
         if days[0] is None:
-            return TopicSnapshot(data, cluster, {None: [Span(each, *watermarks[each]) for each in partitions]})
+            everything = [Span(partition, *watermarks[partition]) for partition in partitions]
+            return TopicSnapshot(data, cluster, {None: everything})
         return _by_days(consumer, data, cluster, watermarks)
-
-
-def _partitions(consumer: Any, data: DataConfig) -> tuple[str, list[int]]:
-    """The cluster's id and the topic's partitions; DataError where there is no such topic."""
-    known = consumer.list_topics(data.path, timeout=SECONDS)
-    topic = known.topics.get(data.path)
-    if topic is None or topic.error is not None or not topic.partitions:
-        raise DataError(
-            f"there is no topic {data.path}: {topic.error if topic is not None else 'unknown'}",
-            hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
-        )
-    return known.cluster_id or "?", sorted(topic.partitions)
 
 
 def _named(data: DataConfig, partitions: list[int]) -> list[Span]:
@@ -209,8 +230,9 @@ def _named(data: DataConfig, partitions: list[int]) -> list[Span]:
         spans = spans_of(data.snapshot or "")
     except ValueError:
         raise ConfigError(f"data.snapshot is {data.snapshot!r}, expected offsets of the topic", hint=form) from None
-    if wrong := [span for span in spans if span.partition not in partitions]:
-        raise ConfigError(f"topic {data.path} has no partition {wrong[0].partition}", hint=form)
+    for span in spans:
+        if span.partition not in partitions:
+            raise ConfigError(f"topic {data.path} has no partition {span.partition}", hint=form)
     return spans
 
 
@@ -240,10 +262,13 @@ def _by_days(consumer: Any, data: DataConfig, cluster: str, watermarks: dict[int
         for place, number in enumerate(numbers):
             low, high = watermarks[number]
             first, last = offsets[at][place], offsets[at + 1][place]
-            start, end = high if first is None else first, high if last is None else last
+            start = first if first is not None else high
+            end = last if last is not None else high
+            # The first message that is left is of the first day: of what retention removed before it, some may be, too.
             if at == 0 and start == low > 0 and end > start:
                 raise _retained(data, f"before offset {low} of partition {number}", str(day))
             each.append(Span(number, start, max(start, end)))
+            # No message of a later day has come, so some of this one may still be on their way.
             if last is None:
                 unended.add(day)
         spans[day] = each
@@ -269,8 +294,11 @@ class SpanSource(Source):
     def parts(self) -> list[SpanSource]:
         """Spans of PART_MESSAGES offsets."""
         span = self.span
-        starts = range(span.start, span.end, PART_MESSAGES)
-        return [replace(self, span=Span(span.partition, at, min(at + PART_MESSAGES, span.end))) for at in starts]
+        parts = []
+        for start in range(span.start, span.end, PART_MESSAGES):
+            end = min(start + PART_MESSAGES, span.end)
+            parts.append(replace(self, span=Span(span.partition, start, end)))
+        return parts
 
     def blocks(self) -> Iterator[Block]:
         """The messages, in blocks that are yet to be parsed; their lines are offsets."""
@@ -315,6 +343,8 @@ def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]
                     raise _retained(data, which, "the range that was pinned")
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
+                # By offsets rather than by counting: compaction and transactions leave some without a message. The end
+                # of the partition, which is told as an error, says where the last ones of a span are missing.
                 left = span.end - message.offset() - 1
                 if error is None and left >= 0:
                     yield message.offset(), message.value()

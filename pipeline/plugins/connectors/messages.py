@@ -74,16 +74,20 @@ class LineDecoder(Decoder):
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         # As the format reads lines in the middle of a file: the first bytes are those of a row.
-        text = b"\n" + b"".join(_line(value) for value in values)
+        text = b"\n" + b"".join(map(_line, values))
         file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
+        # As the first block of a file, in which the format looks for the names of the columns: so many messages tell
+        # whether one is wrong, and fewer may all lack a key.
         if len(values) >= TELLING_LINES:
             file = replace(file, start=0, first_line=1)
             text = text[1:]
-        read = [block.read() for block in format_named(self.data.format).blocks(io.BytesIO(text), file)]
-        first = file.first_line
-        frame = pl.concat([block.frame for block in read], how="vertical_relaxed")
-        rejects = [replace(reject, line=reject.line - first) for block in read for reject in block.rejects]
-        return frame, np.concatenate([block.lines for block in read]) - first, rejects
+        frames, lines, rejects = [], [], []
+        for block in format_named(self.data.format).blocks(io.BytesIO(text), file):
+            read = block.read()
+            frames.append(read.frame)
+            lines.append(read.lines)
+            rejects += [replace(reject, line=reject.line - file.first_line) for reject in read.rejects]
+        return pl.concat(frames, how="vertical_relaxed"), np.concatenate(lines) - file.first_line, rejects
 
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
         """JSON by its keys, delimited text by ``data.columns``."""
@@ -93,7 +97,8 @@ class LineDecoder(Decoder):
                 "nightjar init reads messages of JSON or Avro", hint="write your schema by hand: docs/data.md"
             )
         good = list(object_lines(lines, 0))
-        return json_frame(b"".join(lines[at] + b"\n" for at in good), None), len(values) - len(good)
+        text = b"".join(lines[at] + b"\n" for at in good)
+        return json_frame(text, None), len(values) - len(good)
 
 
 def _line(value: bytes) -> bytes:
@@ -110,6 +115,7 @@ class AvroDecoder(Decoder):
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
+        # How many messages bear each number, since one that is alone may be no number at all (``registered``).
         numbers = Counter(map(_number_of, values))
         for at, value in enumerate(values):
             try:
@@ -121,9 +127,11 @@ class AvroDecoder(Decoder):
                 rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {reason}"))
         if records:
             require_columns(spec, list(records[0]), label, header=False)
-        columns = [
-            pl.Series(name, [_pairs(record.get(name)) for record in records], strict=False) for name in spec.columns
-        ]
+        columns = []
+        for name in spec.columns:
+            column = [_pairs(record.get(name)) for record in records]
+            # Not strict: a union may give whole numbers in one record and text in the next.
+            columns.append(pl.Series(name, column, strict=False))
         return pl.DataFrame(columns), np.array(good, np.int64), rejects
 
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
@@ -149,6 +157,7 @@ class AvroDecoder(Decoder):
             if known is None:
                 raise ValueError(f"the registry has no Avro schema of number {number}")
             schema = known
+        # fastavro reads what it needs: bytes that are left over were written by another schema.
         stream = io.BytesIO(value)
         record: Any = schemaless_reader(stream, _parsed(schema), None)
         if stream.tell() != len(value):
@@ -159,11 +168,17 @@ class AvroDecoder(Decoder):
 
 
 def _number_of(value: bytes) -> int | None:
-    return int.from_bytes(value[1:5], "big") if value[:1] == b"\0" and len(value) >= 5 else None
+    # The registry's wire format: a zero byte and the number of the schema in four, most significant first.
+    if value[:1] != b"\0" or len(value) < 5:
+        return None
+    return int.from_bytes(value[1:5], "big")
 
 
 def _pairs(value: Any) -> Any:
-    return [{"key": key, "value": each} for key, each in value.items()] if isinstance(value, dict) else value
+    # A map of Avro as Arrow has one, a list of pairs: as a struct it would have a field for every key of any record.
+    if not isinstance(value, dict):
+        return value
+    return [{"key": key, "value": each} for key, each in value.items()]
 
 
 @dataclass
@@ -193,12 +208,16 @@ def _parsed(schema: str) -> Any:
 
 def schema_mark(data: DataConfig) -> str:
     """What of ``data.options.schema.file`` decides the rows, for their fingerprint; "" where there is none."""
-    file = data.options.get(SCHEMA_FILE) if data.messages == "avro" else None
-    return "" if file is None else f" schema {hashlib.sha256(_schema_of(file).encode()).hexdigest()[:16]}"
+    # A registry's schemas never change, so its messages bear their mark themselves.
+    file = data.options.get(SCHEMA_FILE)
+    if data.messages != "avro" or file is None:
+        return ""
+    return f" schema {hashlib.sha256(_schema_of(file).encode()).hexdigest()[:16]}"
 
 
 def _schema_of(file: str) -> str:
     try:
+        # Read and written again, so that its mark does not depend on blanks.
         schema = json.dumps(json.loads(Path(file).read_text()))
     except (OSError, ValueError) as error:
         raise DataError(
@@ -260,6 +279,7 @@ def _asked(registry: str, number: int) -> str | None:
     except PermissionError as error:
         raise DataError(f"the schema registry refuses {url}: {error}", hint=hint) from None
     except (LookupError, TypeError, ValueError, DataError):
+        # A schema of another kind, such as Protobuf, or an answer that is none: no Avro schema has this number.
         return None
 
 
@@ -271,6 +291,7 @@ def _fetched(url: str) -> bytes | None:
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise PermissionError(str(error)) from None
+        # A time-out and too many requests pass; all other answers of this kind say that there is nothing.
         if 400 <= error.code < 500 and error.code not in (408, 429):
             return None
         raise ConnectionError(str(error)) from error
@@ -291,7 +312,8 @@ def decoder_of(data: DataConfig) -> Decoder:
             hint="pip install 'nightjar[avro]'",
         ) from None
     file = data.options.get(SCHEMA_FILE)
-    return AvroDecoder(_schema_of(file) if file else "", data.options.get(REGISTRY, ""))
+    schema = _schema_of(file) if file else ""
+    return AvroDecoder(schema, data.options.get(REGISTRY, ""))
 
 
 @dataclass(frozen=True)
@@ -307,16 +329,21 @@ class MessageBlock:
 
     def read(self) -> RawBlock:
         """The rows; messages without a value and those that do not parse aside, by their offsets."""
-        filled = [at for at, value in enumerate(self.values) if value is not None and value.strip()]
-        rejects = [
-            Reject(int(self.offsets[at]), *(_TOMBSTONE if value is None else _EMPTY))
-            for at, value in enumerate(self.values)
-            if value is None or not value.strip()
-        ]
+        filled, values, rejects = list[int](), list[bytes](), list[Reject]()
+        for at, value in enumerate(self.values):
+            if value is None:
+                rejects.append(Reject(int(self.offsets[at]), *_TOMBSTONE))
+            elif not value.strip():
+                # No decoder sees it: a line without a row would shift the lines behind it.
+                rejects.append(Reject(int(self.offsets[at]), *_EMPTY))
+            else:
+                filled.append(at)
+                values.append(value)
         if not filled:
             empty = pl.DataFrame({name: pl.Series([], dtype=pl.String) for name in self.spec.columns})
             return RawBlock(frame=empty, file=self.file, lines=self.offsets[:0], rejects=rejects)
-        frame, good, bad = self.decoder.rows([self.values[at] or b"" for at in filled], self.spec, self.file)
+        frame, good, bad = self.decoder.rows(values, self.spec, self.file)
         offsets = self.offsets[filled]
         rejects += [replace(reject, line=int(offsets[reject.line])) for reject in bad]
-        return RawBlock(frame=frame, file=self.file, lines=offsets[good], rejects=sorted(rejects, key=lambda r: r.line))
+        rejects.sort(key=lambda reject: reject.line)
+        return RawBlock(frame=frame, file=self.file, lines=offsets[good], rejects=rejects)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from operator import attrgetter
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -67,7 +68,7 @@ class DataFile:
 
         ``part``: of its row groups, with ``first`` rows before them.
         """
-        gone = None if self.deleted is None else np.asarray(self.deleted(), dtype=np.int64)
+        gone = np.asarray(self.deleted(), dtype=np.int64) if self.deleted is not None else None
         with readable(self.path), self.open() as stream:
             # The columns of the file by name, and by the number of their field where the file has such.
             physical: dict[str | int, str] = {}
@@ -77,18 +78,19 @@ class DataFile:
                 if column.metadata and _FIELD_ID in column.metadata:
                     numbers[int(column.metadata[_FIELD_ID])] = column.name
             physical |= numbers
-            names = {column.name: physical.get(column.key) for column in columns if column.name not in self.constants}
+            names: dict[str, str | None] = {}
+            for column in columns:
+                if column.name not in self.constants:
+                    names[column.name] = physical.get(column.key)
             wanted = [name for name in names.values() if name is not None]
             if not wanted:
                 # Some column tells how many rows there are.
                 wanted = list(physical.values())[:1]
             for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
-                table = pa.table(
-                    [self._values(batch, column, names) for column in columns],
-                    names=[column.name for column in columns],
-                )
+                table = pa.table({column.name: self._values(batch, column, names) for column in columns})
                 if gone is not None:
+                    # Of all deleted rows of the file those of the batch, lest each batch search through all of them.
                     kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
                     table, rows = table.filter(pa.array(kept)), rows[kept]
                 first += batch.num_rows
@@ -102,7 +104,13 @@ class DataFile:
         if name is None:
             return pa.nulls(batch.num_rows, column.type)
         values = batch.column(name)
-        return values if _same(values.type, column.type) else values.cast(column.type)
+        one, other = values.type, column.type
+        # Values of these types become the same rows. What lies in lists is left as the file has it.
+        text = any(is_text(one) for is_text in _STRINGS) and any(is_text(other) for is_text in _STRINGS)
+        if one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one):
+            return values
+        # Types may have been widened since the file was written.
+        return values.cast(other)
 
 
 class _TimedStream(io.RawIOBase):
@@ -113,7 +121,9 @@ class _TimedStream(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         with _answered(self._path):
-            return bytes(self._stream.read() if size is None or size < 0 else self._stream.read(size))
+            if size is None or size < 0:
+                return bytes(self._stream.read())
+            return bytes(self._stream.read(size))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         with _answered(self._path):
@@ -149,11 +159,11 @@ def _answered(path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError):
+        # Both are OSErrors, and no waiting ends them.
         raise
     except OSError as error:
         raise UnreachableError(
-            f"{path} cannot be read: {error_message(error)}",
-            hint="run the same command once its store answers",
+            f"{path} cannot be read: {error_message(error)}", hint="run the same command once its store answers"
         ) from error
 
 
@@ -170,12 +180,6 @@ def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
 def error_message(error: Exception) -> str:
     """A client's words on one line, without the colours and arrows of a terminal."""
     return " ".join(_DECORATION.sub(" ", str(error)).split())
-
-
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    # Whether values of both types become the same rows. What lies in lists is left as the file has it.
-    text = any(kind(one) for kind in _STRINGS) and any(kind(other) for kind in _STRINGS)
-    return bool(one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +208,8 @@ class TableFileSource(Source):
         file = self.file
         with present(file.path, self.version):
             for table, lines in file.tables(self.columns, self.block_bytes, self.part, self.first):
-                yield RawBlock(
-                    frame=frame_of(table, list(self.spec.columns)), file=file.path, lines=lines, place=file.path
-                )
+                frame = frame_of(table, list(self.spec.columns))
+                yield RawBlock(frame=frame, file=file.path, lines=lines, place=file.path)
 
 
 @contextmanager
@@ -231,8 +234,12 @@ class TableSnapshot(Snapshot):
         # What decides the rows: the files of ``data.day``, their deleted rows, the types of the columns that are read.
         marks = set[str]()
         for day in data.days or (None,):
-            marks.update(file.mark for file in self.files(day))
-        types = [f"{name}: {self.columns[name].type}" for name in data_spec(data).columns if name in self.columns]
+            marks.update(map(attrgetter("mark"), self.files(day)))
+        types = []
+        for name in data_spec(data).columns:
+            # Columns that are missing are no error yet: ``sources`` names them all.
+            if name in self.columns:
+                types.append(f"{name}: {self.columns[name].type}")
         text = "\n".join([identity, *types, *sorted(marks)])
         self.mark = f"{data.format} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
@@ -246,24 +253,26 @@ class TableSnapshot(Snapshot):
 
     def delivery(self, day: date | None) -> Delivery:
         files = self.files(day)
-        return Delivery(
-            parts=len(files),
-            bytes=sum(file.bytes for file in files),
-            rows=sum(file.rows for file in files),
-            later=day is not None and self.data.watermark.later_rows and self.has_later(day),
-        )
+        size = sum(map(attrgetter("bytes"), files))
+        rows = sum(map(attrgetter("rows"), files))
+        # Only where it is asked for: Iceberg makes another plan for it.
+        later = day is not None and self.data.watermark.later_rows and self.has_later(day)
+        return Delivery(parts=len(files), bytes=size, rows=rows, later=later)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         require_columns(spec, list(self.columns), self.version, header=False)
         read = tuple(self.columns[name] for name in spec.columns)
+        # The types of the table, which its files are cast to; some of them may still have older ones.
         check_types(spec, pa.schema([(column.name, column.type) for column in read]), self.version)
-        return [
-            TableFileSource(file=file, columns=read, spec=spec, block_bytes=block_bytes, version=self.version)
-            for file in self.files(day)
-        ]
+        sources: list[Source] = []
+        for file in self.files(day):
+            source = TableFileSource(file=file, columns=read, spec=spec, block_bytes=block_bytes, version=self.version)
+            sources.append(source)
+        return sources
 
     def excerpt(self, rows: int) -> Excerpt:
         files = self.files(None)
+        # Spread evenly, as files are by day or by other columns: a few neighbours would show little of the table.
         chosen = [files[round(at)] for at in np.linspace(0, len(files) - 1, min(len(files), EXCERPT_FILES))]
         frames = []
         for file in chosen:
@@ -275,7 +284,7 @@ class TableSnapshot(Snapshot):
                     if left <= 0:
                         break
         frame = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()
-        return Excerpt(frame=frame, total=sum(file.rows for file in files), parts=len(files))
+        return Excerpt(frame=frame, total=sum(map(attrgetter("rows"), files)), parts=len(files))
 
 
 def days_between(
@@ -300,4 +309,6 @@ def days_between(
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
     # Offsets in the text have another order than time.
     around = int(zone is not None and values.dtype == pl.String)
-    return None if rejected.bad.any() else (int(days[0]) - around, int(days[1]) + around)
+    if rejected.bad.any():
+        return None
+    return int(days[0]) - around, int(days[1]) + around

@@ -30,8 +30,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two tries
 MOST_SKEW_SECONDS = 120.0
 MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
 ROLE_HINT = "nightjar schedule render with the same settings shows the Role that the launcher needs"
-
-
 log = logging.getLogger(__name__)
 
 
@@ -95,6 +93,8 @@ class Api:
         try:
             return self.get(path)
         except RefusedError as error:
+            # Not any 404: one of a server that warms up says nothing of the object. A job that is taken for lost is
+            # submitted again, and both would write to the same checkpoints.
             if error.status == 404 and not error.passing:
                 return None
             raise
@@ -132,6 +132,7 @@ class Api:
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
         """The lines of a log as they come; ends when the server ends it."""
+        # Two limits, to connect and of silence: a quiet pod is no failure, but a connection may be dead unnoticed.
         response = self._request("GET", path, None, query, timeout=(self.timeout_seconds, LOG_SECONDS))
         raw, rest = response.response, b""
         with answers(self.server):
@@ -146,7 +147,10 @@ class Api:
 
         def ask() -> float:
             stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
-            return self.clock.time() - parsedate_to_datetime(stated).timestamp() if stated else 0.0
+            # A proxy may leave the header out: then nothing is known, and nothing is wrong.
+            if not stated:
+                return 0.0
+            return self.clock.time() - parsedate_to_datetime(stated).timestamp()
 
         return self._patiently(ask)
 
@@ -163,10 +167,12 @@ class Api:
     def _once(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], content: str
     ) -> Object:
+        # Half a body is no JSON, and so counts as silence, like a connection that breaks.
         with answers(self.server):
             text = self._request(method, path, body, query, content).read()
             answer = json.loads(text or b"{}")
         if not isinstance(answer, dict):
+            # A proxy's words, say.
             raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
         return answer
 
@@ -185,6 +191,7 @@ class Api:
                     raise
                 if pause == FIRST_PAUSE:
                     log.warning("%s; asking again for up to %.0f s", error.message, left)
+                # Scattered, so that all launchers of a cluster do not ask at once when its server is back.
                 self.clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
@@ -246,12 +253,17 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
 
 def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
     """How long this answer says nothing about what was asked for."""
-    if status == 403:  # of admission, which judged the object, or of a server that does not know the roles yet
-        return 0.0 if "admission webhook" in message or "exceeded quota" in message else float("inf")
-    if status in (401, 408, 429) or status >= 500:
+    if status == 403 and ("admission webhook" in message or "exceeded quota" in message):
+        # Admission has judged the object.
+        return 0.0
+    # Any other 403 may be of a server that does not know the roles yet.
+    if status in (401, 403, 408, 429) or status >= 500:
         return float("inf")
+    # A 404 that names no object is of the path: custom resources become known some time after the server's start.
     named = stated.get("reason") == "NotFound" and (stated.get("details") or {}).get("name")
-    return WARM_UP_SECONDS if status == 404 and not named else 0.0
+    if status == 404 and not named:
+        return WARM_UP_SECONDS
+    return 0.0
 
 
 def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
@@ -278,8 +290,9 @@ def check_clock(api: Api) -> None:
     """LaunchError where this machine's clock and the API server's differ so much that tokens and dates go wrong."""
     skew = api.skew()
     if abs(skew) > MOST_SKEW_SECONDS:
+        where = "ahead of" if skew > 0 else "behind"
         raise LaunchError(
-            f"this machine's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} the API server's, "
+            f"this machine's clock is {abs(skew):,.0f} s {where} the API server's, "
             f"expected at most {MOST_SKEW_SECONDS:.0f} s: tokens, signatures of requests and the night's date go wrong",
             hint="set the clocks by NTP: timedatectl, chronyc tracking",
         )
@@ -307,9 +320,9 @@ def connect(context: str | None = None) -> Api:
     try:
         load_kube_config(context=context, client_configuration=configuration)
     except Exception as error:  # a kubeconfig may be no YAML, or any other YAML; the client has no class for that
+        reason = " ".join(str(error).split())
         raise LaunchError(
-            "no way into a cluster: neither a pod's service account nor a kubeconfig that fits: "
-            f"{' '.join(str(error).split())}",
+            f"no way into a cluster: neither a pod's service account nor a kubeconfig that fits: {reason}",
             hint="run it in the cluster, or set KUBECONFIG, or launch.context=<a context of it>",
         ) from None
     return Api(ApiClient(configuration))

@@ -62,7 +62,7 @@ def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url:
 def indexed_job(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
     """Build the ``batch/v1`` job of a stage, a pod for each host. TorchX knows no such jobs."""
     hosts = hosts_of(step.name, config)
-    # ``$(FIRST_POD)`` in the command is the name of the first pod.
+    # ``$(FIRST_POD)`` in the command is the name of the first pod: the kubelet puts in what ``env`` says.
     first = f"{name}-0.{name}" if hosts > 1 else "localhost"
     env = {"FIRST_POD": first, **pod_environment(step.name, config)}
     template = _template(config, step, attempt, pod_command(step.name, config, config_url, name), env)
@@ -99,7 +99,9 @@ def _indexed(template: Object, hosts: int) -> Object:
         "backoffLimit": 0,
         "template": template,
     }
-    if (seconds := template["spec"].pop("activeDeadlineSeconds", None)) is not None:
+    # The deadline is the whole job's: one of each pod would begin when that pod does.
+    seconds = template["spec"].pop("activeDeadlineSeconds", None)
+    if seconds is not None:
         spec["activeDeadlineSeconds"] = seconds
     return spec
 
@@ -168,6 +170,7 @@ def as_yaml(objects: Sequence[Object]) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
+        # Labels and limits are one object at several places, which YAML would write as &id001 and *id001.
         def ignore_aliases(self, data: object) -> bool:
             return True
 
@@ -197,6 +200,7 @@ class IndexedRunner(ClusterRunner):
             except RefusedError as error:
                 if error.status != 409:
                     raise
+            # Where it is gone meanwhile our own body stands for it, which has no resource version: it is made again.
             former = (self.api.find(f"{services}/{metadata['name']}") or service)["metadata"]
             owners = [owner["uid"] for owner in former.get("ownerReferences", [])]
             if metadata["uid"] in owners and "deletionTimestamp" not in former and "resourceVersion" in former:
@@ -215,10 +219,15 @@ def indexed_job_phase(job: Object) -> str:
 
 def _phase_by_conditions(job: Object, done: str) -> str:
     """running | succeeded | failed; ``done``: the type of the condition that holds once the job has succeeded."""
-    conditions = {c["type"] for c in job.get("status", {}).get("conditions") or [] if c["status"] == "True"}
-    if done in conditions:
+    holding = set()
+    for condition in job.get("status", {}).get("conditions") or []:
+        if condition["status"] == "True":
+            holding.add(condition["type"])
+    if done in holding:
         return "succeeded"
-    return "failed" if "Failed" in conditions else "running"
+    if "Failed" in holding:
+        return "failed"
+    return "running"
 
 
 class JobSetRunner(ClusterRunner):
@@ -256,11 +265,7 @@ class VolcanoRunner(ClusterRunner):
         return VOLCANO_PHASES.get(phase, "running")
 
 
-RUNNERS: dict[str, type[ClusterRunner]] = {
-    "indexed": IndexedRunner,
-    "jobset": JobSetRunner,
-    "volcano": VolcanoRunner,
-}
+RUNNERS: dict[str, type[ClusterRunner]] = {"indexed": IndexedRunner, "jobset": JobSetRunner, "volcano": VolcanoRunner}
 
 
 def cluster_runner(config: Config, api: Api) -> ClusterRunner:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 
 from pipeline.config import Config
 from pipeline.core.clock import CLOCK, Clock
@@ -61,7 +62,9 @@ class ClusterRunner(ABC):
     def phase(self, name: str) -> str:
         """running | succeeded | failed | cancelled | lost; lost: the server says that there is none of that name."""
         job = self.api.find(f"{self.jobs}/{name}")
-        return "lost" if job is None else self.phase_of(job)
+        if job is None:
+            return "lost"
+        return self.phase_of(job)
 
     def delete(self, name: str) -> None:
         """Delete the job with its pods; no error where there is none."""
@@ -76,12 +79,14 @@ class ClusterRunner(ABC):
 
     def goes_on(self) -> bool:
         """Whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
+        # Not patiently: this is asked when a run has ended, and its launcher is to end, too.
         api, ours = self.api.brisk(BRISK_SECONDS), f"{RUN_LABEL}={run_label(str(self.config.run))}"
-        jobs = api.get(self.jobs, labelSelector=ours).get("items", [])
-        if any(self.phase_of(job) == "running" and "deletionTimestamp" not in job["metadata"] for job in jobs):
-            return True
+        for job in api.get(self.jobs, labelSelector=ours).get("items", []):
+            if self.phase_of(job) == "running" and "deletionTimestamp" not in job["metadata"]:
+                return True
+        # Pods outlive the job that was deleted by their grace time, and a lost node's even longer.
         pods = api.get(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=ours).get("items", [])
-        return any(is_alive(pod) for pod in pods)
+        return any(map(is_alive, pods))
 
     def find(self, step: Step) -> ClusterJob | None:
         """The job of ``step`` that runs, submitted by a launcher that is gone.
@@ -116,6 +121,7 @@ class ClusterRunner(ABC):
         self._await_end(step)
         build = type(self).build
         job = self._create(step, lambda name, attempt: build(self.config, step, name, attempt, config_url), self.api)
+        # A launcher that dies before this line leaves a job without what its pods need: ``find`` makes that, too.
         self.complete(step, job)
         name = job["metadata"]["name"]
         log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
@@ -123,6 +129,7 @@ class ClusterRunner(ABC):
 
     def room(self, step: Step, hosts: int) -> JobRoom:
         """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
+        # Before the request, whose answer may be lost: ``close`` gives back what nobody knows of, too.
         self._lent[step.name] = step
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
@@ -166,9 +173,12 @@ class ClusterRunner(ABC):
         """Wait until no pod of an earlier attempt runs: it would write to the same checkpoints. LaunchError if late."""
         labels, path = stage_query(self.config, step), f"/api/v1/namespaces/{self.namespace}/pods"
         last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
-        while alive := [pod for pod in self.api.get(path, labelSelector=labels).get("items", []) if is_alive(pod)]:
+        while True:
+            alive = next(filter(is_alive, self.api.get(path, labelSelector=labels).get("items", [])), None)
+            if alive is None:
+                return
             if self.clock.monotonic() > last:
-                name = alive[0]["metadata"]["name"]
+                name = alive["metadata"]["name"]
                 raise LaunchError(
                     f"pod {name} of an earlier attempt does not end (after launch.pending_minutes="
                     f"{self.config.launch.pending_minutes:g})",
@@ -188,6 +198,7 @@ class ClusterRunner(ABC):
         """Follow no logs any more; jobs outlast their launcher, but those that hold room do not."""
         for job in self._followed:
             job.leave()
+        # Nobody would use that room. Where the server does not answer, its pods end by themselves (HOLD_SECONDS).
         for step in self._lent.values():
             with suppress(LaunchError):
                 self._give_back(step, self.api.brisk(ASKING_SECONDS))
@@ -209,15 +220,16 @@ class ClusterJob:
         asked = self.clock.monotonic()
         try:
             job = self.runner.api.find(f"{self.runner.jobs}/{self.name}")
-            state = "lost" if job is None else self.runner.phase_of(job)
+            state = self.runner.phase_of(job) if job is not None else "lost"
             self._pods = self.runner.pods(self.name)
         except LaunchError as error:
             hint = f"job {self.name} goes on; the same command, once the server answers, attaches to it"
             raise LaunchError(error.message, hint=f"{hint}; {error.hint}") from None
+        # Nobody knows what pods did while the server was silent: that time does not count against them.
         silent = self.clock.monotonic() - asked
         self._pending_since += silent
         self._image_since += silent
-        if state == "running" and any(is_lost(pod) for pod in self._pods):
+        if state == "running" and any(map(is_lost, self._pods)):
             state = "failed"
         self._logs.show(self._pods)
         if state != "running":
@@ -253,33 +265,38 @@ class ClusterJob:
         ``launch.image_minutes`` to get its image.
         """
         config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
-        problems = [problem for pod in self._pods if (problem := pending_problem(pod)) is not None]
+        problems = list(filter(None, map(pending_problem, self._pods)))
         now = self.clock.monotonic()
-        if not any(problem.image for problem in problems):
+        if not any(map(attrgetter("image"), problems)):
             self._image_since = now
         short = len(self._pods) < hosts
         if not problems and not short:
             self._pending_since = now
             return
-        no_room = short or any(problem.no_room for problem in problems)
-        minutes = allowed_pending_minutes(config, hosts) if no_room else config.launch.pending_minutes
-        name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
+        no_room = short or any(map(attrgetter("no_room"), problems))
+        # Hosts that the stage can do without are waited for less long.
+        name, minutes = "pending_minutes", config.launch.pending_minutes
+        if no_room and allowed_pending_minutes(config, hosts) != minutes:
+            name, minutes = "shrink_after_minutes", allowed_pending_minutes(config, hosts)
         late = now - self._pending_since > 60 * minutes
+        # A time of its own: a node that is just added may pull for longer than pods wait for a place.
         if now - self._image_since > 60 * config.launch.image_minutes:
             late, name, minutes, no_room = True, "image_minutes", config.launch.image_minutes, False
-            problems = [problem for problem in problems if problem.image]
-        hopeless = any(problem.hopeless for problem in problems)
+            problems = list(filter(attrgetter("image"), problems))
+        hopeless = any(map(attrgetter("hopeless"), problems))
         if not late and not hopeless:
             return
         if no_room and short:
             job = self.runner.api.find(f"{self.runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
             problems.append(job_problem(job, config.launch.queue, len(self._pods), hosts, self._warnings()))
-        problem = max(problems, key=lambda problem: (problem.hopeless, problem.no_room))
+        problem = max(problems, key=attrgetter("hopeless", "no_room"))
         hint = problem.hint.replace("<stage>", self.step.name)
         message = f"the {self.step.name} stage does not start: {problem.message}"
         waited = f"{message} (after launch.{name}={minutes:g})"
-        if hopeless or not no_room:
-            raise GivenUpError(message if hopeless else waited, hint=hint)
+        if hopeless:
+            raise GivenUpError(message, hint=hint)
+        if not no_room:
+            raise GivenUpError(waited, hint=hint)
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in self._pods)
         raise NoRoomError(waited, hint=hint, running=running)
 
@@ -290,6 +307,7 @@ class ClusterJob:
             events = self.runner.api.brisk(BRISK_SECONDS).get(path, fieldSelector=about).get("items", [])
         except LaunchError:
             return []  # they explain, and decide nothing
+        # Newer controllers write ``eventTime`` alone.
         events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), reverse=True)
         return [str(event.get("message", "")) for event in events if event.get("type") == "Warning"]
 

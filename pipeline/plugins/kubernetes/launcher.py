@@ -46,13 +46,11 @@ class KubernetesLauncher(Launcher):
             yield
 
     def night_job(self, config: Config, name: str) -> NightJob:
-        """See ``Launcher.night_job``."""
         from pipeline.plugins.kubernetes.schedule import night_job
 
         return night_job(config, name)
 
     def end_leftovers(self, config: Config, model: str, day: date, kept: Iterable[date]) -> None:
-        """See ``Launcher.end_leftovers``."""
         from pipeline.plugins.kubernetes.schedule import end_leftovers
 
         end_leftovers(config, model, day, kept)

@@ -43,17 +43,24 @@ class LeaseObject:
     def read(self) -> Seen:
         """The object as it is now."""
         record = self.api.find(self.path)
-        return Seen(None) if record is None else _seen(record)
+        if record is None:
+            return Seen(None)
+        return _seen(record)
 
     def holder(self, seen: Seen) -> Holder | None:
         """Who holds the lease as it was ``seen``."""
         spec = json.loads(seen.data)["spec"] if seen.data else {}
         name = str(spec.get("holderIdentity") or "")
+        # Other clients give a lease back by emptying this field.
+        if not name:
+            return None
+        # The holder's own seconds: another launcher may have set another launch.lease_seconds.
         seconds = float(spec.get("leaseDurationSeconds") or self.seconds)
-        return Holder(name, f"launcher {name}", seconds) if name else None
+        return Holder(name, f"launcher {name}", seconds)
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
         """Write this launcher into the object, or with ``free`` delete it; SwappedError unless it is as ``seen``."""
+        # Conditions are the server's: create fails where there is one, replace and delete where its version differs.
         try:
             if free:
                 if seen.data is not None:

@@ -51,7 +51,8 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
     why = _create_policy(api, policy)
     if why:
         _warn(api, config, why)
-    if exposed := on_host_network(config):
+    exposed = on_host_network(config)
+    if exposed:
         log.warning(
             "no network policy counts for pods on their node's network, which launch.pods.patch gives to %s: whoever "
             "reaches port %d of the node can run commands in them; let the node's firewall close it",
@@ -72,8 +73,11 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
 
 def on_host_network(config: Config) -> list[str]:
     """The keys of ``launch.pods.patch`` whose pods share the network of their node; the launcher listens nowhere."""
-    fragments = config.launch.pods.patch.items()
-    return [name for name, each in fragments if name != LAUNCHER and (each.get("spec") or {}).get("hostNetwork")]
+    exposed = []
+    for name, fragment in config.launch.pods.patch.items():
+        if name != LAUNCHER and (fragment.get("spec") or {}).get("hostNetwork"):
+            exposed.append(name)
+    return exposed
 
 
 def selects(policy: Object, labels: Mapping[str, str]) -> bool:
@@ -81,10 +85,16 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
     spec = policy.get("spec") or {}
     selector = spec.get("podSelector") or {}
     wanted = selector.get("matchLabels") or {}
-    holds = wanted.items() <= labels.items() and all(
-        _holds(each, labels) for each in selector.get("matchExpressions") or ()
-    )
-    return holds and "Ingress" in (spec.get("policyTypes") or ["Ingress"])
+    # An empty selector is of all pods of the namespace. A policy without types is of connections to its pods.
+    if not wanted.items() <= labels.items() or "Ingress" not in (spec.get("policyTypes") or ["Ingress"]):
+        return False
+    for expression in selector.get("matchExpressions") or ():
+        value, values = labels.get(expression["key"]), expression.get("values") or ()
+        # NotIn holds for pods without the label, too. What is left is DoesNotExist.
+        answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
+        if not answers.get(expression["operator"], value is None):
+            return False
+    return True
 
 
 def opens(policy: Object, port: int) -> bool:
@@ -95,22 +105,17 @@ def opens(policy: Object, port: int) -> bool:
         for each in rule.get("ports") or ():
             first = each.get("port", port)
             covers = covers or (isinstance(first, int) and first <= port <= each.get("endPort", first))
-        if covers and (not rule.get("from") or any(map(_is_anyone, rule["from"]))):
+        if not covers:
+            continue
+        # Without peers it is of everybody.
+        if not rule.get("from"):
             return True
+        for peer in rule["from"]:
+            every_pod = peer.get("namespaceSelector") == {} and not peer.get("podSelector")
+            every_address = str((peer.get("ipBlock") or {}).get("cidr", "")).endswith("/0")
+            if every_pod or every_address:
+                return True
     return False
-
-
-def _is_anyone(peer: Object) -> bool:
-    """Whether ``peer`` of a rule is every address, or every pod of the cluster."""
-    every_pod = peer.get("namespaceSelector") == {} and not peer.get("podSelector")
-    return every_pod or str((peer.get("ipBlock") or {}).get("cidr", "")).endswith("/0")
-
-
-def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
-    """Whether ``labels`` fulfil an expression of a selector."""
-    value, values = labels.get(expression["key"]), expression.get("values") or ()
-    answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
-    return answers.get(expression["operator"], value is None)
 
 
 def _create_policy(api: Api, policy: Object) -> str:
@@ -131,12 +136,12 @@ def _create_policy(api: Api, policy: Object) -> str:
         except RefusedError as error:
             if error.status != 409:
                 raise
+            # Listed, since the Role has no right to get one by its name.
             for former in api.get(collection).get("items", []):
+                if former["metadata"]["name"] != name:
+                    continue
                 labels = former["metadata"].get("labels") or {}
-                if (
-                    former["metadata"]["name"] == name
-                    and labels.get(RUN_LABEL) != policy["metadata"]["labels"][RUN_LABEL]
-                ):
+                if labels.get(RUN_LABEL) != policy["metadata"]["labels"][RUN_LABEL]:
                     return f"network policy {name} is there and is none of this run's"
             api.replace(f"{collection}/{name}", policy)
     except RefusedError as error:
@@ -147,13 +152,15 @@ def _create_policy(api: Api, policy: Object) -> str:
 def _warn(api: Api, config: Config, why: str) -> None:
     """Say what the missing policy means, unless others select the pods of all stages."""
     group, resource, _ = NETWORK
+    # Stage by stage, for a policy may select one of them: its pods are as safe as the weakest.
     found = "these credentials may not list others"
     if allowed(api, config.launch.namespace, group, resource, "list"):
         policies = api.get(_collection(config.launch.namespace)).get("items", [])
-        stages = [stage for stage in config.stages if stage not in config.launch.inline]
         run = NIGHTJAR_LABELS | {RUN_LABEL: run_label(str(config.run))}
         selected, opened = True, False
-        for stage in stages:
+        for stage in config.stages:
+            if stage in config.launch.inline:
+                continue
             selecting = [policy for policy in policies if selects(policy, run | {STAGE_LABEL: stage})]
             selected = selected and bool(selecting)
             opened = opened or any(opens(policy, config.launch.port) for policy in selecting)

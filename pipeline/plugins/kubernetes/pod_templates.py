@@ -63,16 +63,20 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
     tail = f"-{step.name}-{digits}-a{attempt}"
     # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
     longest = max(roles_of(step.name, config), key=len)
-    suffix = f"-{longest}-0-{config.hardware.hosts - 1}{'-abcde' if config.launch.job == 'jobset' else ''}"
+    suffix = f"-{longest}-0-{config.hardware.hosts - 1}"
+    if config.launch.job == "jobset":
+        suffix += "-abcde"
     return run_label(str(config.run), LONGEST - len(tail) - len(suffix)) + tail
 
 
 def run_label(run: str, longest: int = LONGEST) -> str:
     """``run`` as a DNS label of at most ``longest`` characters that starts with a letter; other runs have others."""
     slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    slug = slug if slug[:1].isalpha() else f"r-{slug}".strip("-")
+    if not slug[:1].isalpha():
+        slug = f"r-{slug}".strip("-")
     if slug == run and len(slug) <= longest:
         return slug
+    # Two runs may have one slug, as ``a.b`` and ``a-b``: digits of the name itself tell them apart.
     return f"{slug[: longest - 7].strip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
 
 
@@ -87,7 +91,7 @@ def stage_selector(config: Config, step: Step) -> dict[str, str]:
 
 def stage_query(config: Config, step: Step) -> str:
     """``stage_selector`` as the value of a ``labelSelector``."""
-    return ",".join(f"{key}={value}" for key, value in stage_selector(config, step).items())
+    return ",".join(map("=".join, stage_selector(config, step).items()))
 
 
 def pod_template(
@@ -106,7 +110,9 @@ def pod_template(
     the API server, but for the launcher.
     """
     pods, launcher = config.launch.pods, stage == LAUNCHER
+    # Embedding hosts are pods of the train stage, with resources and patches of their own.
     kind = EMBEDDING if role == EMBEDDING else stage
+    account = launcher_account(config) if launcher else stage_account(config)
     volumes, mounts = _volumes(pods, resources_of(pods, kind))
     container: Object = {
         "name": CONTAINER,
@@ -129,7 +135,7 @@ def pod_template(
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
     spec: Object = {
         "restartPolicy": "Never",
-        "serviceAccountName": launcher_account(config) if launcher else stage_account(config),
+        "serviceAccountName": account,
         "automountServiceAccountToken": launcher,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": seconds,
@@ -144,6 +150,7 @@ def pod_template(
         "containers": [container],
         "volumes": volumes,
     }
+    # The launcher's deadline is that of its job, over all its pods (``cron_job``).
     if not launcher:
         spec["activeDeadlineSeconds"] = math.ceil(60 * config.launch.deadline_minutes)
     if config.launch.priority_class:
@@ -153,9 +160,10 @@ def pod_template(
     if pods.node_selector:
         spec["nodeSelector"] = dict(pods.node_selector)
     if pods.tolerations:
-        spec["tolerations"] = [
-            {key: value for key, value in vars(toleration).items() if value} for toleration in pods.tolerations
-        ]
+        spec["tolerations"] = []
+        for toleration in pods.tolerations:
+            # Empty fields mean something else than missing ones: an empty key with Exists tolerates every taint.
+            spec["tolerations"].append({key: value for key, value in vars(toleration).items() if value})
     annotations = {
         # A service mesh's sidecar would keep the pod from ending.
         "sidecar.istio.io/inject": "false",
@@ -188,7 +196,9 @@ def _resources(config: Config, stage: str) -> Object:
     gpus = needed.gpus
     if gpus is None:
         # Pods of role ``EMBEDDING`` get no GPUs unless they ask for some.
-        gpus = config.hardware.ranks_per_host if config.hardware.device == "cuda" and distributed(stage) else 0
+        gpus = 0
+        if config.hardware.device == "cuda" and distributed(stage):
+            gpus = config.hardware.ranks_per_host
     if gpus:
         amounts[GPU] = str(gpus)
     # Requests are the limits: a trainer that shares its cores or memory slows all others down.
@@ -232,7 +242,10 @@ def check_templates(api: Api, config: Config) -> None:
     if not config.launch.pods.patch:
         return
     path = f"/api/v1/namespaces/{config.launch.namespace}/podtemplates"
-    for stage in [*(stage for stage in config.stages if stage not in config.launch.inline), LAUNCHER]:
+    for stage in (*config.stages, LAUNCHER):
+        # An inline stage runs in the launcher's own pod.
+        if stage in config.launch.inline:
+            continue
         template = pod_template(config, stage, ["true"], {}, {}, 1)
         body = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "nightjar-trial"}, "template": template}
         hint = f"launch.pods.patch.{stage} or .all; nightjar launch render shows the pods"
@@ -242,7 +255,8 @@ def check_templates(api: Api, config: Config) -> None:
             if error.status not in REFUSED:
                 raise
             raise LaunchError(f"pods of {stage}: {error.message}", hint=hint) from None
-        if unknown := list(_dropped(template, answer.get("template") or {}, "")):
+        unknown = list(_dropped(template, answer.get("template") or {}, ""))
+        if unknown:
             raise LaunchError(f"pods of {stage}: the API server knows no field {', '.join(unknown)}", hint=hint)
 
 
@@ -267,6 +281,7 @@ def patched(template: Object, pods: PodConfig, stage: str) -> Object:
     Raises:
         ConfigError: A fragment changes what the launcher relies on, or its lists lack the field they go by.
     """
+    # Checked after each fragment, so that the error names the one that did it.
     result, expected = template, _essentials(template)
     for name in (PATCH_ALL, stage):
         fragment = pods.patch.get(name)
@@ -302,8 +317,10 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Obj
         if value is None:
             result.pop(name, None)
         elif isinstance(value, Mapping):
-            former = result.get(name) if value.get(DIRECTIVE) != "replace" else None
-            result[name] = merged(former if isinstance(former, Mapping) else {}, value, place)
+            former = result.get(name)
+            if value.get(DIRECTIVE) == "replace" or not isinstance(former, Mapping):
+                former = {}
+            result[name] = merged(former, value, place)
         elif isinstance(value, list) and name in KEYS:
             result[name] = _merged_list(result.get(name) or [], value, KEYS[name], place)
         else:
@@ -319,14 +336,15 @@ def _merged_list(base: list[Object], patch: list[Any], key: str, where: str) -> 
                 f"{where} has an entry without {key}, by which its entries are merged: {entry}",
                 hint=f"{where}=[{{{key}:<which>,..}}]",
             )
-        place = next((at for at, former in enumerate(result) if former.get(key) == entry[key]), None)
+        values = [former.get(key) for former in result]
         if entry.get(DIRECTIVE) == "delete":
             result = [former for former in result if former.get(key) != entry[key]]
-        elif place is None:
+        elif entry[key] not in values:
             result.append(merged({}, entry, where))
         else:
-            replaces = entry.get(DIRECTIVE) == "replace"
-            result[place] = merged({} if replaces else result[place], entry, f"{where}.{entry[key]}")
+            place = values.index(entry[key])
+            former = {} if entry.get(DIRECTIVE) == "replace" else result[place]
+            result[place] = merged(former, entry, f"{where}.{entry[key]}")
     return result
 
 

@@ -31,8 +31,13 @@ class PodLogs:
             name, status = pod["metadata"]["name"], pod.get("status", {})
             if name in self._followers:
                 self._followers[name].ended = status.get("phase") in ("Succeeded", "Failed")
-            elif any(_started(container) for container in status.get("containerStatuses") or []):
-                self._followers[name] = _LogFollower(self.api, self.namespace, name)
+                continue
+            # Before the container of the stage has started there is no log, and to ask for it is an error.
+            for container in status.get("containerStatuses") or []:
+                state = container.get("state", {})
+                if container.get("name", CONTAINER) == CONTAINER and ("running" in state or "terminated" in state):
+                    self._followers[name] = _LogFollower(self.api, self.namespace, name)
+                    break
 
     def drain(self) -> bytes:
         """The lines that came since the last call."""
@@ -40,6 +45,7 @@ class PodLogs:
 
     def finish(self) -> None:
         """Wait, not for long, until all lines of pods that have ended are here."""
+        # One limit for all of them: a job may have hundreds of pods, and its node's kubelet may be gone.
         last = time.monotonic() + REST_SECONDS
         for follower in self._followers.values():
             follower.ended = True
@@ -52,7 +58,9 @@ class PodLogs:
 
     def text(self) -> str:
         """All that was followed, each pod's behind its name."""
-        parts = [f"==> {name} <==\n{follower.text()}" for name, follower in sorted(self._followers.items())]
+        parts = []
+        for name, follower in sorted(self._followers.items()):
+            parts.append(f"==> {name} <==\n{follower.text()}")
         return "\n".join(parts)
 
 
@@ -64,11 +72,13 @@ class _LogFollower:
         self._kept: deque[bytes] = deque()
         self._size = 0
         self._last = b""
+        # A daemon: a log that goes on must not keep the launcher from ending.
         self.thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self.thread.start()
 
     def drain(self) -> bytes:
         """The lines that came since the last call."""
+        # A deque's own ends are safe between threads: the follower appends, and nobody needs a lock.
         lines = []
         while self._fresh:
             lines.append(self._fresh.popleft())
@@ -99,15 +109,10 @@ class _LogFollower:
             stamp, text = self._last, line
         elif stamp <= known:
             return
+        # A log starts again at the second of ``sinceTime``, so what came in that second before comes twice.
         self._last = stamp
         self._fresh.append(text + b"\n")
         self._kept.append(text + b"\n")
         self._size += len(text) + 1
         while self._size > LONGEST:
             self._size -= len(self._kept.popleft())
-
-
-def _started(container: Object) -> bool:
-    """Whether it is the container of the stage, and has a log."""
-    state = container.get("state", {})
-    return container.get("name", CONTAINER) == CONTAINER and ("running" in state or "terminated" in state)

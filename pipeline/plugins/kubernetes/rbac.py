@@ -19,13 +19,8 @@ COMMON: tuple[Right, ...] = (
 JOBS: dict[str, tuple[Right, ...]] = {
     "volcano": (("batch.volcano.sh", "jobs", ("create", "get", "list", "delete")),),
     "jobset": (("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete")),),
-    "indexed": (
-        ("batch", "jobs", ("create", "list", "delete")),
-        ("", "services", ("create", "get", "delete")),
-    ),
+    "indexed": (("batch", "jobs", ("create", "list", "delete")), ("", "services", ("create", "get", "delete"))),
 }
-
-
 # A run goes on without it, with a warning (``network.py``).
 NETWORK: Right = ("networking.k8s.io", "networkpolicies", ("create", "list", "update", "delete"))
 PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: check_templates
@@ -33,7 +28,10 @@ PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which no
 
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
     """The rights that a launcher cannot do without, for jobs of kind ``launch.job``."""
-    return (*JOBS[launch.job], *COMMON, *(PATCHED if launch.pods.patch else ()))
+    needed = (*JOBS[launch.job], *COMMON)
+    if launch.pods.patch:
+        needed += PATCHED
+    return needed
 
 
 def granted(launch: LaunchConfig) -> tuple[Right, ...]:
@@ -43,10 +41,10 @@ def granted(launch: LaunchConfig) -> tuple[Right, ...]:
 
 def rules(launch: LaunchConfig) -> list[Object]:
     """The rights as the rules of a Role."""
-    return [
-        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for group, resource, verbs in granted(launch)
-    ]
+    made = []
+    for group, resource, verbs in granted(launch):
+        made.append({"apiGroups": [group], "resources": [resource], "verbs": list(verbs)})
+    return made
 
 
 def check_rights(api: Api, launch: LaunchConfig) -> None:
@@ -55,21 +53,20 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
     A server that just started may not know the roles yet, so it is asked again for a while.
     """
     last = api.clock.monotonic() + min(WARM_UP_SECONDS, api.outage_seconds)
-    while missing := _missing(api, launch):
+    while True:
+        missing = []
+        for group, resource, verbs in rights(launch):
+            denied = [verb for verb in verbs if not allowed(api, launch.namespace, group, resource, verb)]
+            if denied:
+                # As kubectl names them: the core group has no name.
+                name = f"{resource}.{group}" if group else resource
+                missing.append(f"{', '.join(denied)} {name}")
+        if not missing:
+            return
         if api.clock.monotonic() > last:
             message = f"these credentials may not, in namespace {launch.namespace}: {'; '.join(missing)}"
             raise LaunchError(message, hint=ROLE_HINT)
         api.clock.sleep(PAUSE_SECONDS)
-
-
-def _missing(api: Api, launch: LaunchConfig) -> list[str]:
-    """The rights that the server does not grant, in words."""
-    missing = []
-    for group, resource, verbs in rights(launch):
-        denied = [verb for verb in verbs if not allowed(api, launch.namespace, group, resource, verb)]
-        if denied:
-            missing.append(f"{', '.join(denied)} {resource}{f'.{group}' if group else ''}")
-    return missing
 
 
 def allowed(api: Api, namespace: str, group: str, resource: str, verb: str) -> bool:

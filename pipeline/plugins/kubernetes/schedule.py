@@ -117,6 +117,7 @@ def network_policy(config: Config) -> Object:
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
     """The CronJob: one launcher at a time, which continues where the last one stopped."""
     schedule = config.schedule
+    # $$ is a $ to the kubelet, which would put a variable in place of $(NAME).
     inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
     command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
     labels = {**NIGHTJAR_LABELS, "nightjar/schedule": schedule.name}
@@ -189,6 +190,7 @@ def _path(item: Object) -> str:
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:
     """Delete ``objects``, last first; returns a line for each. Launchers end with their CronJob, stages go on."""
+    # The CronJob goes before the accounts and rights that its launchers need until they end.
     lines = []
     for item in reversed(objects):
         done = "does not exist" if api.find(_path(item)) is None else "deleted"
@@ -227,8 +229,10 @@ class Status:
         state = "suspended" if self.suspended else "on"
         lines = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
         for night in self.nights:
-            code = "" if night.exit_code is None else f", exit code {night.exit_code}"
-            lines.append(f"  {night.started}  {night.job}  {night.state}{code}")
+            line = f"  {night.started}  {night.job}  {night.state}"
+            if night.exit_code is not None:
+                line += f", exit code {night.exit_code}"
+            lines.append(line)
         return lines
 
 
@@ -237,8 +241,12 @@ def status(api: Api, cron: Object) -> Status:
     live = _live(api, cron)
     namespace = cron["metadata"]["namespace"]
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
-    uid = live["metadata"]["uid"]
-    owned = [job for job in jobs if any(o["uid"] == uid for o in job["metadata"].get("ownerReferences", []))]
+    # By the owner's uid: jobs of a CronJob that was deleted and made again have an owner of the same name.
+    owned = []
+    for job in jobs:
+        owners = [owner["uid"] for owner in job["metadata"].get("ownerReferences", [])]
+        if live["metadata"]["uid"] in owners:
+            owned.append(job)
     owned.sort(key=lambda job: job["metadata"]["creationTimestamp"], reverse=True)
     # By the name of the job, the pod of its last launcher.
     last_pods: dict[str, Object] = {}
@@ -274,6 +282,7 @@ def night_job(config: Config, name: str) -> NightJob:
     if job is None:
         raise LaunchError(f"there is no job {name!r} in namespace {namespace}", hint="leave job= out")
     metadata, made = job["metadata"], job["metadata"]["creationTimestamp"]
+    # The night is that of the time it was due: a job may be made late, after midnight even. One made by hand has none.
     due = (metadata.get("annotations") or {}).get(SCHEDULED) or made
     started = (job.get("status") or {}).get("startTime") or made
     seconds = job["spec"].get("activeDeadlineSeconds")
@@ -286,8 +295,10 @@ def end_leftovers(config: Config, model: str, day: date, kept: Iterable[date]) -
 
     Their launchers are gone, for this process holds the model: nobody would look at what they make.
     """
-    api, days = _api(config), [day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)]
-    labels = {run_label(run_name(model, each)) for each in days if each not in set(kept)}
+    # By the names that nights of the model have, so that no other run of the namespace is touched.
+    days = {day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)} - set(kept)
+    labels = {run_label(run_name(model, each)) for each in days}
+    api = _api(config)
     runner = cluster_runner(config, api)
     query = f"{RUN_LABEL} in ({','.join(sorted(labels))})"
     for job in api.get(runner.jobs, labelSelector=query).get("items", []):

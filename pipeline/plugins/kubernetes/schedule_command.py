@@ -34,7 +34,6 @@ OUT = "directory for one file per object (default: all on standard output)"
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar launch``."""
     parser.epilog, parser.formatter_class = LAUNCH, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
     text = "print a run's jobs and network policy as YAML, without a cluster"
@@ -44,10 +43,14 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar schedule``."""
     parser.epilog, parser.formatter_class = SCHEDULE, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    render = _command(commands, "render", _render_schedule, "print the objects as YAML, without a cluster")
+    render = _command(
+        commands,
+        "render",
+        lambda options: _emit(_schedule_objects(options)[1], options.out),
+        "print the objects as YAML, without a cluster",
+    )
     render.add_argument("--out", help=OUT)
     _command(commands, "apply", _apply, "create the objects in the cluster, or bring them up to date")
     status = _command(commands, "status", _status, "show the last start, and how the nights ended")
@@ -77,10 +80,6 @@ def _render_launch(options: argparse.Namespace) -> int:
     url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
     objects = stage_objects(config, steps(config, store, forced=False), url)
     return _emit([run_policy(config), *objects], options.out)
-
-
-def _render_schedule(options: argparse.Namespace) -> int:
-    return _emit(_schedule_objects(options)[1], options.out)
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
@@ -124,7 +123,8 @@ def _suspend(options: argparse.Namespace, suspended: bool) -> int:
 
     api, (*_, cron) = _in_cluster(options)
     suspend(api, cron, suspended)
-    show(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
+    done = "suspended" if suspended else "resumed"
+    show(f"cronjob {cron['metadata']['name']} {done}")
     return 0
 
 
@@ -153,7 +153,8 @@ def _schedule_objects(options: argparse.Namespace) -> tuple[Config, list[dict[st
             "gate.force is set, but in a schedule it would publish every model from now on",
             hint="leave it out; for one night: nightjar nightly date=<its day> gate.force='<why>'",
         )
-    if gap := gap_of(cron_times(config.schedule.cron), config.schedule.time_zone, date.today()):
+    gap = gap_of(cron_times(config.schedule.cron), config.schedule.time_zone, date.today())
+    if gap:
         complain(f"{gap}, because clocks are put forward: no night starts then; schedule.time_zone=Etc/UTC has all", 0)
     return config, schedule_objects(config, options.overrides)
 

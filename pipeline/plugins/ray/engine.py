@@ -9,6 +9,7 @@ the order of the parts, so the dataset is the same as out of the local engine.
 from __future__ import annotations
 
 import io
+import itertools
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,9 +73,10 @@ class RayEngine(IngestEngine):
             self.callback(ray.kill, each)
         self._remote: dict[Callable[..., Any], Any] = {}
         self._numbering = Numbering()
-        # What lies with the workers: the typed rows of every part, with their number, and by table the fitted mapping,
-        # what pass 2 needs of it, and the hashes of its ids.
-        self._typed: list[tuple[Any, int]] = []
+        # What lies with the workers: the typed rows of every part, whose number is known here, and by table the fitted
+        # mapping, what pass 2 needs of it, and the hashes of its ids.
+        self._typed: list[Any] = []
+        self._kept: list[int] = []
         self._fitted: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
@@ -92,6 +94,7 @@ class RayEngine(IngestEngine):
     def map_blocks(
         self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
+        # Put into the object store once, since it goes with every part. A generator starts no task until it is taken.
         look_at, shared = self._task(work.look_at), self._ray.put(work_on)
         for number, frames in enumerate(self._ahead(look_at(part, shared) for part in parts)):
             for data in self._get(frames):
@@ -99,8 +102,9 @@ class RayEngine(IngestEngine):
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows and counts of ids stay with Ray."""
-        parts = self._numbering.start([part for source in sources for part in source.parts()])
-        self._typed = []
+        # The parts are numbered over all sources: the order of the dataset's rows is that of the numbers.
+        parts = self._numbering.start(list(itertools.chain.from_iterable(map(self.parts, sources))))
+        self._typed, self._kept = [], []
         shared = self._ray.put(job)
         for merger in self._mergers:
             merger.begin.remote(shared)
@@ -114,8 +118,10 @@ class RayEngine(IngestEngine):
             # A merger that falls behind would fill the object store with shares.
             if len(merged) > AHEAD * self._cores:
                 self._get(merged.popleft())
-            self._typed.append((typed, sum(block.kept for block in blocks)))
-            yield from (self._numbering.numbered(number, part, block) for block in blocks)
+            self._typed.append(typed)
+            self._kept.append(sum(block.kept for block in blocks))
+            for block in blocks:
+                yield self._numbering.numbered(number, part, block)
         for merging in merged:
             self._get(merging)
 
@@ -128,22 +134,24 @@ class RayEngine(IngestEngine):
         """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
         if alone.enough:
             return
+        # The counts wander from task to task, day by day, and never come back here: they grow with the ids.
         if self._alone is None:
             self._alone = self._ray.put(alone)
-        typed = [typed for typed, _ in self._typed]
-        self._alone, looked = self._task(work.look_alone, 2)(self._alone, first_test_day, typed)
+        self._alone, looked = self._task(work.look_alone, 2)(self._alone, first_test_day, self._typed)
         self._looking = alone, looked
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
-        return partial(_sample_rows, [typed for typed, _ in self._typed], first_test_day)
+        return partial(_sample_rows, list(self._typed), first_test_day)
 
     def fit_state(
         self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
     ) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
+        # Nothing is waited for until all tables are under way: references stand for what tasks are yet to make.
         fit_mapping, shared, light = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
-            name, sharing = feature.name, [column for column in spec.sparse if column.owner == feature.name]
+            name = feature.name
+            sharing = [column for column in spec.sparse if column.owner == name]
             known = self._known.get(name, self._no_hashes)
             pieces = [merger.counts.remote(sharing, known, all_days=False) for merger in self._mergers]
             mappings = fit_mapping(feature, self._fitted.get(name), shared, known, *pieces)
@@ -156,11 +164,14 @@ class RayEngine(IngestEngine):
 
     def continued(self, state: FittedState) -> FittedState:
         """The state of another dataset, handed to the workers; what is left has no ids."""
+        light = {}
         for name, mapping in state.sparse.items():
+            # Three objects, of which no task needs more than one.
             self._fitted[name] = self._ray.put(mapping)
             self._tables[name] = self._ray.put(mapping.applied())
             self._known[name] = self._ray.put(work.hashes_of(mapping))
-        return FittedState(dense=state.dense, sparse={name: mapping.told() for name, mapping in state.sparse.items()})
+            light[name] = mapping.told()
+        return FittedState(dense=state.dense, sparse=light)
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> _SplitFiles:
         return _SplitFiles(self, draft, folder, config)
@@ -170,17 +181,22 @@ class RayEngine(IngestEngine):
         light = self._ray.put(replace(job, state=FittedState(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
         transform_part = self._task(work.transform_part, 1 + len(writers))
-        parts, self._typed = self._typed, []
+        # References that are given up free their objects as soon as the tasks that read them are done.
+        parts = zip(self._typed, self._kept, strict=True)
+        self._typed, self._kept = [], []
         transformed = (transform_part(typed, light, list(writers), *tables) for typed, rows in parts if rows)
         for heights, *rows in self._ahead(transformed):
             counts = self._get(heights)
-            events = None
+            events, done = None, 0
             for folder, part, height in zip(writers, rows, counts, strict=True):
+                if folder in job.splits:
+                    done += height
+                # Events of histories are looked up by the driver; all other rows stay with the workers.
                 if height and folder == EVENTS:
                     events = work.frame_of(self._get(part))
                 elif height:
                     writers[folder].add_part(part, height)
-            yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits), events
+            yield done, events
 
     def finalize(self, train: Partial, state: FittedState, alone: LabelLeakCounts, then: Mapping[str, Any]) -> None:
         """Ask the workers what checks and profile will ask of the counts."""
@@ -198,6 +214,7 @@ class RayEngine(IngestEngine):
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
         # By the workers that hold them, beside all else; ``end_day`` waits for the files.
+        # The copy of the draft has no files: each task tells those it wrote, and only these are added.
         write_mapping, copied, written = self._task(work.write_mapping), replace(draft, files={}), []
         for feature in spec.owners:
             fitted = self._fitted[feature.name]
@@ -230,6 +247,7 @@ class RayEngine(IngestEngine):
 
     def _ahead(self, tasks: Iterator[Any]) -> Iterator[Any]:
         """Yield ``tasks``, which start as they are taken, some of them ahead."""
+        # As many as keep the cores busy: what all parts of a log make at once would fill the object store.
         ahead: deque[Any] = deque()
         for item in tasks:
             ahead.append(item)
@@ -247,6 +265,7 @@ class RayEngine(IngestEngine):
         try:
             return self._ray.get(refs)
         except errors.RayError as error:
+            # A task that waited for one that failed has its error wrapped in another, as often as there are tasks.
             cause: BaseException = error
             while isinstance(cause, errors.RayTaskError) and isinstance(cause.cause, Exception):
                 cause = cause.cause
@@ -320,6 +339,7 @@ class _SplitFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # After an error nothing is finished: the draft is thrown away.
         if kind is not None:
             return
         if self._waiting:
@@ -340,6 +360,8 @@ class _SplitFiles:
             self._group(self._config.rows_per_group)
 
     def _group(self, rows: int) -> None:
+        # Row groups have the sizes of the local engine's, however the rows were dealt out: a group takes the end of one
+        # part and the begin of the next.
         parts, spans, left = list[Any](), list[tuple[int, int]](), rows
         while left:
             part, start, stop = self._pending.pop(0)
@@ -355,9 +377,11 @@ class _SplitFiles:
             self._file()
 
     def _file(self) -> None:
+        # Written by a worker as soon as its row groups are encoded, wherever they are: the driver names the file and
+        # sees none of the bytes.
         name = f"{self._folder}/part-{len(self.files):05d}.parquet"
-        sizes = [rows for _, rows in self._encoded]
-        groups = [group for group, _ in self._encoded]
+        groups, rows = zip(*self._encoded, strict=True)
+        sizes = list(rows)
         self._written.append(self._write(self._copied, name, self._config.compression, sizes, *groups))
         self.files.append(name)
         self.groups.append(sizes)

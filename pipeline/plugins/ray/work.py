@@ -76,6 +76,7 @@ class Merger:
     def close(self) -> None:
         """Add the day to the days before it."""
         assert self.day is not None
+        # Not before the tables are fitted: a mapping goes on from the one before by the day's counts alone.
         if self.total is None:
             self.total = self.day
         else:
@@ -89,17 +90,23 @@ class Merger:
         assert split_counts is not None
         counts = [split_counts.train.counts[feature.name] for feature in features]
         total = counts[0]
+        # Merged into new counts, for those of the features are asked for again.
         if len(counts) > 1:
             total = features[0].mapping.counts(features[0], len(split_counts.spec.sparse))
             for share in counts:
                 total.merge(share)
-        return total.condensed(wanted_of(known, then)) if isinstance(total, VocabCounts) else total
+        if not isinstance(total, VocabCounts):
+            return total
+        return total.condensed(wanted_of(known, then))
 
 
 def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
     """The counts of a feature, from those of every range."""
+    # Counts that are no table of ids, such as a sketch, are not divided by hashes: the first worker has them all.
     by_id = [piece for piece in pieces if isinstance(piece, VocabCounts)]
-    return VocabCounts.joined(by_id, wanted) if by_id else pieces[0]
+    if not by_id:
+        return pieces[0]
+    return VocabCounts.joined(by_id, wanted)
 
 
 def fit_mapping(
@@ -109,25 +116,30 @@ def fit_mapping(
 
     ``known``: the hashes of the mapping ``before``.
     """
+    # Four results of one task, so that each goes where it is needed: the driver takes the third alone.
     fitted = feature.mapping.fit(feature, whole(known, pieces), before, day)
     return fitted, fitted.applied(), fitted.told(), hashes_of(fitted)
 
 
 def hashes_of(fitted: FittedMapping) -> pl.Series:
     """The hashes of the ids of a mapping; none where it has no ids."""
-    return pl.Series([], dtype=pl.UInt64) if fitted.ids is None else fitted.ids["hash"]
+    if fitted.ids is None:
+        return pl.Series([], dtype=pl.UInt64)
+    return fitted.ids["hash"]
 
 
 def wanted_of(known: pl.Series, then: Mapping[str, Any] | None) -> pl.Series:
     """The hashes to hear of, whatever their counts: the ``known`` ones, and those of the day compared with."""
-    named = then.get("keys", []) if then is not None and then.get("mapping") == VocabCounts.IDS else []
+    named: Sequence[int] = []
+    # The other day may have mapped the feature otherwise, and then its keys are no hashes of ids.
+    if then is not None and then.get("mapping") == VocabCounts.IDS:
+        named = then.get("keys", [])
     return pl.concat([known, pl.Series(named, dtype=pl.UInt64)])
 
 
 def answers(
     then: Mapping[str, Any] | None, fitted: FittedMapping, missing: int, known: pl.Series, *pieces: Counts
 ) -> Answers:
-    """See ``Answers``."""
     counts = whole(wanted_of(known, then), pieces)
     shares = None
     if then is not None and then.get("mapping") == counts.kind:
@@ -147,6 +159,7 @@ def look_alone(
     """``alone`` after as many of ``parts`` (references to their typed rows) as it takes; its rows and positives."""
     import ray
 
+    # Taken one by one inside of the task: as its arguments all typed rows of the log would be fetched first.
     for part in parts:
         if alone.enough:
             break
@@ -157,27 +170,36 @@ def look_alone(
 
 def areas(alone: LabelLeakCounts) -> dict[str, float]:
     """AUC of every sparse feature alone."""
-    return {feature.name: alone.auc(feature.name) for feature in alone.spec.sparse} if alone.rows else {}
+    if not alone.rows:
+        return {}
+    return {feature.name: alone.auc(feature.name) for feature in alone.spec.sparse}
 
 
 def transform_part(
     typed: Sequence[np.ndarray], job: TransformJob, folders: Sequence[str], *tables: FittedMapping
 ) -> tuple[Any, ...]:
     """Pass 2 of a part: rows by folder, and those rows as Arrow IPC. ``tables``: of ``job.spec.owners``."""
-    by_owner = dict(zip((column.name for column in job.spec.owners), tables, strict=True))
+    by_owner = {}
+    for column, table in zip(job.spec.owners, tables, strict=True):
+        by_owner[column.name] = table
     sparse = {column.name: by_owner[column.owner] for column in job.spec.sparse}
     job = replace(job, state=FittedState(dense=job.state.dense, sparse=sparse))
     blocks = [transformed(block, job) for block in typed]
     heights, parts = list[int](), list[np.ndarray | None]()
     for folder in folders:
-        frame = pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else pl.DataFrame()
+        if folder not in blocks[0]:
+            heights.append(0)
+            parts.append(None)
+            continue
+        frame = pl.concat([rows[folder] for rows in blocks])
         heights.append(frame.height)
+        # The task has as many results as there are folders, so an empty one has a place, too.
         parts.append(bytes_of(frame) if frame.height else None)
     return heights, *parts
 
 
 def bytes_of(frame: pl.DataFrame) -> np.ndarray:
-    """As Arrow IPC."""
+    """As Arrow IPC, in a type that Ray keeps in its object store as it is: readers on a node share its memory."""
     return np.frombuffer(frame.write_ipc(None, compression="uncompressed").getbuffer(), np.uint8)
 
 
@@ -190,13 +212,16 @@ def frame_of(data: np.ndarray) -> pl.DataFrame:
 
 def encode_group(spans: Sequence[tuple[int, int]], compression: str, *parts: np.ndarray) -> Encoded:
     """A row group of the rows (from, to) of each of ``parts``."""
-    frames = [frame_of(part)[start:stop] for part, (start, stop) in zip(parts, spans, strict=True)]
+    frames = []
+    for part, (start, stop) in zip(parts, spans, strict=True):
+        frames.append(frame_of(part)[start:stop])
     return encoded(plain(pl.concat(frames)), compression)
 
 
 def write_file(
     draft: Draft, name: str, compression: str, sizes: Sequence[int], *groups: Encoded
 ) -> dict[str, FileEntry]:
+    """Write a file of row groups that others have encoded; its entry comes back with the draft's."""
     with draft.open(name) as sink:
         file = RowsFile(sink, groups[0].schema, compression)
         for rows, group in zip(sizes, groups, strict=True):

@@ -38,6 +38,8 @@ class Choices(nn.Module):
         self.decisions = tuple(decisions)
         self.sizes = [len(decision.choices) for decision in decisions]
         self.logits = nn.Parameter(torch.zeros(len(decisions), max(self.sizes)))
+        # One rectangle of logits, so that a draw is a few kernels rather than a few for each of hundreds of pairs. What
+        # lies outside a decision's own choices is masked before each softmax.
         outside = torch.arange(max(self.sizes)) >= torch.tensor(self.sizes)[:, None]
         self.register_buffer("outside", outside, persistent=False)
         self.generator = torch.Generator().manual_seed(seed)
@@ -47,12 +49,16 @@ class Choices(nn.Module):
 
         Gradients are those of the relaxed draw at ``temperature``. Decisions in ``whole`` have their first choice.
         """
+        # -log of a standard exponential is Gumbel noise: the largest noisy logit is a draw from the softmax.
         noise = -torch.empty(self.logits.shape).exponential_(generator=self.generator).log()
-        relaxed = self._masked((self.logits + noise) / temperature).softmax(1)
+        noisy = ((self.logits + noise) / temperature).masked_fill(self.outside, -torch.inf)
+        relaxed = noisy.softmax(1)
         # A mixture of choices would tell nothing of how well each does by itself: weights make up for a value that is
         # scaled, not for one that is gone.
         drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
-        gates, first = self._gates(drawn + (relaxed - relaxed.detach())), self.whole()
+        gates = self._gates(drawn + (relaxed - relaxed.detach()))
+        # Drawn and then replaced: the generator moves alike whatever is in ``whole``.
+        first = self.whole()
         for name in gates.keys() & set(whole):
             gates[name] = first[name]
         return gates
@@ -74,28 +80,32 @@ class Choices(nn.Module):
 
         ``scale``: log loss that makes a choice e times as likely as another.
         """
-        place = [decision.name for decision in self.decisions].index(name)
-        self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
+        for place, decision in enumerate(self.decisions):
+            if decision.name == name:
+                self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
 
     def probabilities(self) -> Tensor:
         """[decisions, most choices]; 0 where a decision has fewer choices."""
-        return self._masked(self.logits).softmax(1)
+        return self.logits.masked_fill(self.outside, -torch.inf).softmax(1)
 
     def by_name(self) -> dict[str, list[float]]:
         """The probabilities of each decision's choices."""
-        rows = self.probabilities().tolist()
-        return {decision.name: row[:n] for decision, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
+        return {name: row.tolist() for name, row in self._gates(self.probabilities()).items()}
 
     def best(self) -> dict[str, Any]:
         """The most probable choice of each decision."""
-        places = self.probabilities().argmax(1).tolist()
-        return {decision.name: decision.choices[i] for decision, i in zip(self.decisions, places, strict=True)}
-
-    def _masked(self, logits: Tensor) -> Tensor:
-        return logits.masked_fill(self.outside, -torch.inf)
+        best: dict[str, Any] = {}
+        # Of equal probabilities argmax has the first, so a decision that is still open stays as configured.
+        for decision, place in zip(self.decisions, self.probabilities().argmax(1).tolist(), strict=True):
+            best[decision.name] = decision.choices[place]
+        return best
 
     def _gates(self, rows: Tensor) -> dict[str, Tensor]:
-        return {decision.name: row[:n] for decision, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
+        """``rows`` [decisions, most choices] by decision, without what lies outside of its choices."""
+        gates = {}
+        for decision, row, size in zip(self.decisions, rows, self.sizes, strict=True):
+            gates[decision.name] = row[:size]
+        return gates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +148,8 @@ def tabulate(
     """
     start = weights.of(price(at), original)
     table = torch.zeros(len(decisions), max(len(decision.choices) for decision in decisions))
+    # Each price is a prediction by the planner, and n features have n (n - 1) / 2 pairs. These cost alike, so one of
+    # them is priced for all.
     known: dict[Any, list[float]] = {}
     for decision, row in zip(decisions, table, strict=True):
         current = at[decision.name]
@@ -145,7 +157,9 @@ def tabulate(
         if key not in known:
             known[key] = []
             for choice in decision.choices:
-                cost = start if choice == current else weights.of(price({**at, decision.name: choice}), original)
+                cost = start
+                if choice != current:
+                    cost = weights.of(price({**at, decision.name: choice}), original)
                 known[key].append(cost - start)
         row[: len(known[key])] = torch.tensor(known[key])
     return Costs(start=start, table=table)

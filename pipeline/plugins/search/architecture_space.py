@@ -33,7 +33,23 @@ class ArchitectureSpace:
     @classmethod
     def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> ArchitectureSpace:
         """The space of ``search.parts``; ConfigError for a model without a super-net, or with nothing to decide."""
-        _check_backbone(config)
+        # Each of these would need a super-net of its own, so the search refuses before it reads a row.
+        if config.model.name != BACKBONE:
+            raise ConfigError(
+                f"model is {config.model.name}, but the search has a super-net of {BACKBONE} alone",
+                hint=f"model={BACKBONE}",
+            )
+        if config.partition.name != "flat":
+            raise ConfigError(
+                f"partition is {config.partition.name}, but the search has no super-net with towers",
+                hint="partition=flat",
+            )
+        for name in ("tasks", "sequences"):
+            if getattr(config.data, name):
+                raise ConfigError(
+                    f"data.{name} has {', '.join(getattr(config.data, name))}, which the search has no super-net for",
+                    hint=f"data.{name}={{}}",
+                )
         parts = []
         for name in config.search.parts:
             part = SEARCH_PARTS.get(name)
@@ -50,7 +66,10 @@ class ArchitectureSpace:
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """Those of all parts."""
-        return tuple(decision for _, decisions in self.parts for decision in decisions)
+        every: list[Decision] = []
+        for _, decisions in self.parts:
+            every.extend(decisions)
+        return tuple(every)
 
     @property
     def original(self) -> dict[str, Any]:
@@ -61,14 +80,20 @@ class ArchitectureSpace:
         """The configuration with what was ``chosen``."""
         config = self.config
         for part, decisions in self.parts:
-            config = part.apply(config, {decision.name: chosen[decision.name] for decision in decisions})
+            # A part is given its own decisions alone: it knows no other part by name.
+            own = {decision.name: chosen[decision.name] for decision in decisions}
+            config = part.apply(config, own)
         return config
 
     def price(self, chosen: Mapping[str, Any]) -> Price:
-        """Of these choices, with each table where the original plan has it."""
+        """Of these choices, with each table where the original plan has it.
+
+        A plan of its own for each choice would run the planner once for each, and the difference of two prices would
+        be that of two plans, too: of tables that moved as well as of the choice.
+        """
         inputs = PlanInputs.of(self.configured(chosen), self.schema, self.profile)
         plan = _widened(self.plan, inputs)
-        return price_of(plan, predict_any(plan, inputs).step_ms)
+        return _price_of(plan, predict_any(plan, inputs).step_ms)
 
     @cached_property
     def plan(self) -> Plan:
@@ -78,10 +103,10 @@ class ArchitectureSpace:
     def planned(self, chosen: Mapping[str, Any]) -> Price:
         """Of these choices with a plan of their own."""
         plan = make_plan(PlanInputs.of(self.configured(chosen), self.schema, self.profile))
-        return price_of(plan, plan.predicted_step_ms)
+        return _price_of(plan, plan.predicted_step_ms)
 
 
-def price_of(plan: Plan, step_ms: float) -> Price:
+def _price_of(plan: Plan, step_ms: float) -> Price:
     """Bytes of rows and optimizer state by the tier that a plan gives each table."""
     tiers: dict[str, int] = {}
     for table in plan.tables.values():
@@ -98,6 +123,7 @@ def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
             continue
         shards = []
         for shard in table.shards:
+            # Both ends are rounded in the same way, so that the shards of a row leave no gap and do not overlap.
             start = shard.column * dim // table.dim
             columns = (shard.column + shard.columns) * dim // table.dim - start
             # A narrow table may have fewer columns than it had shards.
@@ -105,22 +131,3 @@ def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
                 shards.append(replace(shard, column=start, columns=columns))
         tables[name] = replace(table, dim=dim, shards=tuple(shards))
     return replace(plan, tables=tables)
-
-
-def _check_backbone(config: Config) -> None:
-    """ConfigError for what the super-net does not have."""
-    if config.model.name != BACKBONE:
-        raise ConfigError(
-            f"model is {config.model.name}, but the search has a super-net of {BACKBONE} alone",
-            hint=f"model={BACKBONE}",
-        )
-    if config.partition.name != "flat":
-        raise ConfigError(
-            f"partition is {config.partition.name}, but the search has no super-net with towers", hint="partition=flat"
-        )
-    for name in ("tasks", "sequences"):
-        if getattr(config.data, name):
-            raise ConfigError(
-                f"data.{name} has {', '.join(getattr(config.data, name))}, which the search has no super-net for",
-                hint=f"data.{name}={{}}",
-            )

@@ -39,10 +39,6 @@ class SearchState:
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
 
-    def starting(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with ``prefix``, by what follows."""
-        return {name.removeprefix(prefix): each for name, each in self.tensors.items() if name.startswith(prefix)}
-
 
 @dataclass(frozen=True)
 class SearchStore:
@@ -61,6 +57,7 @@ class SearchStore:
         """Replace what was kept, atomically. The file is put together in memory first."""
         tensors = {name: each.detach() for name, each in state.tensors.items()}
         buffer = io.BytesIO()
+        # Room for the digest, which is known only when all that follows is written.
         buffer.write(bytes(DIGEST))
         write_tensors(buffer, tensors, {"key": self.key, "values": json.dumps(state.values)})
         with buffer.getbuffer() as whole:
@@ -78,6 +75,7 @@ class SearchStore:
         if xxhash.xxh3_128(body).digest() != bytes(data[:DIGEST]):
             log.warning("%s is damaged: the search begins anew", where)
             return None
+        # A copy that can be written to: the tensors share its memory, and torch warns of read-only bytes.
         tensors, about = read_tensors(bytearray(body), where)
         if about["key"] != self.key:
             log.info("%s is of a search with other settings: this one begins anew", where)
@@ -115,6 +113,7 @@ class Learner:
         with torch.no_grad():
             gates = self.choices.draw(temperature, self.net.measured if whole else ())
         loss = self._loss(rows, gates)
+        # The dense optimizer takes the rate from its groups, the tables from the factor: both follow one schedule.
         factor = lr_factor(self.config.train, step, self.total)
         self.dense.zero_grad(set_to_none=True)
         loss.backward()
@@ -126,6 +125,8 @@ class Learner:
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
         """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
+        # Weights stay in this step, and must not even have gradients: those of the tables' rows would be added to the
+        # ones of the next step of the weights, since ``SearchTables.step`` clears them only after it has used them.
         weights = [*self.net.parameters(), self.tables.rows]
         for each in weights:
             each.requires_grad_(False)
@@ -159,24 +160,32 @@ class Learner:
         """
         added = {name: torch.zeros(len(chosen[name])) for name in sorted(self.net.measured)}
         for rows in batches:
+            # Choices act behind the lookup, so that one lookup serves all of them.
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
             base = self._loss(rows, chosen, embeddings)
             for name, losses in added.items():
                 for place, gate in enumerate(torch.eye(len(losses))):
                     if not chosen[name][place]:
                         losses[place] += self._loss(rows, {**chosen, name: gate}, embeddings) - base
-        return {name: losses / len(batches) for name, losses in added.items()}
+        for losses in added.values():
+            losses /= len(batches)
+        return added
 
     def state(self) -> SearchState:
         """All that a step changes."""
-        tensors: dict[str, Tensor] = {f"net/{name}": each for name, each in self.net.named_parameters()}
-        tensors |= {f"tables/{name}": each for name, each in self.tables.state.items()}
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.net.named_parameters():
+            tensors[f"net/{name}"] = parameter
+        for name, each in self.tables.state.items():
+            tensors[f"tables/{name}"] = each
         tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
+        # Draws after a stop are those that would have come without one.
         tensors["generator"] = self.choices.generator.get_state()
         values: dict[str, Any] = {}
         for name, (optimizer, parameters) in self._optimizers().items():
             parts, values[name] = flatten_optimizer(optimizer, parameters)
-            tensors |= {f"{name}/{part}": each for part, each in parts.items()}
+            for part, each in parts.items():
+                tensors[f"{name}/{part}"] = each
         return SearchState(tensors=tensors, values=values)
 
     @torch.no_grad()
@@ -190,7 +199,12 @@ class Learner:
         self.choices.logits.copy_(state.tensors["logits"])
         self.choices.generator.set_state(state.tensors["generator"])
         for name, (optimizer, parameters) in self._optimizers().items():
-            load_optimizer(optimizer, parameters, state.starting(f"{name}/"), state.values[name])
+            own = {}
+            for key, each in state.tensors.items():
+                prefix, _, part = key.partition("/")
+                if part and prefix == name:
+                    own[part] = each
+            load_optimizer(optimizer, parameters, own, state.values[name])
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, Tensor]]]:
         """Those of the weights and of the choices, with their parameters by name."""
@@ -204,6 +218,8 @@ class Learner:
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)
+        # Of a log whose rows without a click were sampled: what makes up for those that were left out.
         if rows.offset is not None:
             logits = logits + rows.offset
+        # The weights of a batch have the sum 1, so that the sum is the mean, and padding counts for nothing.
         return functional.binary_cross_entropy_with_logits(logits, rows.labels, rows.weights, reduction="sum")

@@ -68,7 +68,12 @@ def search(
 def table_bytes(space: ArchitectureSpace, dim: int) -> int:
     """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
-    columns = {column.name: column for table in space.schema.tables for column in rules.of(table.name).columns}
+    # All tables are one tensor, and each column of a state is another, which has room for every row even where only
+    # some tables have an optimizer with that column.
+    columns = {}
+    for table in space.schema.tables:
+        for column in rules.of(table.name).columns:
+            columns[column.name] = column
     values = dim
     for column in columns.values():
         values += dim if column.per_value else 1
@@ -81,14 +86,18 @@ def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
     By default that is what this process may still use on this machine.
     """
     # The dense part and a batch are small beside tables that come near the limit, and are not counted.
-    dim, rows = space.config.model.embedding_dim, sum(table.rows for table in space.schema.tables)
+    dim = space.config.model.embedding_dim
+    rows = sum(table.rows for table in space.schema.tables)
     if room is None:
         room = usable_memory() - status_bytes("VmRSS")
     needed = table_bytes(space, dim)
     if needed <= room:
         return
-    fitting = next((width for width in range(dim - dim % 4, 3, -4) if table_bytes(space, width) <= room), None)
-    narrower = f"model.embedding_dim={fitting}, or " if fitting else ""
+    narrower = ""
+    for width in range(dim - dim % 4, 3, -4):
+        if table_bytes(space, width) <= room:
+            narrower = f"model.embedding_dim={width}, or "
+            break
     raise PlanError(
         f"the search needs {units.size(needed)} for {units.count(rows)} rows at their full width of {dim}, with the "
         f"optimizer's state and a copy of both to go on from, but this machine has {units.size(max(room, 0))} left",
@@ -103,7 +112,9 @@ class _Course:
     """
 
     def __init__(self, space: ArchitectureSpace, parts: SplitBatches, kept: SearchStore | None) -> None:
-        config, self._began, self._keeping = space.config, time.monotonic(), 0.0
+        config = space.config
+        self._began = time.monotonic()
+        self._keeping = 0.0  # seconds that writing the state has taken
         self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
         self.choices = Choices(space.decisions, config.seed)
         self.learner = Learner(config, space.schema, self.choices, parts.steps, start_logit(parts.base_rate))
@@ -118,7 +129,8 @@ class _Course:
         self._sums: list[tuple[float, float | None, float | None]] = []
         self.done, self._earlier = 0, 0.0
         self.held_used = 0  # batches
-        state = None if kept is None else kept.read()
+        state = kept.read() if kept is not None else None
+        # Another order of rows, as of a dataset that was made anew, would have ``done`` count other rows.
         if state is not None and state.values.get("shuffle_key") == parts.order.key:
             self._restore(state)
 
@@ -129,12 +141,15 @@ class _Course:
 
     def run(self, learnt: Iterator[SearchBatch], held: Iterator[SearchBatch], progress: Progress) -> None:
         """All steps that are left."""
-        total, held = self.parts.steps, self._counted(held)
+        total = self.parts.steps
+        held = self._counted(held)
         for step in range(self.done, total):
             self._step(step, next(learnt), held)
             self.done = step + 1
+            # The last measurement decides, so it comes when nothing learns any more.
             if self.done == total:
                 self._around(total, held)
+            # Points lie evenly; with fewer steps than POINTS every step is one.
             if self.done * POINTS // total > step * POINTS // total:
                 self._point(self.done)
                 self._keep()
@@ -147,20 +162,23 @@ class _Course:
         return float(start * (end / start) ** done)
 
     def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
+        # Counted here, since steps of the weights alone take no held batch and a measurement takes many: a search that
+        # goes on after a stop has to skip as many as were used.
         for rows in held:
             self.held_used += 1
             yield rows
 
     def _step(self, step: int, rows: SearchBatch, held: Iterator[SearchBatch]) -> None:
-        temperature, alone = self.temperature(step), step < self.first
-        if not alone:
-            steps, since = self.parts.steps - self.first, step - self.first
-            if since * TABLES // steps > (since - 1) * TABLES // steps:
-                self._around(step, held)
-        loss = self.learner.learn_weights(rows, step, temperature, whole=alone)
-        if alone:
+        temperature = self.temperature(step)
+        if step < self.first:
+            loss = self.learner.learn_weights(rows, step, temperature, whole=True)
             self._sums.append((loss, None, None))
             return
+        steps, since = self.parts.steps - self.first, step - self.first
+        # True for the first step of each of TABLES equal stretches. In the very first one the right side is negative.
+        if since * TABLES // steps > (since - 1) * TABLES // steps:
+            self._around(step, held)
+        loss = self.learner.learn_weights(rows, step, temperature)
         assert self._costs is not None
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
 
@@ -175,25 +193,32 @@ class _Course:
         if step == 0:
             return
         if step == self.first:
+            # From here on narrower widths are drawn, which keep the first columns of a table.
             self.learner.sort_columns()
-        count, scale = (DECIDING, FINAL) if step == self.parts.steps else (COMPARED, OPEN)
+        count, scale = COMPARED, OPEN
+        if step == self.parts.steps:
+            count, scale = DECIDING, FINAL
         batches = list(islice(held, count)) if self.learner.net.measured else []
         added = self.learner.compare(batches, self.choices.likeliest())
         for decision, costs in zip(self.space.decisions, self._costs.table, strict=True):
-            if decision.name in added:
-                losses = added[decision.name]
+            losses = added.get(decision.name)
+            if losses is not None:
                 self.choices.measured(decision.name, losses + costs[: len(losses)], scale)
 
     def _point(self, step: int) -> None:
         """Record what was measured since the last point."""
-        loss = sum(step_loss for step_loss, _, _ in self._sums) / len(self._sums)
-        held: float | None = None
-        cost: float | None = None
-        # Steps of the weights alone have neither.
-        choice_steps = [(held_loss, cost) for _, held_loss, cost in self._sums if held_loss is not None]
-        if choice_steps:
-            held = sum(held_loss for held_loss, _ in choice_steps) / len(choice_steps)
-            cost = sum(step_cost or 0.0 for _, step_cost in choice_steps) / len(choice_steps)
+        losses: list[float] = []
+        held_losses: list[float] = []
+        costs: list[float] = []
+        for step_loss, held_loss, step_cost in self._sums:
+            losses.append(step_loss)
+            # Steps of the weights alone have neither.
+            if held_loss is not None:
+                held_losses.append(held_loss)
+                costs.append(step_cost or 0.0)
+        loss = sum(losses) / len(losses)
+        held = sum(held_losses) / len(held_losses) if held_losses else None
+        cost = sum(costs) / len(costs) if costs else None
         temperature = self.temperature(step - 1)
         self.points.append(SearchPoint(step=step, temperature=temperature, loss=loss, held_loss=held, cost=cost))
         self.over_time.append(self.choices.by_name())
@@ -207,7 +232,9 @@ class _Course:
         began, learner = time.monotonic(), self.learner.state()
         # The sums since the last point are not kept: the state is kept at points alone.
         assert not self._sums
-        costs = {} if self._costs is None else {"costs": self._costs.table}
+        tensors = dict(learner.tensors)
+        if self._costs is not None:
+            tensors["costs"] = self._costs.table
         values = {
             "done": self.done,
             "held": self.held_used,
@@ -218,7 +245,7 @@ class _Course:
             "learner": learner.values,
             "shuffle_key": self.parts.order.key,
         }
-        self.kept.write(SearchState(tensors={**learner.tensors, **costs}, values=values))
+        self.kept.write(SearchState(tensors=tensors, values=values))
         self._keeping += time.monotonic() - began
 
     def _restore(self, state: SearchState) -> None:
@@ -235,17 +262,21 @@ class _Course:
 
 def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> SearchRecord:
     chosen, last, parts = course.choices.best(), course.choices.by_name(), course.parts
-    decisions = {}
+    decisions, undecided = {}, []
     for part, part_decisions in space.parts:
         for decision in part_decisions:
             name = decision.name
-            history = tuple(tuple(round(p, 4) for p in point[name]) for point in course.over_time)
+            if not decided(last[name]):
+                undecided.append(name)
+            history = []
+            for point in course.over_time:
+                history.append(tuple(round(probability, 4) for probability in point[name]))
             decisions[name] = DecisionRecord(
                 part=part.name,
                 choices=decision.choices,
                 chosen=chosen[name],
                 probability=round(max(last[name]), 4),
-                history=history,
+                history=tuple(history),
             )
     return SearchRecord(
         name=str(space.config.search.name),
@@ -259,7 +290,7 @@ def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> Sea
         after=space.planned(chosen),
         decisions=decisions,
         points=tuple(course.points),
-        undecided=tuple(name for name, row in last.items() if not decided(row)),
+        undecided=tuple(undecided),
     )
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pipeline.records.dataset import DatasetSchema
 
 
+_WIDTH_OF = "width of "  # before the table's name, the name of a decision
+
+
 class Widths(SearchPart):
     """A table's rows keep their first values: a mask that the features of the table share."""
 
@@ -29,27 +32,30 @@ class Widths(SearchPart):
     doc = "the width of each embedding table: its own or a power of two below it, on a GPU 4 at least."
 
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
-        """See ``SearchPart.decisions``."""
         least = COLUMN_STEP if config.hardware.device == "cuda" else 1
         decisions = []
         for table in schema.tables:
             widest = config.model.dim_of(table.name)
-            powers = [2**power for power in range(widest.bit_length()) if least <= 2**power < widest]
-            if powers:
-                decisions.append(Decision(name=_decision_name(table.name), choices=(widest, *reversed(powers))))
+            choices = [widest]
+            for power in reversed(range(widest.bit_length())):
+                if least <= 2**power < widest:
+                    choices.append(2**power)
+            # A table that is as narrow as can be leaves nothing to decide.
+            if len(choices) > 1:
+                decisions.append(Decision(name=_WIDTH_OF + table.name, choices=tuple(choices)))
         return decisions
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
-        """See ``SearchPart.attach``."""
         import torch
 
         from pipeline.plugins.search.architecture import first_values
 
         by_table = {each.name: first_values(each.choices, net.dim) for each in decisions}
-        owners = [_decision_name(column.owner) for column in net.schema.sparse]
+        owners = [_WIDTH_OF + column.owner for column in net.schema.sparse]
         whole = torch.ones(net.dim)
 
         def mask(embeddings: Tensor, gates: Gates) -> Tensor:
+            # Features that share a table share its mask, so it is made once for each table.
             kept = {name: gates[name] @ masks for name, masks in by_table.items()}
             return embeddings * torch.stack([kept.get(owner, whole) for owner in owners])
 
@@ -57,20 +63,19 @@ class Widths(SearchPart):
         net.measured |= by_table.keys()
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """See ``SearchPart.apply``."""
         tables = dict(config.model.tables)
         for name, dim in chosen.items():
-            table = name.removeprefix(_decision_name(""))
+            table = name.removeprefix(_WIDTH_OF)
+            # The width that a table has anyway is not written: best.yaml lists what is different.
             if dim != config.model.dim_of(table):
                 tables[table] = replace(config.model.table(table), dim=dim)
         return replace(config, model=replace(config.model, tables=tables))
 
 
-def _decision_name(table: str) -> str:
-    return f"width of {table}"
-
-
 WIDTHS = Widths()
+
+
+_BETWEEN = " x "  # the features of a pair, in the name of a decision
 
 
 class Interactions(SearchPart):
@@ -80,21 +85,22 @@ class Interactions(SearchPart):
     doc = "the pairs of categorical features whose dot product the model takes."
 
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
-        """See ``SearchPart.decisions``."""
-        names = [column.name for column in schema.sparse]
         dropped = {frozenset(pair) for pair in cast("DlrmConfig", config.model).drop_pairs}
-        pairs = [pair for pair in itertools.combinations(names, 2) if frozenset(pair) not in dropped]
-        return [Decision(name=_pair_name(*pair), choices=(True, False), like="a pair") for pair in pairs]
+        decisions = []
+        for one, other in itertools.combinations([column.name for column in schema.sparse], 2):
+            if {one, other} not in dropped:
+                decisions.append(Decision(name=one + _BETWEEN + other, choices=(True, False), like="a pair"))
+        return decisions
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
-        """See ``SearchPart.attach``."""
         import torch
 
         names = [each.name for each in decisions]
-        at = {_pair_name(*pair): place for place, pair in enumerate(net.pairs)}
-        places = torch.tensor([at[name] for name in names])
+        at = dict(zip(map(_BETWEEN.join, net.pairs), itertools.count()))
+        places = torch.tensor(list(map(at.__getitem__, names)))
 
         def keep(products: Tensor, gates: Gates) -> Tensor:
+            # A gate's first value is that of True, by which it keeps the product. Pairs of no decision stay at 1.
             kept = torch.stack([gates[name][0] for name in names])
             return products * torch.ones(len(at)).index_copy(0, places, kept)
 
@@ -102,17 +108,9 @@ class Interactions(SearchPart):
         net.measured |= {*names}
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """See ``SearchPart.apply``."""
         model = cast("DlrmConfig", config.model)
         dropped = [name.split(_BETWEEN) for name, kept in chosen.items() if not kept]
         return replace(config, model=replace(model, drop_pairs=[*model.drop_pairs, *dropped]))
-
-
-_BETWEEN = " x "
-
-
-def _pair_name(one: str, other: str) -> str:
-    return f"{one}{_BETWEEN}{other}"
 
 
 INTERACTIONS = Interactions()
@@ -130,9 +128,11 @@ class Mlps(SearchPart):
     doc = "the widths of the layers of bottom_mlp and top_mlp, down to a sixteenth, and how many layers there are."
 
     def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
-        """See ``SearchPart.decisions``."""
         found = []
-        for setting in SETTINGS if schema.dense else ("top_mlp",):
+        for setting in SETTINGS:
+            # Without numeric features there is no bottom MLP to decide about.
+            if setting == "bottom_mlp" and not schema.dense:
+                continue
             widths = getattr(cast("DlrmConfig", config.model), setting)
             for place, width in enumerate(widths):
                 halves = [width >> by for by in range(1, HALVINGS + 1) if width >> by >= NARROWEST]
@@ -141,28 +141,30 @@ class Mlps(SearchPart):
         return [each for each in found if len(each.choices) > 1]
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
-        """See ``SearchPart.attach``."""
         from pipeline.plugins.search.architecture import first_values
 
         for each in decisions:
+            # "top_mlp layer 2", or "top_mlp layers" for how many there are: ``decisions`` names them so.
             setting, _, rest = each.name.partition(" ")
             if rest == "layers":
                 net.at(f"{setting} depth", _ends(each.name))
             else:
-                net.at(each.name, _narrowed(each.name, first_values(each.choices, each.choices[0])))
+                net.at(each.name, _narrows(each.name, first_values(each.choices, each.choices[0])))
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """See ``SearchPart.apply``."""
         mlps: dict[str, Any] = {}
+        # The layers behind the last one have decisions, too, since the super-net has them: they are cut off.
         for setting in SETTINGS:
             widths = []
             for number, width in enumerate(getattr(config.model, setting), 1):
+                # A layer that cannot be narrower has no decision.
                 widths.append(chosen.get(f"{setting} layer {number}", width))
             mlps[setting] = widths[: chosen.get(f"{setting} layers", len(widths))]
         return replace(config, model=replace(cast("DlrmConfig", config.model), **mlps))
 
 
-def _narrowed(name: str, masks: Tensor) -> Callable[[Tensor, Gates], Tensor]:
+# Functions of their own, since a lambda in the loop above would see the name that the loop ends with.
+def _narrows(name: str, masks: Tensor) -> Callable[[Tensor, Gates], Tensor]:
     return lambda hidden, gates: hidden * (gates[name] @ masks)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,22 +56,29 @@ class PartReader(SplitReader):
 
     def __init__(self, store: Store, dataset: Artifact, *, share: float, held: bool, seed: int) -> None:
         super().__init__(store, dataset, "train")
-        self._whole = {(group.file, group.index): group for group in self.groups}
+        self._whole: dict[tuple[str, int], RowGroup] = {}
         self._picks: dict[tuple[str, int], np.ndarray] = {}
+        parts, rows = [], 0
         for number, group in enumerate(self.groups):
+            # Both parts draw the same permutation of a group, by the seed and its number, and cut it at one place.
             mixed = np.random.default_rng([seed, number]).permutation(group.rows)
             cut = round(share * group.rows)
-            self._picks[group.file, group.index] = np.sort(mixed[:cut] if held else mixed[cut:])
-        parts = [replace(group, rows=len(self._picks[group.file, group.index])) for group in self.groups]
-        self.groups = [group for group in parts if group.rows]
-        self.rows = sum(group.rows for group in self.groups)
+            picks = mixed[:cut] if held else mixed[cut:]
+            self._whole[group.file, group.index] = group
+            # Sorted: the order of the rows is the sampler's business.
+            self._picks[group.file, group.index] = np.sort(picks)
+            if len(picks):
+                parts.append(replace(group, rows=len(picks)))
+                rows += len(picks)
+        self.groups, self.rows = parts, rows
 
     def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
-        """See ``SplitReader.read``."""
         whole, picks = self._whole[group.file, group.index], self._picks[group.file, group.index]
+        # Parquet decodes whole row groups, so all rows are read before those of the other part are left out.
         decoded = self.allocate(whole.rows)
         decoded.ragged = super().read(whole, decoded, 0)
-        kept, end = take_each(decoded, [picks])[0], at + group.rows
+        kept = take_each(decoded, [picks])[0]
+        end = at + group.rows
         into.labels[at:end] = kept.labels
         for target, source in ((into.dense, kept.dense), (into.single, kept.single), (into.extra, kept.extra)):
             target[:, at:end] = source
@@ -85,8 +93,9 @@ class SplitBatches:
 
     def __init__(self, store: Store, dataset: Artifact, order: Order, *, share: float, epochs: int) -> None:
         self.order, self._epochs = order, epochs
-        self._readers = [PartReader(store, dataset, share=share, held=held, seed=order.seed) for held in (False, True)]
-        learnt, held = self._readers
+        learnt = PartReader(store, dataset, share=share, held=False, seed=order.seed)
+        held = PartReader(store, dataset, share=share, held=True, seed=order.seed)
+        self._readers = learnt, held
         if not learnt.rows or not held.rows:
             raise DataError(
                 f"the dataset has {learnt.rows + held.rows} train rows, of which {held.rows} are to decide and "
@@ -104,15 +113,16 @@ class SplitBatches:
     ) -> Iterator[tuple[Iterator[SearchBatch], Iterator[SearchBatch]]]:
         """Batches for the weights from batch ``start`` on, and held ones from ``held_start`` on, without an end."""
         learnt, held = self._readers
-        with self._batches(learnt, self._epochs, start) as one, self._batches(held, 1 << 30, held_start) as other:
-            yield (
-                (SearchBatch.of(batch, self._counts) for batch in one),
-                (SearchBatch.of(batch, self._counts) for batch in other),
-            )
+        # More epochs of the held rows than any search has steps: they begin anew as often as it takes.
+        endless = 1 << 30
+        of_rows = partial(SearchBatch.of, counts=self._counts)
+        with self._batches(learnt, self._epochs, start) as one, self._batches(held, endless, held_start) as other:
+            yield map(of_rows, one), map(of_rows, other)
 
     def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
-        each = -(-split.rows // self.order.global_batch)
-        return BatchReader(split, self.order, epochs=epochs, start=divmod(start, each))
+        # An epoch's last batch may be short, so a place is an epoch and a batch within it.
+        each_epoch = -(-split.rows // self.order.global_batch)
+        return BatchReader(split, self.order, epochs=epochs, start=divmod(start, each_epoch))
 
 
 def start_logit(base_rate: float | None) -> float:

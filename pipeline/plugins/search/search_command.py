@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pipeline.plugins.search.learning import SearchStore
     from pipeline.records.search import SearchRecord
     from pipeline.store.artifacts import Store
-    from pipeline.store.manifest import Artifact
 
 SEARCH = """\
 Takes the overrides of nightjar run. The model that they describe is the largest one; the search leaves out of it what
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar search``."""
     parser.epilog, parser.formatter_class = SEARCH, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar search [search=NAME] [key=value ..] [--json] [--config-dir DIR]"
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
@@ -53,7 +51,10 @@ def _search(options: argparse.Namespace) -> int:
     from pipeline.records.search import search_directory
     from pipeline.store.artifacts import Store
 
-    given = [f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text for text in options.overrides]
+    # ``search`` is a group of settings, which a bare ``search=first`` would replace: here it is short for the name.
+    given = []
+    for text in options.overrides:
+        given.append(f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text)
     config = compose(given, options.config_dir)
     name = config.search.name or str(config.run)
     check_name("search", name, "first")
@@ -61,13 +62,16 @@ def _search(options: argparse.Namespace) -> int:
     require_triple()
     store = Store(config.store)
     store.answers()
+    # Imports torch, so it waits until all that takes no time has been checked.
     from pipeline.plugins.search.learning import SearchStore
 
     kept = SearchStore(store, f"{SEARCHING}/{name}", _key(config))
     hint = "run the same command again once that one has ended, or search=<another name>"
     try:
         with handled(), folder_lock(store, kept.folder, f"search {name!r}", config.launch.lease_seconds, hint=hint):
+            # Looked up under the lock: a search that has just ended is found, and not made again.
             record = _found(config, store) or _searched(config, store, given, options, kept)
+            # Only now, when the result is committed: a kill before this line leaves both, and the result is found.
             kept.remove()
     except Interrupted as stop:
         return complain(f"{stop}: the same command goes on with the search", exit_code_of(stop))
@@ -113,15 +117,20 @@ def _searched(
     from pipeline.plugins.search.architecture_space import ArchitectureSpace
     from pipeline.plugins.search.loop import search, warning
     from pipeline.plugins.search.search_page import best_experiment, write_search
-    from pipeline.stages.execution import with_resolved_batch
+    from pipeline.specs.stage import StageIO
+    from pipeline.stages.execution import run_stage, with_resolved_batch
     from pipeline.stages.stage_inputs import read_dataset
+    from pipeline.stages.steps import steps
 
-    dataset = _dataset(config, store)
+    step = steps(config, store, last="ingest")[0]
+    if store.find(step.path) is None:
+        run_stage(step, config, store, StageIO())
+    dataset = store.get(step.path, step.name)
     if config.train.threads_per_rank:
         torch.set_num_threads(config.train.threads_per_rank)
-    space = ArchitectureSpace.of(
-        with_figures(with_resolved_batch(config, store, dataset)), *read_dataset(store, dataset)
-    )
+    # The batch may be a share of the rows, and the hardware's figures may have been measured: prices need both.
+    resolved = with_figures(with_resolved_batch(config, store, dataset))
+    space = ArchitectureSpace.of(resolved, *read_dataset(store, dataset))
     log.info("search %s: %d decisions", config.search.name, len(space.decisions))
     record = search(space, store, dataset, progress(options.json, "searching"), kept)
     if message := warning(record, config.search):
@@ -130,18 +139,6 @@ def _searched(
     best = best_experiment(record, space.config, found, overrides, options.config_dir)
     write_search(store, record, best, _key(config))
     return record
-
-
-def _dataset(config: Config, store: Store) -> Artifact:
-    """The dataset of ``config``, made where the store does not have it."""
-    from pipeline.specs.stage import StageIO
-    from pipeline.stages.execution import run_stage
-    from pipeline.stages.steps import steps
-
-    step = steps(config, store, last="ingest")[0]
-    if store.find(step.path) is None:
-        run_stage(step, config, store, StageIO())
-    return store.get(step.path, step.name)
 
 
 COMMANDS = (

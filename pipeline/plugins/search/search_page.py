@@ -45,14 +45,22 @@ def search_text(record: SearchRecord) -> str:
 def _part_text(record: SearchRecord, part: str) -> str:
     """How many decisions of ``part`` differ from the configuration, and the first of them."""
     own = _of(record, part)
-    changed = [(name, each) for name, each in own if each.chosen != each.choices[0]]
-    rows = [
-        (name, _shown(each.chosen), _shown(each.choices[0]), units.decimal(each.probability, 2))
-        for name, each in changed[:MOST_LISTED]
-    ]
-    text = f"{part}: {len(changed)} of {units.plural(len(own), 'decision')} changed"
-    text += f", {len(changed) - len(rows)} of them only on the page" if len(changed) > len(rows) else ""
-    return text + (f"\n{text_table(('', 'chosen', 'before', 'probability*'), rows)}" if rows else "")
+    changed = 0
+    rows: list[tuple[str, ...]] = []
+    for name, each in own:
+        configured = each.choices[0]
+        if each.chosen == configured:
+            continue
+        changed += 1
+        # A model with 30 features has 435 pairs: a terminal is for the first ones.
+        if len(rows) < MOST_LISTED:
+            rows.append((name, _shown(each.chosen), _shown(configured), units.decimal(each.probability, 2)))
+    text = f"{part}: {changed} of {units.plural(len(own), 'decision')} changed"
+    if changed > len(rows):
+        text += f", {changed - len(rows)} of them only on the page"
+    if rows:
+        text += f"\n{text_table(('', 'chosen', 'before', 'probability*'), rows)}"
+    return text
 
 
 def search_page(record: SearchRecord) -> str:
@@ -64,8 +72,12 @@ def search_page(record: SearchRecord) -> str:
     for tier in dict.fromkeys([*before.bytes, *after.bytes]):
         old, new = before.bytes.get(tier, 0), after.bytes.get(tier, 0)
         cost.append((f"Tables in {tier.upper()}", units.size(old), units.size(new), _share(new, old)))
-    parts = dict.fromkeys(each.part for each in record.decisions.values())
-    changed = sum(each.chosen != each.choices[0] for each in record.decisions.values())
+    changed = 0
+    sections = {}
+    for each in record.decisions.values():
+        changed += each.chosen != each.choices[0]
+        if each.part not in sections:
+            sections[each.part] = (each.part, _table(record, each.part), _drawings(record, each.part))
     return from_template(
         "search.html",
         title=f"Nightjar search {record.name}",
@@ -81,7 +93,7 @@ def search_page(record: SearchRecord) -> str:
         ],
         cost=PageTable(("", "Before*", "After*", "Share*"), cost),
         course=_course(record),
-        parts=[(part, _table(record, part), _drawings(record, part)) for part in parts],
+        parts=list(sections.values()),
     )
 
 
@@ -90,7 +102,10 @@ def _share(after: float, before: float) -> str:
 
 
 def _shown(choice: object) -> str:
-    return ("kept" if choice else "dropped") if isinstance(choice, bool) else str(choice)
+    # A pair of features is the one kind of decision with a yes or no; all others are widths and numbers of layers.
+    if isinstance(choice, bool):
+        return "kept" if choice else "dropped"
+    return str(choice)
 
 
 def _of(record: SearchRecord, part: str) -> list[tuple[str, DecisionRecord]]:
@@ -114,19 +129,28 @@ def _drawings(record: SearchRecord, part: str) -> list[Figure]:
         series = []
         for place, values in enumerate(zip(*each.history, strict=True)):
             series.append(PlotCurve(_shown(each.choices[place]), place, tuple(zip(steps, values, strict=True))))
+        choices = ", ".join(map(_shown, each.choices))
         label = f"Probabilities of the choices of {name} over the steps"
-        drawings.append(Figure(name, ", ".join(_shown(c) for c in each.choices), _plot(series, PROBABILITY, label)))
+        drawings.append(Figure(name, choices, _plot(series, PROBABILITY, label)))
     return drawings
 
 
 def _course(record: SearchRecord) -> list[Figure]:
-    points = record.points
-    losses = [
-        PlotCurve("training rows", 0, tuple((p.step, p.loss) for p in points)),
-        PlotCurve("validation rows", 1, tuple((p.step, p.held_loss) for p in points if p.held_loss is not None)),
-    ]
-    cost = [PlotCurve("cost", 2, tuple((p.step, p.cost) for p in points if p.cost is not None))]
-    temperature = [PlotCurve("temperature", 3, tuple((p.step, p.temperature) for p in points))]
+    loss: list[tuple[float, float]] = []
+    held_loss: list[tuple[float, float]] = []
+    costs: list[tuple[float, float]] = []
+    temperatures: list[tuple[float, float]] = []
+    for point in record.points:
+        loss.append((point.step, point.loss))
+        temperatures.append((point.step, point.temperature))
+        # Both are absent while the weights learn alone: their curves begin later.
+        if point.held_loss is not None:
+            held_loss.append((point.step, point.held_loss))
+        if point.cost is not None:
+            costs.append((point.step, point.cost))
+    losses = [PlotCurve("training rows", 0, tuple(loss)), PlotCurve("validation rows", 1, tuple(held_loss))]
+    cost = [PlotCurve("cost", 2, tuple(costs))]
+    temperature = [PlotCurve("temperature", 3, tuple(temperatures))]
     return [
         Figure("Log loss", "sampled architectures", _plot(losses, Axis(title="log loss"), "Log loss over the steps")),
         Figure("Cost term", "as log loss", _plot(cost, Axis(title="log loss"), "Cost term over the steps")),
@@ -171,8 +195,9 @@ def best_experiment(
 def _changes(before: Any, after: Any) -> dict[str, Any]:
     """What ``after`` has that ``before`` has not, as nested settings; both are groups, or dictionaries of them."""
     changes: dict[str, Any] = {}
+    formers = _entries(before)
     for name, value in _entries(after).items():
-        former = _entries(before).get(name)
+        former = formers.get(name)
         if isinstance(value, Mapping) or is_dataclass(value):
             # An entry that was not there before is compared with one at its defaults.
             kind: Any = type(value)
@@ -185,12 +210,17 @@ def _changes(before: Any, after: Any) -> dict[str, Any]:
 
 
 def _entries(of: Any) -> Mapping[str, Any]:
-    return of if isinstance(of, Mapping) else {each.name: getattr(of, each.name) for each in fields(of)}
+    if isinstance(of, Mapping):
+        return of
+    return {each.name: getattr(of, each.name) for each in fields(of)}
 
 
 def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(settings)
     for name, value in changes.items():
         former = merged.get(name)
-        merged[name] = _merged(former, value) if isinstance(value, Mapping) and isinstance(former, Mapping) else value
+        # Lists are replaced as a whole, as Hydra does with an override.
+        if isinstance(value, Mapping) and isinstance(former, Mapping):
+            value = _merged(former, value)
+        merged[name] = value
     return merged

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate, combinations, groupby
+from itertools import combinations, groupby, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -30,32 +30,44 @@ class SearchTables:
     def __init__(self, schema: DatasetSchema, model: ModelConfig, rules: TableRules, seed: int) -> None:
         self.model, self.rules, self.dim = model, rules, model.embedding_dim
         self.tables = schema.tables
-        firsts = [0, *accumulate(table.rows for table in self.tables)]
-        self.ends = dict(zip((table.name for table in self.tables), firsts[1:], strict=True))
-        first = dict(zip((table.name for table in self.tables), firsts, strict=False))
-        self.first = torch.tensor([first[column.owner] for column in schema.sparse])
-        self.owners = [column.owner for column in schema.sparse]
-        self.mean = torch.tensor([model.table(column.owner).pooling == "mean" for column in schema.sparse])
-        generator = torch.Generator().manual_seed(seed)
-        self.rows = nn.Parameter(torch.rand(firsts[-1], self.dim, generator=generator).mul_(2).sub_(1))
+        first: dict[str, int] = {}
+        self.ends: dict[str, int] = {}
+        end = 0
         for table in self.tables:
-            low, width = first[table.name], model.dim_of(table.name)
+            first[table.name] = end
+            end += table.rows
+            self.ends[table.name] = end
+        self.owners = [column.owner for column in schema.sparse]
+        self.first = torch.tensor(list(map(first.__getitem__, self.owners)))
+        self.mean = torch.tensor([model.table(owner).pooling == "mean" for owner in self.owners])
+        # One tensor for all tables, so that a batch is one lookup and one sparse gradient.
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = nn.Parameter(torch.rand(end, self.dim, generator=generator).mul_(2).sub_(1))
+        self.state: dict[str, Tensor] = {}
+        for table in self.tables:
             bound = model.table(table.name).init_bound
-            own = self.rows.data[low : low + table.rows]
-            own.mul_(1 / math.sqrt(table.rows) if bound is None else bound)
-            own[:, width:] = 0
-        self.state = {name: self._state(column) for name, column in self._columns().items()}
+            if bound is None:
+                bound = 1 / math.sqrt(table.rows)
+            own = self.rows.data[first[table.name] : self.ends[table.name]]
+            own.mul_(bound)
+            own[:, model.dim_of(table.name) :] = 0
+            # A column of state has a place for every row, whether or not the optimizer of its table uses it.
+            for column in rules.of(table.name).columns:
+                shape = self.rows.shape if column.per_value else self.rows.shape[:1]
+                self.state[column.name] = torch.zeros(shape)
 
     def __call__(self, ids: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
         """Of ``ids`` feature by feature; ``lengths`` [F * B]; ``weights``: of the ids."""
         features = len(self.first)
         counts = lengths.view(features, -1)
+        # Ids of each feature move to where its table begins in ``rows``.
         ids = ids.long() + self.first.repeat_interleave(counts.sum(1))
         offsets = torch.cat([lengths.new_zeros(1, dtype=torch.int64), lengths.long().cumsum(0)])
         pooled = nn.functional.embedding_bag(
             ids, self.rows, offsets, mode="sum", sparse=True, per_sample_weights=weights, include_last_offset=True
         ).view(features, -1, self.dim)
         if self.mean.any():
+            # embedding_bag has no weights with mode="mean"; and a bag without ids must not become 0 / 0.
             pooled = pooled / torch.where(self.mean[:, None], counts.clamp_min(1), 1)[:, :, None]
         return pooled.transpose(0, 1)
 
@@ -66,6 +78,8 @@ class SearchTables:
         gradient = self.rows.grad.coalesce()
         touched, values = gradient.indices()[0], gradient.values()
         self.rows.grad = None
+        # Coalesced indices are sorted, so the touched rows of a table lie side by side, and so do those of neighbouring
+        # tables that learn alike: one update serves them all.
         ends = torch.searchsorted(touched, torch.tensor(list(self.ends.values()))).tolist()
         low = 0
         for _, group in groupby(zip(self.ends, ends, strict=True), lambda item: self.rules.kind(item[0])):
@@ -81,10 +95,12 @@ class SearchTables:
         first rows of its projections make the best approximation by so many columns (Eckart and Young 1936).
         """
         turned, low = project.clone(), 0
-        for table, high in zip(self.tables, self.ends.values(), strict=True):
-            mine = [place for place, owner in enumerate(self.owners) if owner == table.name]
+        for name, high in self.ends.items():
+            # Features that share the table look at it each through a projection of its own: the axes are of all.
+            mine = [place for place, owner in enumerate(self.owners) if owner == name]
             rows = self.rows.data[low:high]
             together = torch.cat([project[place] for place in mine], dim=1)  # [D, columns of the vectors]
+            # The Gram matrix in place of the rows: a table has millions of these, and as many columns as it is wide.
             _, axes = torch.linalg.eigh((together.mT @ (rows.mT @ rows) @ together).double())
             axes = axes.flip(1)[:, : self.dim].to(rows.dtype)  # of the largest variance first
             self.rows.data[low:high] = rows @ (together @ axes)
@@ -107,14 +123,6 @@ class SearchTables:
         for name, values in state.items():
             self.state[name][touched] = values
 
-    def _columns(self) -> dict[str, bool]:
-        """Whether a column of the optimizers' state has a value per weight, by name."""
-        every = [self.rules.of(table.name) for table in self.tables]
-        return {column.name: column.per_value for optimizer in every for column in optimizer.columns}
-
-    def _state(self, per_value: bool) -> Tensor:
-        return torch.zeros(self.rows.shape if per_value else self.rows.shape[:1])
-
 
 Act = Callable[[Tensor, Gates], Tensor]
 
@@ -135,20 +143,23 @@ class SuperNet(nn.Module):
         super().__init__()
         self.schema, self.dim = schema, model.embedding_dim
         names = [column.name for column in schema.sparse]
-        self.project = nn.Parameter(torch.stack([torch.empty(self.dim, self.dim) for _ in names]))
+        self.project = nn.Parameter(torch.empty(len(names), self.dim, self.dim))
         generator = torch.Generator().manual_seed(seed)
         for each in self.project.data:
             nn.init.orthogonal_(each, generator=generator)
         self.bottom = _Mlp(len(schema.dense), model.bottom_mlp, self.dim, dtype) if schema.dense else None
-        vectors = len(names) + (self.bottom is not None)
-        shift = vectors - len(names)
+        # The numeric features' vector is the first one, so the categorical ones follow by ``shift``.
+        shift = int(self.bottom is not None)
+        vectors = len(names) + shift
         dropped = {frozenset(pair) for pair in model.drop_pairs}
         self.pairs = [pair for pair in combinations(names, 2) if frozenset(pair) not in dropped]
         self.fixed = shift * len(names)  # pairs with the numeric features' vector come first; parts see the others
-        places = [(0, place + 1) for place in range(self.fixed)]
-        places += [(names.index(one) + shift, names.index(other) + shift) for one, other in self.pairs]
-        flat = torch.tensor([one * vectors + other for one, other in places], dtype=torch.int64)
-        self.register_buffer("places", flat, persistent=False)
+        # Places in the flattened matrix of all products, row by row: kept pairs are gathered, and no triangle of it is
+        # copied. Those with the numeric features' vector are in its first row.
+        places = list(range(1, self.fixed + 1))
+        for one, other in self.pairs:
+            places.append((names.index(one) + shift) * vectors + names.index(other) + shift)
+        self.register_buffer("places", torch.tensor(places, dtype=torch.int64), persistent=False)
         self.top = _Mlp(self.dim + len(places), model.top_mlp, 1, dtype)
         self._acts: dict[str, list[Act]] = {}
         self.measured: set[str] = set()  # decisions whose choices act on the configured model without being learnt
@@ -188,7 +199,8 @@ class _Mlp(nn.Module):
         super().__init__()
         self.dtype = dtype
         sizes = [inputs, *widths]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+        # An MLP may end behind each of its layers; one without layers ends behind its inputs.
         self.ends = nn.ModuleList(nn.Linear(size, width) for size in reversed(widths or sizes))
 
     def forward(self, values: Tensor, act: Callable[[str, Tensor], Tensor]) -> Tensor:
@@ -196,6 +208,7 @@ class _Mlp(nn.Module):
         for number, layer in enumerate(self.layers, 1):
             with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
                 values = layer(values).relu()
+            # Parts act in float32, as do the ends: autocast is for the products of the layers alone.
             values = act(f"layer {number}", values.float())
             hidden.append(values)
         ends = [end(each) for end, each in zip(self.ends, reversed(hidden), strict=True)]

@@ -19,8 +19,9 @@ def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a record of the training loop, those of further tasks as ``<task>_<figure>``."""
     figures = {name: value for name, value in record.items() if name not in NO_CURVE}
     for task, own in (figures.pop("tasks", None) or {}).items():
-        figures |= {f"{task}_{name}": value for name, value in own.items()}
-    return {name: float(value) for name, value in figures.items() if units.known(value)}
+        for name, value in own.items():
+            figures[f"{task}_{name}"] = value
+    return _known(figures)
 
 
 def grouped(name: str) -> str:
@@ -35,5 +36,17 @@ def final_figures(result: Result) -> dict[str, float]:
         return {}
     figures = {name: getattr(scores, name) for name in EVALUATED}
     for task, own in (scores.tasks or {}).items():
-        figures |= {f"{task}_{name}": value for name, value in own.to_json().items() if name not in ("kind", "samples")}
-    return {name: float(value) for name, value in figures.items() if units.known(value)}
+        # A task has figures of its own, which differ by its kind: all numbers in its record but that of the rows.
+        for name, value in own.to_json().items():
+            if name not in ("kind", "samples"):
+                figures[f"{task}_{name}"] = value
+    return _known(figures)
+
+
+def _known(figures: Mapping[str, Any]) -> dict[str, float]:
+    # A chart cannot have nan, and JSON none: a figure that is not known, as GAUC without groups, is left out.
+    known = {}
+    for name, value in figures.items():
+        if units.known(value):
+            known[name] = float(value)
+    return known

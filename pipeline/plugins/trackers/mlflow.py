@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.config.nightly import TrackConfig
     from pipeline.records.night import NightRecord
     from pipeline.records.result import Result
-    from pipeline.specs.tracker import Served, ServedVersion
+    from pipeline.specs.tracker import Served
     from pipeline.store.artifacts import Store
 
 Point = tuple[str, int]  # a metric and a step
@@ -46,11 +46,17 @@ def server_of(track: TrackConfig) -> MlflowServer:
 
 def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
     """Tags as MLflow takes them; None is left out."""
-    return [{"key": name, "value": str(v)[:MAX_TAG_LENGTH]} for name, v in tags.items() if v is not None]
+    made = []
+    for name, value in tags.items():
+        if value is not None:
+            # A longer one would have the whole batch refused.
+            made.append({"key": name, "value": str(value)[:MAX_TAG_LENGTH]})
+    return made
 
 
 def experiment_id(server: MlflowServer, name: str) -> str:
     """The experiment of ``name``, made where there is none."""
+    # Twice: between the answer that there is none and its creation another launcher may make it.
     for _ in range(2):
         try:
             return str(server.get("experiments/get-by-name", experiment_name=name)["experiment"]["experiment_id"])
@@ -98,6 +104,7 @@ class _MlflowRun(RunTracking):
     def __init__(self, track: TrackConfig, store: str, run: str, model: str) -> None:
         self.server, self.experiment = server_of(track), track.mlflow.experiment or model
         self.store, self.run, self.model = store, run, model
+        # What the server has is read from it once, and kept here as long as no call fails.
         self.id: str | None = None
         self.points: dict[Point, float] = {}  # on the server
         self.params: dict[str, str] = {}  # there, too
@@ -128,16 +135,23 @@ class _MlflowRun(RunTracking):
         points = dict(self.curves)
         for name, value in final_figures(result).items():
             points[f"eval/{name}", step] = value
+        tags: dict[str, Any] = {"nightjar.status": result.status}
         for name, stage in result.stages.items():
+            tags[f"nightjar.artifact.{name}"] = stage.artifact
             if stage.status != "skipped":
                 points[f"seconds/{name}", step] = stage.seconds
+        if result.gate is not None:
+            tags |= {"nightjar.verdict": result.gate.verdict, "nightjar.version": result.gate.version}
+        if result.error is not None:
+            tags |= {"nightjar.error": result.error.message, "nightjar.exit_code": result.error.exit_code}
         params = {}
         for name, setting in settings.items():
             if not name.startswith(NO_PARAM):
                 params[name] = str(setting)[:MAX_PARAM_LENGTH]
         with self._forget_id_on_error():
             self._send_missing(points, params)
-            self._log("tags", tags_of(_outcome(result)), MAX_PARAMS)
+            self._log("tags", tags_of(tags), MAX_PARAMS)
+            # MLflow knows no other ends: a gate that holds a version back is a run that went well.
             status = "FINISHED" if result.status == "done" else "FAILED"
             self.server.post("runs/update", run_id=self.id, status=status, end_time=_now())
             self.running = False
@@ -161,7 +175,6 @@ class _MlflowRun(RunTracking):
         if self.id is None:
             self._create()
         new_points = {point: value for point, value in points.items() if point not in self.points}
-        new_params = {name: value for name, value in params.items() if name not in self.params}
         if new_points and not self.running:
             self.server.post("runs/update", run_id=self.id, status="RUNNING")
             self.running = True
@@ -170,7 +183,11 @@ class _MlflowRun(RunTracking):
         for (name, step), value in new_points.items():
             metrics.append({"key": name, "value": value, "step": step, "timestamp": self.times.get(step, now)})
         self._log("metrics", metrics, MAX_METRICS)
-        self._log("params", [{"key": name, "value": value} for name, value in new_params.items()], MAX_PARAMS)
+        new_params = []
+        for name, setting in params.items():
+            if name not in self.params:
+                new_params.append({"key": name, "value": setting})
+        self._log("params", new_params, MAX_PARAMS)
         self.points |= new_points
         self.params |= params
 
@@ -180,6 +197,7 @@ class _MlflowRun(RunTracking):
         if run is None:
             return
         run_id, data = str(run["info"]["run_id"]), run["data"]
+        # A run has the last value of each metric: its points come from the histories.
         self.points = {}
         for metric in data.get("metrics", []):
             key = str(metric["key"])
@@ -223,43 +241,22 @@ class _MlflowRun(RunTracking):
             self.server.post("runs/log-batch", run_id=self.id, **{field: batch})
 
 
-def _outcome(result: Result) -> dict[str, Any]:
-    tags: dict[str, Any] = {"nightjar.status": result.status}
-    for name, stage in result.stages.items():
-        tags[f"nightjar.artifact.{name}"] = stage.artifact
-    if result.gate is not None:
-        tags |= {"nightjar.verdict": result.gate.verdict, "nightjar.version": result.gate.version}
-    if result.error is not None:
-        tags |= {"nightjar.error": result.error.message, "nightjar.exit_code": result.error.exit_code}
-    return tags
-
-
 def _now() -> int:
     return int(1000 * time.time())
 
 
 def source_of(uri: str) -> str:
     """Return ``uri``, or ``nightjar:<path>`` for a folder: MLflow refuses paths outside its own folders."""
-    return uri if URL.match(uri) else f"nightjar:{uri}"
-
-
-def _register(server: MlflowServer, name: str, version: ServedVersion, run_id: str | None) -> dict[str, Any]:
-    answer = server.post(
-        "model-versions/create",
-        name=name,
-        source=source_of(version.uri),
-        run_id=run_id,
-        tags=[{"key": "nightjar.version", "value": version.version}, {"key": "nightjar.uri", "value": version.uri}],
-        description=f"{version.version}, verdict of the gate: {version.verdict}",
-    )
-    entry: dict[str, Any] = answer["model_version"]
-    return entry
+    if URL.match(uri):
+        return uri
+    return f"nightjar:{uri}"
 
 
 def _move_alias(server: MlflowServer, name: str, entry: Mapping[str, Any]) -> None:
     try:
         current = server.get("registered-models/alias", name=name, alias=ALIAS)["model_version"]["version"]
     except MlflowError as error:
+        # Of an alias that nobody has set MLflow says one or the other.
         if error.code not in (MISSING, "INVALID_PARAMETER_VALUE"):
             raise
         current = None
@@ -272,7 +269,6 @@ class _Mlflow(Tracker):
     doc = "runs and the model registry of an MLflow server (track.mlflow.uri), by its REST API"
 
     def check(self, track: TrackConfig) -> None:
-        """It needs a server."""
         super().check(track)
         if track.mlflow.uri is None:
             raise ConfigError(
@@ -280,7 +276,6 @@ class _Mlflow(Tracker):
             )
 
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
-        """The run of MLflow that stands for this one."""
         return _MlflowRun(track, store.url, run, model)
 
     def serving(self, track: TrackConfig, store: Store, served: Served) -> None:
@@ -301,9 +296,20 @@ class _Mlflow(Tracker):
                 entries[version_name] = entry
         for version in served.versions:
             if version.version not in entries:
+                # An entry is useful without the run that made it, which may be of a time before the tracker.
                 run = find_run(server, experiment, store.url, version.run) if version.run else None
-                run_id = None if run is None else str(run["info"]["run_id"])
-                entries[version.version] = _register(server, name, version, run_id)
+                answer = server.post(
+                    "model-versions/create",
+                    name=name,
+                    source=source_of(version.uri),
+                    run_id=str(run["info"]["run_id"]) if run is not None else None,
+                    tags=[
+                        {"key": "nightjar.version", "value": version.version},
+                        {"key": "nightjar.uri", "value": version.uri},
+                    ],
+                    description=f"{version.version}, verdict of the gate: {version.verdict}",
+                )
+                entries[version.version] = answer["model_version"]
             entry = entries[version.version]
             tags = _tags(entry)
             for key, value in {"by": version.by, "reason": version.reason, "ne": version.ne}.items():
@@ -320,7 +326,7 @@ class _Mlflow(Tracker):
         server = server_of(track)
         experiment = experiment_id(server, track.mlflow.experiment or record.model)
         tags = {f"nightjar.night.{name}": getattr(record, name) for name in NIGHT}
-        tags |= {"nightjar.night.reasons": "; ".join(record.reasons or ()) or None}
+        tags["nightjar.night.reasons"] = "; ".join(record.reasons or ()) or None
         run = find_run(server, experiment, store.url, record.run)
         if run is None:
             tags |= {"nightjar.run": record.run, "nightjar.store": store.url, "nightjar.model": record.model}

@@ -31,7 +31,9 @@ def quoted(value: str) -> str:
     # The filters know no escapes.
     if "'" not in value:
         return f"'{value}'"
-    return "" if '"' in value else f'"{value}"'
+    if '"' not in value:
+        return f'"{value}"'
+    return ""
 
 
 class _OwnLogin(urllib.request.HTTPRedirectHandler):
@@ -41,6 +43,7 @@ class _OwnLogin(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         """The request that follows."""
+        # urllib carries all headers along, wherever the redirection leads.
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
         same_server = (old.scheme, old.netloc) == (new.scheme, new.netloc)
@@ -58,13 +61,11 @@ class MlflowServer:
 
     def post(self, path: str, **fields: Any) -> dict[str, Any]:
         """The answer to ``fields``, those left out that are None."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        return self._ask("POST", path, json.dumps(given).encode())
+        return self._ask("POST", path, fields)
 
     def get(self, path: str, **fields: Any) -> dict[str, Any]:
-        """The answer to a question."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        return self._ask("GET", f"{path}?{urllib.parse.urlencode(given)}", None)
+        """The answer to a question, those ``fields`` left out that are None."""
+        return self._ask("GET", path, fields)
 
     def pages(self, path: str, entries: str, **fields: Any) -> Iterator[dict[str, Any]]:
         """The ``entries`` of all pages of a question."""
@@ -76,10 +77,14 @@ class MlflowServer:
             if not token:
                 return
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"{self.uri}/api/2.0/mlflow/{path}", data=body, method=method, headers=self._headers()
-        )
+    def _ask(self, method: str, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        url, body = f"{self.uri}/api/2.0/mlflow/{path}", None
+        given = {name: value for name, value in fields.items() if value is not None}
+        if method == "GET":
+            url += f"?{urllib.parse.urlencode(given)}"
+        else:
+            body = json.dumps(given).encode()
+        request = urllib.request.Request(url, data=body, method=method, headers=self._headers())
         try:
             with urllib.request.build_opener(_OwnLogin).open(request, timeout=TIMEOUT_SECONDS) as answer:
                 response: dict[str, Any] = json.load(answer)
@@ -91,14 +96,16 @@ class MlflowServer:
             except (ValueError, AttributeError, OSError):
                 # A proxy before MLflow answers with a page of its own.
                 message, code = str(error.reason), ""
-            first_line = message.splitlines()[0][:300] if message else error.reason
-            path = path.partition("?")[0]
+            first_line = error.reason
+            if message:
+                first_line = message.splitlines()[0][:300]
             raise MlflowError(f"{path} was answered with {error.code}: {first_line}", code) from None
 
     def _headers(self) -> Mapping[str, str]:
         headers = {"Content-Type": "application/json", "User-Agent": "nightjar"}
         if self.login is None:
             return headers
+        # Read for each call: a token may be renewed while a training lasts.
         try:
             secret = Path(self.login).read_text().strip()
         except OSError as error:
@@ -106,6 +113,9 @@ class MlflowServer:
                 f"track.mlflow.login_file={self.login} cannot be read: {error.strerror}",
                 hint="track.mlflow.login_file=<file with user:password, or with a token>",
             ) from None
+        headers["Authorization"] = f"Bearer {secret}"
+        # Bearer tokens have no colon (RFC 6750).
         if ":" in secret:
-            return {**headers, "Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
-        return {**headers, "Authorization": f"Bearer {secret}"}
+            login = base64.b64encode(secret.encode()).decode()
+            headers["Authorization"] = f"Basic {login}"
+        return headers

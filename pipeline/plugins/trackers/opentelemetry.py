@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import ConfigError, LaunchError
@@ -45,22 +46,27 @@ class SpanData:
 
 def run_piece(result: Result, store: str, model: str) -> SpanData:
     """The span of a run, over those of its stages."""
-    stages = [_stage_piece(name, stage, result) for name, stage in result.stages.items() if stage.started is not None]
+    stages = []
+    for name, stage in result.stages.items():
+        # A stage without a time was not run.
+        if stage.started is not None:
+            stages.append(_stage_piece(name, stage, result))
     now = time.time()
     attributes: dict[str, Any] = {
         "nightjar.run": result.run,
         "nightjar.model": model,
         "nightjar.store": store,
         "nightjar.status": result.status,
-        "nightjar.exit_code": 0 if result.error is None else result.error.exit_code,
+        "nightjar.exit_code": _exit_code(result.error),
     }
-    attributes |= {f"nightjar.eval.{name}": value for name, value in final_figures(result).items()}
+    for name, value in final_figures(result).items():
+        attributes[f"nightjar.eval.{name}"] = value
     if result.gate is not None:
         attributes |= {"nightjar.verdict": result.gate.verdict, "nightjar.version": result.gate.version}
     return SpanData(
         f"run {result.run}",
-        min((stage.begin for stage in stages), default=now),
-        max((stage.end for stage in stages), default=now),
+        min(map(attrgetter("begin"), stages), default=now),
+        max(map(attrgetter("end"), stages), default=now),
         attributes,
         result.error,
         stages,
@@ -74,8 +80,9 @@ def night_piece(record: NightRecord) -> SpanData:
     names = ("date", "run", "outcome", "exit_code", "verdict", "version", "incumbent", "ne", "incumbent_ne", "rows")
     attributes = {f"nightjar.{name}": getattr(record, name) for name in (*names, "rows_quarantined", "rows_scored")}
     attributes |= {"nightjar.model": record.model, "nightjar.reasons": record.reasons}
-    waited = record.seconds_waited
-    parts = [SpanData("wait for logs", begin, begin + waited)] if waited else []
+    parts = []
+    if record.seconds_waited:
+        parts.append(SpanData("wait for logs", begin, begin + record.seconds_waited))
     error = None
     if record.message is not None:
         error = ErrorPart(message=record.message, exit_code=record.exit_code or 0, hint=record.hint)
@@ -84,27 +91,26 @@ def night_piece(record: NightRecord) -> SpanData:
 
 def _stage_piece(name: str, stage: StageOutcome, result: Result) -> SpanData:
     assert stage.started is not None
-    attempts = [
-        SpanData(
-            f"attempt {number}",
-            attempt.started,
-            attempt.started + attempt.seconds,
-            {"nightjar.exit_code": 0 if attempt.error is None else attempt.error.exit_code},
-            attempt.error,
-        )
-        for number, attempt in enumerate(stage.attempts or (), 1)
-    ]
-    attributes = {
-        "nightjar.stage": name,
-        "nightjar.status": stage.status,
-        "nightjar.artifact": stage.artifact,
-        "nightjar.key": None if stage.artifact is None else stage.artifact.rpartition("/")[2],
-        **_amounts(name, result),
-    }
-    error = result.error if stage.status == "failed" else None
-    if error is not None:
+    attempts = []
+    for number, attempt in enumerate(stage.attempts or (), 1):
+        end = attempt.started + attempt.seconds
+        code = {"nightjar.exit_code": _exit_code(attempt.error)}
+        attempts.append(SpanData(f"attempt {number}", attempt.started, end, code, attempt.error))
+    # None is left out of a span.
+    attributes: dict[str, Any] = {"nightjar.stage": name, "nightjar.status": stage.status}
+    attributes |= {"nightjar.artifact": stage.artifact, "nightjar.key": None, **_amounts(name, result)}
+    if stage.artifact is not None:
+        attributes["nightjar.key"] = stage.artifact.rpartition("/")[2]
+    error = None
+    # The run's error is that of the stage that it failed in.
+    if stage.status == "failed" and result.error is not None:
+        error = result.error
         attributes["nightjar.exit_code"] = error.exit_code
     return SpanData(name, stage.started, stage.started + stage.seconds, attributes, error, attempts)
+
+
+def _exit_code(error: ErrorPart | None) -> int:
+    return 0 if error is None else error.exit_code
 
 
 def _amounts(stage: str, result: Result) -> dict[str, Any]:
@@ -130,8 +136,10 @@ def send(endpoint: str, model: str, piece: SpanData, trace: str, parent: str | N
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
+    # The exporter takes the address as it is; people give that of the collector, as its own variables have it.
     url = endpoint.rstrip("/")
-    url = url if url.endswith("/v1/traces") else f"{url}/v1/traces"
+    if not url.endswith("/v1/traces"):
+        url = f"{url}/v1/traces"
     exporter = OTLPSpanExporter(endpoint=url, timeout=SEND_SECONDS)
     try:
         answer = exporter.export(list(spans(piece, model, trace, parent)))
@@ -148,6 +156,7 @@ def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterat
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.status import Status, StatusCode
 
+    # Spans are made by hand, without a tracer: it would draw their ids, and take the time of now.
     own = seed(trace, parent, piece)
     events, status = [], Status(StatusCode.OK)
     if piece.error is not None:
@@ -158,10 +167,11 @@ def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterat
         }
         events.append(Event("exception", message, timestamp=_nanoseconds(piece.end)))
         status = Status(StatusCode.ERROR, piece.error.message)
+    above = _context(trace, parent) if parent is not None else None
     yield ReadableSpan(
         piece.name,
         context=_context(trace, own),
-        parent=None if parent is None else _context(trace, parent),
+        parent=above,
         resource=Resource({"service.name": SERVICE, "nightjar.model": model}),
         events=events,
         kind=SpanKind.INTERNAL,
@@ -182,6 +192,7 @@ def seed(trace: str, parent: str | None, piece: SpanData) -> str:
 def _context(trace: str, span: str) -> Any:
     from opentelemetry.trace import SpanContext, TraceFlags
 
+    # 16 bytes name a trace and 8 a span (W3C Trace Context).
     def digits(text: str, size: int) -> int:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")
 
@@ -206,19 +217,15 @@ class _Trace(RunTracking):
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
         """Send the spans of the run, below that of its night where one goes on."""
         piece = run_piece(result, self.store.url, self.model)
-        night = self._night()
-        if night is None:
-            send(self.endpoint, self.model, piece, f"{self.store.url}|{self.run}|{piece.begin}")
-        else:
-            trace = _night_trace(self.store, night)
-            send(self.endpoint, self.model, piece, trace, seed(trace, None, night_piece(night)))
-
-    def _night(self) -> NightRecord | None:
+        trace, parent = f"{self.store.url}|{self.run}|{piece.begin}", None
         path = f"{run_directory(self.run)}/{NIGHT}"
-        if not self.store.exists(path):
-            return None
-        night = read(NightRecord, self.store, path)
-        return night if night.outcome == RUNNING and night.started is not None else None
+        if self.store.exists(path):
+            night = read(NightRecord, self.store, path)
+            # The night's span is sent when the night is over. Its id is known before: it depends on the start alone.
+            if night.outcome == RUNNING and night.started is not None:
+                trace = _night_trace(self.store, night)
+                parent = seed(trace, None, night_piece(night))
+        send(self.endpoint, self.model, piece, trace, parent)
 
 
 class _OpenTelemetry(Tracker):
@@ -227,7 +234,6 @@ class _OpenTelemetry(Tracker):
     package = "opentelemetry.exporter.otlp.proto.http"
 
     def check(self, track: TrackConfig) -> None:
-        """It needs its packages and a collector."""
         super().check(track)
         if track.opentelemetry.endpoint is None:
             raise ConfigError(
@@ -236,7 +242,6 @@ class _OpenTelemetry(Tracker):
             )
 
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
-        """The trace of a run."""
         return _Trace(str(track.opentelemetry.endpoint), store, run, model)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:

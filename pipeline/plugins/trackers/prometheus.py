@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 Labelled = dict[tuple[tuple[str, str], ...], float]
 PUSH_SECONDS = 10.0
 # Gauges by the record's key; ratios and seconds are named as Prometheus wants them.
-RENAMED = {"ne_window": "ne", "samples_per_s": "samples_per_second", "data_wait_share": "data_wait_ratio"}
+RENAMED = {
+    "ne_window": "ne",
+    "samples_per_s": "samples_per_second",
+    "data_wait_share": "data_wait_ratio",
+    "steps_total": "planned_steps",
+}
 
 
 class _Gauges:
@@ -44,15 +49,15 @@ class _Gauges:
 
         registry = CollectorRegistry()
         for name, labelled in self.values.items():
+            # All values of a gauge have the same labels, in the order of their names.
             names = [label for label, _ in next(iter(labelled))]
-            gauge = Gauge(
-                name, HELP.get(name.removeprefix("nightjar_"), name.replace("_", " ")), names, registry=registry
-            )
+            text = HELP.get(name.removeprefix("nightjar_"), name.replace("_", " "))
+            gauge = Gauge(name, text, names, registry=registry)
             for labels, value in labelled.items():
                 gauge.labels(**dict(labels)).set(value)
         if self.to.folder is not None:
-            file = Path(self.to.folder) / f"nightjar_{re.sub(r'[^A-Za-z0-9-]', '_', self.model)}_{self.part}.prom"
-            write_to_textfile(str(file), registry)
+            model = re.sub(r"[^A-Za-z0-9-]", "_", self.model)
+            write_to_textfile(str(Path(self.to.folder) / f"nightjar_{model}_{self.part}.prom"), registry)
         if self.to.push is not None:
             keys = {"model": self.model, "part": self.part}
             push_to_gateway(self.to.push, job="nightjar", registry=registry, grouping_key=keys, timeout=PUSH_SECONDS)
@@ -64,13 +69,14 @@ class _RunMetrics(RunTracking):
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
         """The newest record."""
-        last = records[-1] if records else {}
-        for name in ("step", "steps_total", "eta_seconds"):
-            self.gauges.set(f"training_{'planned_steps' if name == 'steps_total' else name}", last.get(name))
-        for name, value in curve_figures(last).items():
+        if not records:
+            return
+        last = records[-1]
+        # These are no curves, but somebody who looks at a run wants them.
+        figures = {name: last.get(name) for name in ("step", "steps_total", "eta_seconds")}
+        for name, value in {**figures, **curve_figures(last)}.items():
             self.gauges.set(f"training_{RENAMED.get(name, name)}", value)
-        if records:
-            self.gauges.write()
+        self.gauges.write()
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
         """The figures of the run, and the seconds of its stages."""
@@ -86,7 +92,8 @@ class _RunMetrics(RunTracking):
             self.gauges.set("checkpoint_bytes", result.checkpoint.bytes_written)
         if result.train is not None and result.train.ssd is not None:
             self.gauges.set("ssd_hit_ratio", result.train.ssd.ssd_hit_rate)
-        self.gauges.set("run_exit_code", 0 if result.error is None else result.error.exit_code)
+        code = result.error.exit_code if result.error is not None else 0
+        self.gauges.set("run_exit_code", code)
         self.gauges.write()
 
 
@@ -96,7 +103,6 @@ class _Prometheus(Tracker):
     package = "prometheus_client"
 
     def check(self, track: TrackConfig) -> None:
-        """It needs its package and a place to write to."""
         super().check(track)
         if track.prometheus.folder is None and track.prometheus.push is None:
             raise ConfigError(
@@ -105,15 +111,15 @@ class _Prometheus(Tracker):
             )
 
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
-        """The gauges of the model's run."""
         return _RunMetrics(_Gauges(track, model, "run"), run)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
-        """The gauges of the model's last night."""
         gauges = _Gauges(track, record.model, "night")
+        # Prometheus has no texts: a gauge for each outcome, of which one is 1.
         for outcome in (PUBLISHED, HELD, FAILED):
             gauges.set("night_outcome", float(record.outcome == outcome), outcome=outcome)
         day = datetime.fromisoformat(record.date).replace(tzinfo=UTC)
+        ne_change = record.ne_change.point if record.ne_change else None
         for name, value in {
             "finished_timestamp_seconds": record.finished,
             "day_timestamp_seconds": day.timestamp(),
@@ -123,7 +129,7 @@ class _Prometheus(Tracker):
             "rows_scored": record.rows_scored,
             "ne": record.ne,
             "incumbent_ne": record.incumbent_ne,
-            "ne_change_ratio": record.ne_change.point if record.ne_change else None,
+            "ne_change_ratio": ne_change,
             "waited_seconds": record.seconds_waited,
         }.items():
             gauges.set(f"night_{name}", value)

@@ -35,6 +35,7 @@ class _EventFile(RunTracking):
         """Write those that are new."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
+        # A resumed training repeats steps, with other times: a record that differs is new.
         new_records = [record for record in records if self.written.get(record["step"]) != record]
         events: list[Any] = []
         if new_records and new_records[0]["step"] <= self._last:
@@ -53,16 +54,19 @@ class _EventFile(RunTracking):
         """Write the final figures, the seconds of the stages, and the hyper-parameters with them."""
         step = max(self.written, default=0)
         figures = {f"eval/{name}": value for name, value in final_figures(result).items()}
-        seconds = {f"seconds/{name}": stage.seconds for name, stage in result.stages.items()}
+        for name, stage in result.stages.items():
+            figures[f"seconds/{name}"] = stage.seconds
+        # The page of hyper-parameters shows them beside scalars of the same file, so these come with the session.
         chosen = {name: value for name, value in settings.items() if name.startswith(HPARAMS)}
-        self._write([*_session(chosen, result.status), self._event(step, {**figures, **seconds}, {})])
+        self._write([*_session(chosen, result.status), self._event(step, figures, {})])
 
     def _event(self, step: int, figures: Mapping[str, float], norms: Mapping[str, Any]) -> Any:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
-        values += [Summary.Value(tag=f"embeddings/{name}", histo=_histogram(table)) for name, table in norms.items()]
+        for name, table in norms.items():
+            values.append(Summary.Value(tag=f"embeddings/{name}", histo=_histogram(table)))
         return Event(wall_time=time.time(), step=step, summary=Summary(value=values))
 
     def _write(self, events: Sequence[Any]) -> None:
@@ -89,7 +93,9 @@ class _EventFile(RunTracking):
                 file.write(fresh)
         else:
             self.store.write_bytes(self.path, self.content + fresh)
-        self.content = b"" if self.store.is_local else self.content + fresh
+        # An object store replaces objects whole, so all that was written is kept for the next time.
+        if not self.store.is_local:
+            self.content += fresh
         self._begun, self._size = True, self._size + len(fresh)
 
 
@@ -145,7 +151,6 @@ class _TensorBoard(Tracker):
     package = "tensorboard"
 
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
-        """An event file of the run."""
         return _EventFile(store, run)
 
 

@@ -51,12 +51,15 @@ def proposal(
     """The settings of trial ``number``. ``earlier``: trials of another study that inform it."""
     module = optuna()
     kinds: dict[str, Any] = {"tpe": module.samplers.TPESampler, "random": module.samplers.RandomSampler}
-    study = module.create_study(sampler=kinds[config.sampler](seed=(config.seed * 1_000_003 + number) % _SEEDS))
+    # A seed of its own for each number: the sampler is new at every question, and would draw the same again.
+    sampler = kinds[config.sampler](seed=(config.seed * 1_000_003 + number) % _SEEDS)
+    study = module.create_study(sampler=sampler)
     for trial in [*earlier, *trials]:
-        if all(held(space[key], trial.parameters.get(key)) is not None for key in space):
+        # The study of a warm start may have searched a wider space. Optuna refuses a value that lies outside.
+        if all(held(dimension, trial.parameters.get(key)) is not None for key, dimension in space.items()):
             study.add_trial(_frozen(module, trial, space))
-    asked = study.ask({key: _distribution(module, each) for key, each in space.items()}).params
-    return {key: rounded(each, asked[key]) for key, each in space.items()}
+    asked = study.ask(_distributions(module, space)).params
+    return {key: rounded(dimension, asked[key]) for key, dimension in space.items()}
 
 
 def decided(
@@ -73,13 +76,20 @@ def decided(
     """
     module = optuna()
     pruner = _pruner(module, config, rows, samples_total)
+    # Hyperband deals trials to its brackets by a hash of the study's name and their number. Without a name Optuna makes
+    # a random one, and a trial would be in another bracket at every look.
     study = module.create_study(study_name="study")
+    numbers = []
     for trial in trials:
         study.add_trial(_frozen(module, trial, space))
-    at = next(place for place, each in enumerate(trials) if each.number == number)
+        numbers.append(trial.number)
+    at = numbers.index(number)
     ends = bool(pruner.prune(study, study.get_trials(deepcopy=False)[at]))
-    attributes = study.get_trials()[at].system_attrs
-    rungs = {key.removeprefix(_RUNGS): value for key, value in attributes.items() if key.startswith(_RUNGS)}
+    # The pruner notes the rungs that it has judged in the study, which is thrown away: they go into the record.
+    rungs = {}
+    for key, value in study.get_trials()[at].system_attrs.items():
+        if key.startswith(_RUNGS):
+            rungs[key.removeprefix(_RUNGS)] = value
     record = replace(trials[at], rungs=rungs or None)
     return ends, replace(record, asks_at=next_rung(config, rows, record.looks[-1].samples))
 
@@ -88,6 +98,8 @@ def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
     """The samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
     if config.pruner == "none":
         return FAR
+    # As successive halving counts its rungs: the first one times the powers of the factor. Asked between two of them
+    # it would decide nothing, so the trial need not wait.
     rung = first_rung(config, rows)
     while rung <= samples:
         rung *= config.reduction
@@ -111,16 +123,20 @@ def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) ->
     study = module.create_study()
     for trial in finished:
         study.add_trial(_frozen(module, trial, space))
-    evaluator = module.importance.PedAnovaImportanceEvaluator(target_quantile=max(0.1, min(0.5, 5 / len(finished))))
+    # The share of the trials that count as the best: five of them, but a tenth at least and half at most.
+    quantile = max(0.1, min(0.5, 5 / len(finished)))
+    evaluator = module.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
     shares = module.importance.get_param_importances(study, evaluator=evaluator)
     return {key: float(share) for key, share in sorted(shares.items(), key=lambda item: -item[1])}
 
 
 def _pruner(module: ModuleType, config: TuneConfig, rows: int, samples_total: int) -> Any:
+    # Optuna's resources are samples here, as are the steps of intermediate values.
     first = first_rung(config, rows)
     if config.pruner == "asha":
         return module.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=config.reduction)
     if config.pruner == "hyperband":
+        # Optuna refuses a longest training that is shorter than the first rung.
         most = max(samples_total, first)
         return module.pruners.HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=config.reduction)
     return module.pruners.NopPruner()
@@ -129,26 +145,31 @@ def _pruner(module: ModuleType, config: TuneConfig, rows: int, samples_total: in
 def _frozen(module: ModuleType, trial: TrialRecord, space: Mapping[str, Dimension]) -> FrozenTrial:
     states = module.trial.TrialState
     known = {DONE: states.COMPLETE, PRUNED: states.PRUNED, TRYING: states.RUNNING}
+    rungs = trial.rungs or {}
     frozen: FrozenTrial = module.trial.create_trial(
         state=known.get(trial.state, states.FAIL),
+        # A pruned trial has an NE, too, but as the last of its intermediate values: samplers read it there.
         value=trial.ne if trial.state == DONE else None,
         params={key: trial.parameters[key] for key in space},
-        distributions={key: _distribution(module, each) for key, each in space.items()},
-        system_attrs={f"{_RUNGS}{rung}": value for rung, value in (trial.rungs or {}).items()},
+        distributions=_distributions(module, space),
+        system_attrs={f"{_RUNGS}{rung}": value for rung, value in rungs.items()},
+        # By samples, not steps: a trial may search the batch, and rungs are to be equal amounts of data.
         intermediate_values={look.samples: look.ne for look in trial.looks},
     )
     return frozen
 
 
-def _distribution(module: ModuleType, dimension: Dimension) -> BaseDistribution:
+def _distributions(module: ModuleType, space: Mapping[str, Dimension]) -> dict[str, BaseDistribution]:
     kinds: Any = module.distributions
-    if dimension.kind == "choice":
-        made: BaseDistribution = kinds.CategoricalDistribution(dimension.choices)
-        return made
-    if dimension.kind == "int":
-        step = int(dimension.step or 1)
-        low, high = int(dimension.low or 0), int(dimension.high or 0)
-        return kinds.IntDistribution(low, high, log=dimension.log, step=1 if dimension.log else step)  # type: ignore[no-any-return]
-    return kinds.FloatDistribution(  # type: ignore[no-any-return]
-        dimension.low, dimension.high, log=dimension.log, step=None if dimension.log else dimension.step
-    )
+    made: dict[str, BaseDistribution] = {}
+    for key, dimension in space.items():
+        # Optuna has no steps on a logarithmic range.
+        step = None if dimension.log else dimension.step
+        if dimension.kind == "choice":
+            made[key] = kinds.CategoricalDistribution(dimension.choices)
+        elif dimension.kind == "int":
+            low, high = int(dimension.low or 0), int(dimension.high or 0)
+            made[key] = kinds.IntDistribution(low, high, log=dimension.log, step=int(step or 1))
+        else:
+            made[key] = kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=step)
+    return made

@@ -32,41 +32,38 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
         key = override.get_key_element()
         if key.split(".")[0] in _COMMON:
             raise ConfigError(
-                f"{override.input_line} searches {key}, but all trials of a study share it",
-                hint=f"{key}=<one value>",
+                f"{override.input_line} searches {key}, but all trials of a study share it", hint=f"{key}=<one value>"
             )
         if key in space:
             raise ConfigError(f"{key} is searched twice, expected one range or list of values", hint="remove one")
-        space[key] = _dimension(override)
+        sweep: Any = override.value()
+        if isinstance(sweep, IntervalSweep):
+            space[key] = _interval(override, sweep)
+        elif isinstance(sweep, RangeSweep):
+            space[key] = _range(override, sweep)
+        elif isinstance(sweep, ChoiceSweep):
+            # Each value once, in the order written: Optuna counts a choice that is listed twice as two.
+            choices = tuple(dict.fromkeys(map(str, override.sweep_string_iterator())))
+            space[key] = Dimension(kind="choice", choices=choices)
+        else:
+            raise ConfigError(
+                f"{override.input_line} cannot be searched, expected interval, range or choice", hint=EXAMPLE
+            )
     if not space:
         raise ConfigError("nothing to tune: no setting has several values", hint=f"nightjar tune {EXAMPLE}")
     return shared, space
 
 
-def _dimension(override: Override) -> Dimension:
-    sweep: Any = override.value()
-    if isinstance(sweep, IntervalSweep):
-        return _interval(override, sweep)
-    if isinstance(sweep, RangeSweep):
-        return _range(override, sweep)
-    if not isinstance(sweep, ChoiceSweep):
-        raise ConfigError(f"{override.input_line} cannot be searched, expected interval, range or choice", hint=EXAMPLE)
-    return Dimension(
-        kind="choice", choices=tuple(dict.fromkeys(str(each) for each in override.sweep_string_iterator()))
-    )
-
-
 def _interval(override: Override, sweep: IntervalSweep) -> Dimension:
     low, high = sweep.start, sweep.end
     assert low is not None and high is not None
-    whole = isinstance(low, int) or "int" in sweep.tags
     if unknown := sweep.tags - {"log", "int"}:
         raise ConfigError(
             f"{override.input_line} has tag {min(unknown)!r}, expected log or int",
             hint=f"{override.get_key_element()}=tag(log, interval({low:g},{high:g}))",
         )
     _check_ends(override, low, high, log="log" in sweep.tags)
-    kind = "int" if whole else "float"
+    kind = "int" if isinstance(low, int) or "int" in sweep.tags else "float"
     return Dimension(kind=kind, low=low, high=high, log="log" in sweep.tags)
 
 
@@ -77,8 +74,10 @@ def _range(override: Override, sweep: RangeSweep) -> Dimension:
             f"{override.input_line} has no values, expected a start below its stop",
             hint=f"{override.get_key_element()}=range(1,10)",
         )
-    kind = "int" if all(isinstance(each, int) for each in (sweep.start, sweep.stop, sweep.step)) else "float"
     start: Any = sweep.start
+    whole = isinstance(start, int) and isinstance(sweep.stop, int) and isinstance(sweep.step, int)
+    kind = "int" if whole else "float"
+    # The last value is counted from the start: a range ends before its stop. A falling one is turned around.
     low, high = sorted((float(start), _at(start, sweep.step, count - 1)))
     _check_ends(override, low, high, log="log" in sweep.tags)
     if "log" in sweep.tags:
@@ -94,10 +93,8 @@ def _at(start: float, step: float, place: int) -> float:
 def _check_ends(override: Override, low: float, high: float, *, log: bool) -> None:
     key = override.get_key_element()
     if high <= low:
-        raise ConfigError(
-            f"{override.input_line} ends at {high:g}, expected more than its start {low:g}",
-            hint=f"{key}=interval({high:g},{low:g})" if high < low else f"{key}={low:g}",
-        )
+        hint = f"{key}=interval({high:g},{low:g})" if high < low else f"{key}={low:g}"
+        raise ConfigError(f"{override.input_line} ends at {high:g}, expected more than its start {low:g}", hint=hint)
     if log and low <= 0:
         raise ConfigError(
             f"{override.input_line} starts at {low:g}, but a logarithmic range has positive values",
@@ -114,13 +111,20 @@ def rounded(dimension: Dimension, value: Any) -> Any:
     assert dimension.low is not None and dimension.high is not None
     if dimension.step:
         return _at(dimension.low, dimension.step, round((value - dimension.low) / dimension.step))
+    # Rounding may lead out of the range, by half of the last digit.
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
 
 
 def held(dimension: Dimension, value: Any) -> Any | None:
     """``value`` as a parameter of ``dimension``; None where it lies outside."""
     if dimension.kind == "choice":
-        return next((each for each in dimension.choices or () if _alike(each, str(value))), None)
+        text = str(value)
+        for choice in dimension.choices or ():
+            # Not as texts alone: ``True`` is ``true`` to Hydra, and ``0`` is ``0.0``.
+            if choice == text or _meant(choice) == _meant(text):
+                return choice
+        return None
+    # To Python True is a number.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     low, high, step = dimension.low or 0.0, dimension.high or 0.0, dimension.step
@@ -129,11 +133,6 @@ def held(dimension: Dimension, value: Any) -> Any | None:
     if step and abs((value - low) / step - round((value - low) / step)) > 1e-9:
         return None
     return int(value) if dimension.kind == "int" else float(value)
-
-
-def _alike(choice: str, value: str) -> bool:
-    """Whether both texts are one value of an override: ``True`` is ``true``, and ``0`` is ``0.0``."""
-    return choice == value or _meant(choice) == _meant(value)
 
 
 @cache

@@ -41,8 +41,11 @@ def tune(
     LaunchError where another tuner has it; the error of the trials where none of them succeeded.
     """
     optuna()
-    # study=NAME is short for tune.study=NAME.
-    shared, space = split([f"tune.{text}" if text.startswith("study=") else text for text in overrides])
+    given_overrides = []
+    for text in overrides:
+        # study=NAME is short for tune.study=NAME.
+        given_overrides.append(f"tune.{text}" if text.startswith("study=") else text)
+    shared, space = split(given_overrides)
     config = _checked(shared, space, config_dir)
     store = Store(config.store)
     store.answers()
@@ -53,6 +56,7 @@ def tune(
         log.info("study %s: %s (store %s)", study, ", ".join(space), config.store)
 
         def settled(trials: list[TrialRecord]) -> None:
+            # A study that goes on with a lower tune.trials has more of them than it asks for.
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
             page = study_page(study_store.shown(store, study))
             store.write_bytes(f"{study_directory(study)}/{PAGE}", page.encode())
@@ -62,7 +66,18 @@ def tune(
         trials = Tuner(config, store, common, space, config_dir, firsts, given, earlier, settled).run()
         shown = study_store.shown(store, study)
         _write_best(store, shown, config_dir)
-    _require_one(trials)
+    failed = [each for each in trials if each.state == BROKEN]
+    if failed and len(failed) == len(trials):
+        # The error of the first one's class, so that the command ends with that trial's exit code.
+        kind: type[NightjarError] = NightjarError
+        for each in NightjarError.__subclasses__():
+            if each.exit_code == failed[0].exit_code:
+                kind = each
+                break
+        raise kind(
+            f"all {len(trials)} trials failed, the first with: {failed[0].error}",
+            hint=f"nightjar result {failed[0].run}",
+        )
     return store, shown
 
 
@@ -73,6 +88,7 @@ def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None
     try:
         text = best_file(shown.study, shown.best_trial, config_dir)
     except ConfigError as error:
+        # The trials are worth more than this file: a study of hours does not end with an error for it.
         log.warning("%s is not written: %s", BEST, error.message)
         return
     store.write_bytes(f"{study_directory(shown.study.study)}/{BEST}", text.encode())
@@ -83,7 +99,7 @@ def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = N
     about = (
         f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
         "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
-        *(f"  {each}" for each in trial.overrides),
+        *map("  {}".format, trial.overrides),
     )
     return experiment_file([*study.overrides, *trial.overrides], config_dir, about)
 
@@ -93,13 +109,6 @@ def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str
     config = compose(shared, config_dir)
     study = config.tune.study or config.data.name
     config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, study=study))
-    _check(config)
-    for ends in edges(space):
-        compose([*shared, *ends], config_dir)
-    return config
-
-
-def _check(config: Config) -> None:
     if not config.data.split.validates:
         raise ConfigError(
             "a study compares trials by their validation rows, but the dataset has none",
@@ -121,15 +130,26 @@ def _check(config: Config) -> None:
         raise ConfigError(f"tune.trial={config.tune.trial} is set, which only a study does", hint="leave it out")
     if config.force:
         raise ConfigError("force=true would begin the trials of a study again", hint="study=<another name>")
+    # A value that no run accepts is found now, and not by the one trial that happens to draw it, hours later.
+    for ends in edges(space):
+        compose([*shared, *ends], config_dir)
+    return config
 
 
 def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str, Dimension]) -> StudyRecord:
     """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
     study = str(config.tune.study)
     recorded, _ = split_recorded(shared)
+    alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
+    if not alone and config.launch.name == "local" and config.hardware.device == "cpu":
+        # Several trials share the CPUs of this machine, and the user has not said how. In the study's record, so that
+        # all its trials have as many threads, also those of a call with another tune.parallel: sums of floats depend
+        # on their number.
+        threads = max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))
+        recorded.append(f"train.threads_per_rank={threads}")
     record = StudyRecord(
         study=study,
-        overrides=(*recorded, *_threads(config)),
+        overrides=tuple(recorded),
         space=space,
         settings=_settings(config, space),
         created=time.time(),
@@ -156,10 +176,16 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
 
 def _settings(config: Config, space: dict[str, Dimension]) -> dict[str, Any]:
     """The settings that decide what trials compute, by dotted name, without those of ``space`` and of the machine."""
-    tree = {
-        key: value for key, value in dataclasses.asdict(config).items() if key not in (*NOT_IN_RUN_NAME, "hardware")
-    }
-    return {key: value for key, value in _flat(tree) if not any(f"{key}.".startswith(f"{each}.") for each in space)}
+    tree = dataclasses.asdict(config)
+    for group in (*NOT_IN_RUN_NAME, "hardware"):
+        tree.pop(group, None)
+    settings = {}
+    for key, value in _flat(tree):
+        # The dots keep train.lr from covering train.lr_schedule. Of a group that is searched, as model, no setting is
+        # common to the trials.
+        if not any(f"{key}.".startswith(f"{searched}.") for searched in space):
+            settings[key] = value
+    return settings
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,14 +211,6 @@ def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
     return recorded, of_call
 
 
-def _threads(config: Config) -> list[str]:
-    """Threads for each trial, where several share the CPUs of this machine and the user has not said how many."""
-    alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
-    if alone or config.launch.name != "local" or config.hardware.device != "cpu":
-        return []
-    return [f"train.threads_per_rank={max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))}"]
-
-
 def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
     """The trials of ``tune.warm_start``."""
     name = config.tune.warm_start
@@ -200,6 +218,7 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
         return []
     if name == study:
         raise ConfigError(f"tune.warm_start={name} is this study itself", hint="study=<another name>")
+    # For its error, which lists the studies there are.
     study_store.read_study(store, name)
     return [each for each in study_store.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
 
@@ -211,19 +230,30 @@ def _firsts(
 
     And whether the former are among them, which then are the first.
     """
-    wanted = [{key: _present(config, key) for key in space}]
-    if (best := best_of(earlier)) is not None:
+    present = {key: _present(config, key) for key in space}
+    wanted = [present]
+    best = best_of(earlier)
+    if best is not None:
         wanted.append({key: best.parameters.get(key) for key in space})
-    firsts = [{key: held(space[key], value) for key, value in each.items()} for each in wanted]
-    known = [each for place, each in enumerate(firsts) if None not in each.values() and each not in firsts[:place]]
-    return known, firsts[0] in known
+    firsts: list[dict[str, Any]] = []
+    given = False
+    for values in wanted:
+        # A value outside of the space is None, and such a trial is left out: no sampler could learn from it.
+        parameters = {key: held(dimension, values[key]) for key, dimension in space.items()}
+        if None in parameters.values() or parameters in firsts:
+            continue
+        firsts.append(parameters)
+        given = given or values is present
+    return firsts, given
 
 
 def _present(config: Config, key: str) -> Any:
     """The value of setting ``key``, as overrides write it; of a group the name."""
     node: Any = config
+    # An override may add its key with +, and names a group inside another one with a slash.
     for part in key.lstrip("+").replace("/", ".").split("."):
         node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+    # A group is chosen by its name, as in model=dcnv2.
     if dataclasses.is_dataclass(node):
         return getattr(node, "name", None)
     return _written(node)
@@ -234,16 +264,6 @@ def _written(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{','.join(str(_written(each)) for each in value)}]"
+        inner = ",".join(str(_written(each)) for each in value)
+        return f"[{inner}]"
     return value
-
-
-def _require_one(trials: Sequence[TrialRecord]) -> None:
-    """Raise what the trials failed with where all of them did."""
-    failed = [each for each in trials if each.state == BROKEN]
-    if failed and len(failed) == len(trials):
-        kinds = (kind for kind in NightjarError.__subclasses__() if kind.exit_code == failed[0].exit_code)
-        raise next(kinds, NightjarError)(
-            f"all {len(trials)} trials failed, the first with: {failed[0].error}",
-            hint=f"nightjar result {failed[0].run}",
-        )

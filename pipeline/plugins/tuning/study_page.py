@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from operator import attrgetter
 
 from markupsafe import Markup
 
 from pipeline.core import units
 from pipeline.core.units import text_table
-from pipeline.records.study import BROKEN, DONE, PRUNED, Dimension, StudyLine, StudyShown, TrialRecord
+from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, Dimension, StudyLine, StudyShown, TrialRecord
 from pipeline.report.page import Figure, PageTable, from_template, pill, with_meter
 from pipeline.report.svg import Axis, Point, scatter_plot
 
@@ -24,44 +25,47 @@ def studies_listing(lines: Sequence[StudyLine]) -> str:
     if not lines:
         return "no studies"
     head = ("study", "begun", "trials*", "done*", "pruned*", "failed*", "running*", "best*", "NE*")
-    rows = [
-        (
-            each.study,
-            time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.created)),
-            str(sum(each.trials.values())),
-            *(str(each.trials.get(state, 0)) for state in (DONE, PRUNED, BROKEN, "running")),
-            units.count(each.best),
-            units.decimal(each.ne, 5),
-        )
-        for each in lines
-    ]
+    rows = []
+    for each in lines:
+        begun = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.created))
+        states = [str(each.trials.get(state, 0)) for state in (DONE, PRUNED, BROKEN, TRYING)]
+        all_trials = str(sum(each.trials.values()))
+        rows.append((each.study, begun, all_trials, *states, units.count(each.best), units.decimal(each.ne, 5)))
     return text_table(head, rows)
 
 
 def study_text(shown: StudyShown) -> str:
     """``nightjar tune show``: the trials, best first, and what follows from them."""
     keys = list(shown.study.space)
-    head = ("trial*", "state", *(f"{key}*" for key in keys), *FACTS)
-    rows = [(str(each.number), each.state, *_cells(each, keys)) for each in _ordered(shown)]
+    head = ("trial*", "state", *map("{}*".format, keys), *FACTS)
+    rows = [(str(each.number), each.state, *_figures_of(each, keys)) for each in _ordered(shown)]
     parts = [text_table(head, rows), _saved(shown)]
     if shown.importance:
-        shares = (f"{key} {units.percent(share, 0)}" for key, share in shown.importance.items())
+        shares = [f"{key} {units.percent(share, 0)}" for key, share in shown.importance.items()]
         parts.append(f"importance: {', '.join(shares)}")
     if shown.best_trial is not None:
         parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}")
-        parts += [choice(shown)] if choice(shown) else []
+        worth = choice(shown)
+        if worth:
+            parts.append(worth)
     return "\n\n".join(parts)
 
 
 def study_page(shown: StudyShown) -> str:
     """``report.html`` of a study."""
     study, best, keys = shown.study, shown.best_trial, list(shown.study.space)
-    rows = [
-        (str(each.number), pill(each.state, each.state), *_cells(each, keys), each.error or "")
-        for each in _ordered(shown)
-    ]
-    spaces = [(key, _space(each)) for key, each in study.space.items()]
-    shares = [(key, with_meter(units.percent(share), share)) for key, share in (shown.importance or {}).items()]
+    rows = []
+    for each in _ordered(shown):
+        state = pill(each.state, each.state)
+        rows.append((str(each.number), state, *_figures_of(each, keys), each.error or ""))
+    spaces = [(key, _range_text(dimension)) for key, dimension in study.space.items()]
+    shares = []
+    for key, share in (shown.importance or {}).items():
+        shares.append((key, with_meter(units.percent(share), share)))
+    figures = _fronts(shown)
+    history = _history(shown)
+    if history is not None:
+        figures.insert(0, history)
     return from_template(
         "study.html",
         title=f"Nightjar: study {study.study}",
@@ -69,13 +73,13 @@ def study_page(shown: StudyShown) -> str:
         heading=f"Study {study.study}",
         about=" ".join(study.overrides),
         summary=_summary(shown),
-        best=[] if best is None else best.overrides,
+        best=best.overrides if best is not None else [],
         saved=_saved(shown),
         choice=choice(shown),
-        trials=PageTable(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
+        trials=PageTable(("Trial*", "State", *map("{}*".format, keys), *FACTS, "Error~"), rows),
         importance=PageTable(("Setting", "Importance"), shares),
         space=PageTable(("Setting", "Range~"), spaces),
-        figures_=[each for each in (_history(shown), *_fronts(shown)) if each is not None],
+        figures_=figures,
     )
 
 
@@ -83,8 +87,9 @@ def choice(shown: StudyShown) -> str:
     """What the lowest NE is worth beside that of the settings as they were; "" where nothing is known."""
     if shown.lowest is None or shown.gain is None or not math.isfinite(shown.gain[1]):
         return ""
-    lower, error = (units.decimal(each, 5) for each in shown.gain)
-    by = f"lower by {lower} than with the settings as they were, with a standard error of {error}"
+    lower, error = shown.gain
+    lower_text, error_text = units.decimal(lower, 5), units.decimal(error, 5)
+    by = f"lower by {lower_text} than with the settings as they were, with a standard error of {error_text}"
     if shown.lowest == shown.best:
         return f"Its validation NE is {by}."
     return f"The validation NE of trial {shown.lowest} is {by}: that may be chance, so the settings stay the best."
@@ -93,6 +98,7 @@ def choice(shown: StudyShown) -> str:
 def front(points: Sequence[Point]) -> list[Point]:
     """The Pareto front of ``points``: those that no other one is below in both coordinates, by rising x."""
     kept: list[Point] = []
+    # By rising x a point is on the front if it lies below all before it, the lowest of which is the last one kept.
     for point in sorted(set(points)):
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
@@ -101,35 +107,39 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 def _ordered(shown: StudyShown) -> list[TrialRecord]:
     """Finished trials, best first, then the others by their number."""
-    return sorted(
-        shown.trials, key=lambda each: (each.state != DONE, (each.state == DONE and each.ne) or 0, each.number)
-    )
+
+    def rank(trial: TrialRecord) -> tuple[bool, float, int]:
+        if trial.state == DONE:
+            return False, trial.ne or 0, trial.number
+        # The NE of a pruned trial is of fewer steps: it ranks none of them.
+        return True, 0, trial.number
+
+    return sorted(shown.trials, key=rank)
 
 
-def _cells(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
+def _figures_of(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
+    """The searched settings of ``trial``, and its ``FACTS``."""
+    cells = []
+    for key in keys:
+        value = trial.parameters.get(key)
+        cells.append(f"{value:g}" if isinstance(value, float) else str(value))
+    for figure in (trial.ne, trial.auc, trial.test_ne, trial.test_auc):
+        cells.append(units.decimal(figure, 5))
+    step = f"{units.decimal(trial.step_ms, 2)} ms" if trial.step_ms is not None else units.ABSENT
     steps = f"{units.count(trial.steps)} of {units.count(trial.steps_total)}"
-    return [
-        *(_value(trial.parameters.get(key)) for key in keys),
-        units.decimal(trial.ne, 5),
-        units.decimal(trial.auc, 5),
-        units.decimal(trial.test_ne, 5),
-        units.decimal(trial.test_auc, 5),
-        f"{units.decimal(trial.step_ms, 2)} ms" if trial.step_ms is not None else units.ABSENT,
-        units.size(trial.table_bytes),
-        steps,
-    ]
+    return [*cells, step, units.size(trial.table_bytes), steps]
 
 
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _space(dimension: Dimension) -> str:
+def _range_text(dimension: Dimension) -> str:
     if dimension.kind == "choice":
         return ", ".join(dimension.choices or ())
-    whole = "whole numbers" if dimension.kind == "int" else "numbers"
-    by = ", by their logarithm" if dimension.log else f", in steps of {dimension.step:g}" if dimension.step else ""
-    return f"{whole} from {dimension.low:g} to {dimension.high:g}{by}"
+    text = "whole numbers" if dimension.kind == "int" else "numbers"
+    text += f" from {dimension.low:g} to {dimension.high:g}"
+    if dimension.log:
+        text += ", by their logarithm"
+    elif dimension.step:
+        text += f", in steps of {dimension.step:g}"
+    return text
 
 
 def _saved(shown: StudyShown) -> str:
@@ -139,31 +149,32 @@ def _saved(shown: StudyShown) -> str:
 
 
 def _summary(shown: StudyShown) -> list[tuple[str, str, str]]:
-    best, states = shown.best_trial, [each.state for each in shown.trials]
-    cards = [
-        ("Trials", str(len(states)), f"{states.count(DONE)} done, {states.count(PRUNED)} pruned"),
-        ("Steps", units.count(shown.steps), f"of {units.count(shown.steps_in_full)} in full"),
-    ]
+    cards = []
+    best = shown.best_trial
     if best is not None:
-        cards = [
-            ("Best validation NE", units.decimal(best.ne, 5), f"trial {best.number}"),
-            ("Its test AUC", units.decimal(best.test_auc, 5), f"NE {units.decimal(best.test_ne, 5)}"),
-            *cards,
-        ]
+        cards.append(("Best validation NE", units.decimal(best.ne, 5), f"trial {best.number}"))
+        cards.append(("Its test AUC", units.decimal(best.test_auc, 5), f"NE {units.decimal(best.test_ne, 5)}"))
+    states = Counter(map(attrgetter("state"), shown.trials))
+    cards.append(("Trials", str(states.total()), f"{states[DONE]} done, {states[PRUNED]} pruned"))
+    cards.append(("Steps", units.count(shown.steps), f"of {units.count(shown.steps_in_full)} in full"))
     return cards
 
 
 def _history(shown: StudyShown) -> Figure | None:
     """NE by trial, and a line through the best so far."""
-    known = [each for each in shown.trials if each.ne is not None]
-    points = [((float(each.number), float(each.ne or 0)), f"{_named(each)}, {each.state}") for each in known]
+    points: list[tuple[Point, str]] = []
     best: list[Point] = []
-    for each in known:
-        if each.state == DONE and (not best or float(each.ne or 0) < best[-1][1]):
-            best += [
-                (float(each.number), best[-1][1] if best else float(each.ne or 0)),
-                (float(each.number), each.ne or 0),
-            ]
+    for each in shown.trials:
+        if each.ne is None:
+            continue
+        at, ne = float(each.number), float(each.ne)
+        points.append(((at, ne), f"{_named(each)}, {each.state}"))
+        if each.state == DONE and (not best or ne < best[-1][1]):
+            # Two points a step: the line stays at the former best until this trial, and falls there.
+            best.append((at, best[-1][1] if best else ne))
+            best.append((at, ne))
+    if not points:
+        return None
     plot = scatter_plot(
         points,
         joined=best,
@@ -171,7 +182,7 @@ def _history(shown: StudyShown) -> Figure | None:
         y=NE,
         label=f"Validation NE of {len(points)} trials, and the best so far",
     )
-    return Figure("Optimization history", "validation NE by trial; dashed: the best so far", plot) if points else None
+    return Figure("Optimization history", "validation NE by trial; dashed: the best so far", plot)
 
 
 def _fronts(shown: StudyShown) -> list[Figure]:
@@ -179,16 +190,17 @@ def _fronts(shown: StudyShown) -> list[Figure]:
     costs = (("step_ms", "predicted step", "ms", 1.0), ("table_bytes", "tables", "MiB", 2.0**20))
     figures = []
     for name, title, unit, scale in costs:
-        known = [
-            ((getattr(each, name) / scale, float(each.ne)), _named(each))
-            for each in shown.trials
-            if each.state == DONE and each.ne is not None and getattr(each, name) is not None
-        ]
+        known: list[tuple[Point, str]] = []
+        for each in shown.trials:
+            cost = getattr(each, name)
+            if each.state == DONE and each.ne is not None and cost is not None:
+                known.append(((cost / scale, float(each.ne)), _named(each)))
+        if not known:
+            continue
         best = front([point for point, _ in known])
         label = f"Validation NE against {title} of {len(known)} trials, {len(best)} of them on the Pareto front"
         plot: Markup = scatter_plot(known, joined=best, x=Axis(title=f"{title}, {unit}"), y=NE, label=label)
-        if known:
-            figures.append(Figure(f"NE and {title}", "dashed: the Pareto front", plot))
+        figures.append(Figure(f"NE and {title}", "dashed: the Pareto front", plot))
     return figures
 
 

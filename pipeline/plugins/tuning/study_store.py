@@ -11,6 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from operator import attrgetter
 
 from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.launch.locks import folder_lock
@@ -26,19 +28,17 @@ def finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     return sorted(done, key=lambda each: (each.ne or 0.0, each.number))
 
 
-def given_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The finished trial with the settings as they were without the study, if there is one."""
-    return next((each for each in finished(trials) if each.given), None)
-
-
 def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The finished trial with the lowest NE; the one with the settings as given, where none is better beyond chance.
 
     None where no trial has finished.
     """
-    done, given = finished(trials), given_of(trials)
+    done = finished(trials)
+    if not done:
+        return None
+    given = next(filter(attrgetter("given"), done), None)
     if given is None:
-        return done[0] if done else None
+        return done[0]
     # A difference below one standard error changes nothing (the one-standard-error rule: Breiman et al., Classification
     # and Regression Trees, 1984, section 3.4.3).
     for trial in done:
@@ -61,6 +61,8 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
     count, entropy = len(own), sum(other) / given.ne
     lower = [(b - a) / entropy for a, b in zip(own, other, strict=True)]
     mean = sum(lower) / count
+    # The standard error of a sum of blocks is sqrt(count) times their standard deviation, which has count - 1 degrees
+    # of freedom.
     return sum(lower), math.sqrt(count / (count - 1) * sum((each - mean) ** 2 for each in lower))
 
 
@@ -104,6 +106,8 @@ def trials_of(store: Store, study: str) -> list[TrialRecord]:
     """Return the trials of ``study`` by number."""
     folder = f"{study_directory(study)}/trials"
     trials = []
+    # Names have five digits, so that their order is that of the numbers. A name with a dot before it is a write that a
+    # kill cut short.
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
             trials.append(read(TrialRecord, store, f"{folder}/{name}"))
@@ -130,15 +134,12 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
 def study_line(store: Store, study: str) -> StudyLine:
     """The line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
-    states = Counter(trial.state for trial in trials)
+    states = Counter(map(attrgetter("state"), trials))
+    line = StudyLine(study=study, created=record.created, trials=dict(states))
     best = best_of(trials)
-    return StudyLine(
-        study=study,
-        created=record.created,
-        trials=dict(states),
-        best=best.number if best else None,
-        ne=best.ne if best else None,
-    )
+    if best is None:
+        return line
+    return replace(line, best=best.number, ne=best.ne)
 
 
 def shown(store: Store, study: str) -> StudyShown:
@@ -146,17 +147,25 @@ def shown(store: Store, study: str) -> StudyShown:
     from pipeline.plugins.tuning.proposals import importance
 
     record, trials = read_study(store, study), trials_of(store, study)
-    best, given, done = best_of(trials), given_of(trials), finished(trials)
-    lowest = done[0] if given is not None and done[0] is not given else None
-    whole = [each.steps_total for each in trials if each.steps_total is not None]
-    mean = sum(whole) / len(whole) if whole else 0.0
-    return StudyShown(
+    known = [each.steps_total for each in trials if each.steps_total is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    trained, in_full = 0, []
+    for each in trials:
+        trained += each.steps or 0
+        # A trial that has not looked yet, or failed before, has not said how many steps it has: it counts as the mean.
+        in_full.append(each.steps_total if each.steps_total is not None else mean)
+    told = StudyShown(
         study=record,
         trials=tuple(trials),
-        best=best.number if best else None,
-        lowest=lowest.number if lowest else None,
-        gain=gain_of(lowest, given) if lowest and given else None,
         importance=importance(record.space, trials),
-        steps=sum(each.steps or 0 for each in trials),
-        steps_in_full=round(sum(mean if each.steps_total is None else each.steps_total for each in trials)),
+        steps=trained,
+        steps_in_full=round(sum(in_full)),
     )
+    best = best_of(trials)
+    if best is not None:
+        told = replace(told, best=best.number)
+    done = finished(trials)
+    given = next(filter(attrgetter("given"), done), None)
+    if given is not None and done[0] is not given:
+        told = replace(told, lowest=done[0].number, gain=gain_of(done[0], given))
+    return told

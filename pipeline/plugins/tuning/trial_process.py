@@ -32,7 +32,9 @@ def trial_code(error: BaseException) -> int:
     """The exit code of a trial's process for ``error``: its own, and FULL_DISK more where a disk is full."""
     if not is_full(error):
         return exit_code_of(error)
-    return FULL_DISK + (FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error))
+    # ``exit_code_of`` has 1 for a bare OSError, as for any other error: ``found_full`` would not know it.
+    own = FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error)
+    return FULL_DISK + own
 
 
 def found_full(code: int) -> bool:
@@ -50,12 +52,14 @@ class TrialProcess:
     """The launcher of a trial's run with ``overrides``, which ends with the tuner; its output goes to file ``log``."""
 
     def __init__(self, overrides: Sequence[str], config_dir: str | None, log: Path) -> None:
-        directory = ["--config-dir", config_dir] if config_dir is not None else []
         command = [sys.executable, "-m", "pipeline.cli", "trial", "--tuner", str(os.getpid()), *level_arguments()]
+        if config_dir is not None:
+            command += ["--config-dir", config_dir]
         self.log = log
+        # Appended to: a trial that begins again after a kill goes on in the same file.
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [*command, *directory, *overrides],
+                [*command, *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -66,7 +70,10 @@ class TrialProcess:
     def exit_code(self) -> int | None:
         """Its exit code, 128 and more for a signal; None while it runs."""
         code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+        if code is None or code >= 0:
+            return code
+        # Popen has -9 for what a shell calls 137.
+        return 128 - code
 
     def stop(self, number: int) -> None:
         """Send it the signal ``number``."""
@@ -84,10 +91,13 @@ class TrialProcess:
     def error(self) -> str:
         """The first line of the error that it ended with; the last line that it wrote where that says none."""
         lines = self.log.read_text(errors="replace").splitlines()
+        # From the end, where libraries may print something behind the error.
         for line in reversed(lines):
             if line.startswith(_PREFIX):
                 return line.removeprefix(_PREFIX)
-        return lines[-1] if lines else "it said nothing"
+        if not lines:
+            return "it said nothing"
+        return lines[-1]
 
 
 LOCAL_SECONDS, REMOTE_SECONDS = 0.05, 1.0  # between two looks at a file of the study
@@ -122,6 +132,7 @@ class Asking:
     def interval(self, record: dict[str, Any]) -> None:
         """Pass ``record`` on; after a look, wait for the answer. TrialEndedError where the study ends the trial."""
         self.io.interval(record)
+        # The last look ends the training anyway: there is nothing left to decide.
         looked = "validation_ne" in record and record["step"] < record["steps_total"]
         if looked and record["samples"] >= self._asks_at:
             self.io.close()  # writes what an object store has not got yet
@@ -129,7 +140,12 @@ class Asking:
 
     def _wait(self, record: Mapping[str, Any]) -> None:
         last = time.monotonic() + self.seconds
-        while (answer := self._answer(record)) is None:
+        while True:
+            answer = read(TrialRecord, self.store, trial_path(self.study, self.number))
+            # An answer raises the samples from which on the trial asks again. A record without that is older than the
+            # question.
+            if answer.state != TRYING or answer.asks_at > record["samples"]:
+                break
             if time.monotonic() >= last:
                 log.warning("study %s has not answered after step %s: training goes on", self.study, record["step"])
                 return
@@ -141,8 +157,3 @@ class Asking:
                 f"{record['steps_total']:,}: validation NE {record['validation_ne']:.5f}, other trials are better",
                 hint="tune.pruner=none lets every trial train in full",
             )
-
-    def _answer(self, record: Mapping[str, Any]) -> TrialRecord | None:
-        """The trial's record once it says what follows from this look."""
-        known = read(TrialRecord, self.store, trial_path(self.study, self.number))
-        return known if known.state != TRYING or known.asks_at > record["samples"] else None

@@ -42,7 +42,6 @@ that was stopped or killed.
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar tune``."""
     parser.usage = f"{parser.prog} [key=value ..] [study=NAME] | ls | show NAME  [--json] [--yaml] [--config-dir DIR]"
     parser.epilog, parser.formatter_class = TUNE, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print the study as JSON")
@@ -53,7 +52,6 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of ``nightjar trial``."""
     parser.add_argument("--tuner", type=int, required=True, help="process whose end ends this one")
     add_config_dir(parser)
     add_level(parser)
@@ -61,10 +59,11 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    action = options.overrides[0] if options.overrides else ""
-    if action == "ls":
+    # Not sub-commands of argparse, which would take the first override for the name of one.
+    action = options.overrides[:1]
+    if action == ["ls"]:
         return _ls(options)
-    if action == "show":
+    if action == ["show"]:
         return _show(options)
     if options.yaml:
         raise ConfigError("--yaml belongs to nightjar tune show", hint="nightjar tune show <study> --yaml")
@@ -120,9 +119,14 @@ def _show(options: argparse.Namespace) -> int:
 
 def _named(options: argparse.Namespace) -> tuple[list[str], str]:
     """The names behind the action, and the URL of the store."""
-    rest = options.overrides[1:]
-    stores = [text.removeprefix("store=") for text in rest if text.startswith("store=")]
-    return [text for text in rest if not text.startswith("store=")], stores[-1] if stores else "./store"
+    names, url = [], "./store"
+    for text in options.overrides[1:]:
+        # As in Hydra, the last one counts. Composing a configuration for it would take longer than the answer.
+        if text.startswith("store="):
+            url = text.removeprefix("store=")
+        else:
+            names.append(text)
+    return names, url
 
 
 COMMANDS = (

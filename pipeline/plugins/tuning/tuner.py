@@ -7,6 +7,7 @@ the same command finds the records: ended trials stay ended, and a running one g
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import tempfile
 import time
@@ -62,6 +63,7 @@ class Tuner:
         self.given = given
         self.study, self.settled = str(config.tune.study), settled
         self.trials = study_store.trials_of(store, self.study)
+        # A trial's number is its place in the list, for Optuna too, so none may be missing.
         missing = set(range(len(self.trials))) - {trial.number for trial in self.trials}
         if missing:
             raise ArtifactError(
@@ -70,11 +72,13 @@ class Tuner:
             )
         self.processes: dict[int, TrialProcess] = {}
         self.logs = Path(tempfile.mkdtemp(prefix="nightjar-study-"))
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, int] = {}  # train rows by dataset
 
     def run(self) -> list[TrialRecord]:
         """Run the study until it has its trials, or its time is over; returns all trials."""
-        last = None if self.tune.minutes is None else time.monotonic() + 60 * self.tune.minutes
+        last = math.inf
+        if self.tune.minutes is not None:
+            last = time.monotonic() + 60 * self.tune.minutes
         try:
             self.settled(self.trials)
             while True:
@@ -84,13 +88,15 @@ class Tuner:
                     code = process.exit_code()
                     if code is not None:
                         self._end(self.trials[number], self.processes.pop(number), code)
-                self._begin(last is not None and time.monotonic() > last)
+                # After the time is over no new trial begins, but those that run are trained to their end.
+                self._begin(time.monotonic() > last)
                 if not self.processes:
                     # A trial that no process had may have been ended, too.
                     self.settled(self.trials)
                     return self.trials
                 time.sleep(poll_seconds(self.store))
         except Interrupted as stop:
+            # All are told before any is waited for: each writes a checkpoint, and they do so at the same time.
             for process in self.processes.values():
                 process.stop(stop.number)
             for process in self.processes.values():
@@ -141,6 +147,7 @@ class Tuner:
             asks_at=FAR if self.tune.pruner == "none" else 0,
             given=self.given and not number,
         )
+        # Under a condition, before the process begins: a number is one trial's, whoever else may think it has the lock.
         study_store.create_trial(self.store, self.study, trial)
         self.trials.append(trial)
         log.info("trial %d: begins, %s", number, " ".join(trial.overrides))
@@ -157,13 +164,17 @@ class Tuner:
         except NightjarError:
             # It has not begun.
             return False
-        return all(self.store.find(step.path) is not None for step in steps if STAGES.get(step.name).shared)
+        shared = [step for step in steps if STAGES.get(step.name).shared]
+        return all(self.store.find(step.path) is not None for step in shared)
 
     def _answer(self, trial: TrialRecord) -> None:
         """Take in the looks that are new, and decide at the last of them whether ``trial`` goes on."""
-        records = read_records(self.store, trial.run) if trial.asks_at < FAR else []
+        if trial.asks_at >= FAR:
+            return
         known = trial.looks[-1].step if trial.looks else 0
-        records = [record for record in records if record["step"] > known and record.get("validation_ne") is not None]
+        # Looks that an earlier tuner has answered are in the trial's record already.
+        records = [each for each in _looked(read_records(self.store, trial.run)) if each["step"] > known]
+        # A look before the next rung waits for no answer: it is taken in with the one that does.
         if not records or records[-1]["samples"] < trial.asks_at:
             return
         last = records[-1]
@@ -175,11 +186,13 @@ class Tuner:
         if ends and last["step"] < last["steps_total"]:
             lowest = min(look.ne for look in trial.looks)
             trial = replace(trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=lowest)
+        # The trial reads its end, or the samples of its next question, from this record.
         self._write(trial)
 
     def _train_rows(self, run: str) -> int:
         """Train rows of the dataset of ``run``."""
         path = next(step.path for step in read_steps(self.store, run) if step.name == "ingest")
+        # Trials may search what ingestion does, and then have several datasets. A dataset never changes.
         if path not in self._rows:
             self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
         return self._rows[path]
@@ -188,8 +201,11 @@ class Tuner:
         # A full disk is no fault of the trial: it ends the study, and the trial goes on with the same command.
         if trial.state == TRYING and found_full(code):
             raise full_disk(code, f"trial {trial.number} of study {self.study!r}: {process.error()}")
+        result: Result | None = None
         path = f"{run_directory(trial.run)}/{Result.FILE}"
-        result = read(Result, self.store, path) if self.store.exists(path) else None
+        if self.store.exists(path):
+            result = read(Result, self.store, path)
+        # A process that was killed, or could not start, says nothing of its settings: it may go better next time.
         passing = code == LAUNCHING or code > SIGNALLED
         if trial.state == TRYING and passing and trial.attempts + 1 < ATTEMPTS:
             log.warning("trial %d: ended with exit code %d, begins again: %s", trial.number, code, process.error())
@@ -198,27 +214,36 @@ class Tuner:
         if result is not None:
             trial = _with_figures(trial, result, read_records(self.store, trial.run))
         if trial.state == TRYING:
-            trial = replace(trial, state=DONE if code == 0 and trial.ne is not None else BROKEN, ended=time.time())
+            state = DONE if code == 0 and trial.ne is not None else BROKEN
+            trial = replace(trial, state=state, ended=time.time())
         if trial.state == BROKEN:
-            message = result.error.message if result is not None and result.error is not None else process.error()
+            # What the run says of itself, where it came to a result; of a process that came to none its last words.
+            message = process.error()
+            if result is not None and result.error is not None:
+                message = result.error.message
             trial = replace(trial, error=message, exit_code=code)
         self._write(trial)
-        self._log_end(trial)
+        so_far = ""
+        best = best_of(self.trials)
+        if best is not None:
+            so_far = f"; best {units.decimal(best.ne, 5)} of trial {best.number}"
+        if trial.state == BROKEN:
+            log.warning("trial %d: failed with exit code %s: %s%s", trial.number, code, trial.error, so_far)
+        else:
+            steps = f"after {units.count(trial.steps)} of {units.count(trial.steps_total)} steps"
+            ended = "ended early" if trial.state == PRUNED else "done"
+            ne = units.decimal(trial.ne, 5)
+            log.info("trial %d: %s %s, validation NE %s%s", trial.number, ended, steps, ne, so_far)
         self.settled(self.trials)
 
     def _write(self, trial: TrialRecord) -> None:
         study_store.write_trial(self.store, self.study, trial)
         self.trials[trial.number] = trial
 
-    def _log_end(self, trial: TrialRecord) -> None:
-        best = best_of(self.trials)
-        so_far = f"; best {units.decimal(best.ne, 5)} of trial {best.number}" if best else ""
-        if trial.state == BROKEN:
-            log.warning("trial %d: failed with exit code %s: %s%s", trial.number, trial.exit_code, trial.error, so_far)
-            return
-        steps = f"after {units.count(trial.steps)} of {units.count(trial.steps_total)} steps"
-        ended = "ended early" if trial.state == PRUNED else "done"
-        log.info("trial %d: %s %s, validation NE %s%s", trial.number, ended, steps, units.decimal(trial.ne, 5), so_far)
+
+def _looked(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those ``records`` of a training that have figures of the validation rows."""
+    return [record for record in records if record.get("validation_ne") is not None]
 
 
 def _looks(records: Sequence[Mapping[str, Any]]) -> tuple[Look, ...]:
@@ -229,11 +254,11 @@ def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[
     """``trial`` with the figures of its run. A pruned one keeps the NE that it was judged by."""
     validation = result.train.validation if result.train is not None else None
     if trial.state == TRYING and validation is not None and result.train is not None:
-        validated = [record for record in records if record.get("validation_ne") is not None]
+        # Training may have ended before its plan, as by early stopping; what it had planned is in its records.
         planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
         trial = replace(
             trial,
-            looks=_looks(validated),
+            looks=_looks(_looked(records)),
             ne=validation.ne,
             auc=validation.auc,
             parts=validation.parts,
