@@ -38,21 +38,7 @@ from pipeline.specs.label_kind import LABEL_KINDS, TaskSpec
 def data_spec(data: DataConfig) -> DataSpec:
     """Return the schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
     synthetic = data.format == "synthetic"
-    dense = []
-    for name, feature in data.dense.items():
-        number = DenseSpec(
-            name=name,
-            column=feature.column or name,
-            transform=data.transform_of(name),
-            clip=tuple(feature.clip),
-            bins=feature.bins,
-            low=feature.min,
-            high=feature.max,
-            required=feature.required,
-            width=feature.width,
-            separator=feature.separator,
-        )
-        dense.append(number)
+    dense = _dense_specs(data)
     sparse = [_sparse_spec(data, name) for name in data.sparse]
 
     day, row_time = data.day_column or None, data.timestamp or None
@@ -115,6 +101,25 @@ def data_spec(data: DataConfig) -> DataSpec:
     )
     _check_names(spec)
     return spec
+
+
+def _dense_specs(data: DataConfig) -> list[DenseSpec]:
+    dense = []
+    for name, feature in data.dense.items():
+        number = DenseSpec(
+            name=name,
+            column=feature.column or name,
+            transform=data.transform_of(name),
+            clip=tuple(feature.clip),
+            bins=feature.bins,
+            low=feature.min,
+            high=feature.max,
+            required=feature.required,
+            width=feature.width,
+            separator=feature.separator,
+        )
+        dense.append(number)
+    return dense
 
 
 def _task_specs(tasks: dict[str, TaskLabel]) -> tuple[TaskSpec, ...]:
