@@ -186,7 +186,11 @@ def runs(store: str = STORE) -> pl.DataFrame:
 
 
 def load_run(name: str, store: str = STORE) -> Run:
-    """The run ``name`` of ``store``; ArtifactError, with the runs there are, where it has none of this name."""
+    """Return the run ``name`` of ``store``.
+
+    Raises:
+        ArtifactError: It has none of this name; the hint lists the runs that there are.
+    """
     from pipeline.stages.compare import run_line
 
     # For its error alone: a wrong name is to be noticed here, and not at the first figure.

@@ -460,7 +460,11 @@ class TrainConfig:
 
     @property
     def batch(self) -> int:
-        """``global_batch`` in samples; ConfigError if it is still ``auto``, which depends on the number of rows."""
+        """Return ``global_batch`` in samples.
+
+        Raises:
+            ConfigError: It is still ``auto``, which depends on the number of rows.
+        """
         if isinstance(self.global_batch, int):
             return self.global_batch
         raise ConfigError(

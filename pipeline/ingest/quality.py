@@ -345,7 +345,11 @@ def _check_shares(split_counts: SplitCounts, data: DataConfig) -> None:
 
 
 def check_kept(train: int, split_counts: SplitCounts, data: DataConfig) -> None:
-    """Raise DataError where none of the rows without a click stayed among the ``train`` rows."""
+    """Check that some of the ``train`` rows without a click stayed.
+
+    Raises:
+        DataError: None did.
+    """
     if data.sampling.negatives is not None and train <= split_counts.positives["train"]:
         raise DataError(
             f"data.sampling.negatives={data.sampling.negatives:g} leaves none of "

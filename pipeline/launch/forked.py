@@ -62,7 +62,11 @@ class ForkServer:
             self._requests.flush()
 
     def processes(self) -> list[int]:
-        """Return the ranks' processes, rank 0 first; empty until all are forked. LaunchError: the machine refuses."""
+        """Return the ranks' processes, rank 0 first; empty until all are forked.
+
+        Raises:
+            LaunchError: The machine refuses.
+        """
         lines = self._lines()[: self._ranks]
         # Signals to some of the ranks would leave those that are forked a moment later.
         if len(lines) < self._ranks:

@@ -27,7 +27,11 @@ def write_steps(store: Store, run: str, steps: Sequence[Step]) -> None:
 
 
 def read_steps(store: Store, run: str) -> list[Step]:
-    """Read the steps that the launcher wrote; ArtifactError where they are missing or of another version."""
+    """Read the steps that the launcher wrote.
+
+    Raises:
+        ArtifactError: They are missing, or of another version.
+    """
     path = f"{run_directory(run)}/steps.json"
     # What is no JSON has a message of its own; here it is JSON of another shape.
     record = store.read_json(path)

@@ -46,7 +46,11 @@ class LocalRunner:
                 signal.signal(number, handler)
 
     def submit(self, app: AppDef) -> LocalJob:
-        """Start ``app``; LaunchError where TorchX cannot."""
+        """Start ``app``.
+
+        Raises:
+            LaunchError: TorchX cannot.
+        """
         try:
             info = self.torchx.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
             return LocalJob(self, str(self.torchx.schedule(info)), app.roles[0].name)

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def check_heads(block: str, heads: int, inputs: BlockInputs) -> None:
-    """ConfigError unless ``heads`` divide the width of the events."""
+    """Check that ``heads`` divide the width of the events.
+
+    Raises:
+        ConfigError: They do not.
+    """
     if inputs.dim % heads:
         raise ConfigError(
             f"{block} has {heads} heads, expected a divisor of model.embedding_dim, {inputs.dim}",

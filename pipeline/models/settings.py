@@ -240,7 +240,11 @@ class MlpConfig(RankerConfig):
 
 
 def check_heads(path: str, heads: int, width: int) -> None:
-    """Raise ConfigError where ``heads`` do not divide vectors of ``width``; ``path``: of the model's settings."""
+    """Check that ``heads`` divide vectors of ``width``; ``path``: of the model's settings.
+
+    Raises:
+        ConfigError: They do not.
+    """
     if width % heads:
         raise ConfigError(
             f"{path}.heads is {heads}, expected a divisor of the vectors' width {width}",

@@ -302,7 +302,11 @@ def load_sequences(
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:
-    """Give ``module`` the ``weights`` whose names start with ``prefix``; ArtifactError where they do not fit."""
+    """Give ``module`` the ``weights`` whose names start with ``prefix``.
+
+    Raises:
+        ArtifactError: They do not fit.
+    """
     try:
         module.load_state_dict(select_prefix(weights, prefix))
     except RuntimeError as error:

@@ -79,7 +79,11 @@ def small_files(artifact: Artifact) -> list[str]:
 
 
 def require_intact(store: Store, model: str, artifact: Artifact, names: Iterable[str]) -> None:
-    """Read the files ``names`` of a version; ArtifactError names the first that differs from what was written."""
+    """Read the files ``names`` of a version.
+
+    Raises:
+        ArtifactError: One differs from what was written; it names the first.
+    """
     try:
         for name in names:
             store.verify(artifact, name)

@@ -107,7 +107,11 @@ class Ranks:
         self._stack.close()
 
     def score(self, block: Block) -> ScoredBlock:
-        """What the next free rank makes of ``block``; LaunchError where that rank ends over it."""
+        """Return what the next free rank makes of ``block``.
+
+        Raises:
+            LaunchError: That rank ends over it.
+        """
         rank = self._free.get()
         try:
             return rank.score(block)

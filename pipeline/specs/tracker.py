@@ -62,7 +62,11 @@ class Tracker(ABC):
     package: str | None = None
 
     def check(self, track: TrackConfig) -> None:
-        """ConfigError where the package is missing, or a setting of this tracker."""
+        """Check that the package and this tracker's settings are there.
+
+        Raises:
+            ConfigError: One is missing.
+        """
         if self.package is not None and not _installed(self.package):
             raise ConfigError(
                 f"track.to names {self.name}, which needs the package {self.package}",

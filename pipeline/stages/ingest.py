@@ -106,7 +106,11 @@ class Ingest(Stage):
             return {"raw": told_apart(config.data, store, mark)}
 
     def require_meant(self, step: Step, config: Config, store: Store) -> None:
-        """LaunchError where the dataset was made of a log that only looks like the one that is meant."""
+        """Check that the dataset was made of the log that is meant.
+
+        Raises:
+            LaunchError: It was made of another one that only looks like it.
+        """
         from pipeline.ingest.delivered import require_same_log, warn_of_unknown_log
         from pipeline.ingest.sources import answering
 

@@ -87,7 +87,11 @@ class Partition(Stage):
         return settings | {"towers_version": Towers.VERSION}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """The checkpoint whose embeddings are compared; ArtifactError where it is missing."""
+        """Return the checkpoint whose embeddings are compared.
+
+        Raises:
+            ArtifactError: It is missing.
+        """
         if not compares(config) or config.partition.probe is None:
             return {}
         checkpoint = _find_probe(config, store, config.partition.probe)

@@ -136,7 +136,11 @@ def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Ar
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:
-    """Read the sharding plan of a committed plan or partition artifact; ArtifactError where it was changed since."""
+    """Read the sharding plan of a committed plan or partition artifact.
+
+    Raises:
+        ArtifactError: It was changed since.
+    """
     try:
         store.verify(artifact, "plan.json")
     except ArtifactError as error:

@@ -230,7 +230,11 @@ class Store(Files):
         )
 
     def get(self, path: str, stage: str) -> Artifact:
-        """Return the artifact at ``path``; if there is none, ArtifactError names the ``stage`` that makes it."""
+        """Return the artifact at ``path``.
+
+        Raises:
+            ArtifactError: There is none; it names the ``stage`` that makes it.
+        """
         artifact = self.find(path)
         if artifact is None:
             raise ArtifactError(

@@ -63,7 +63,11 @@ RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", hom
 
 
 def of_versions(store: Store) -> dict[str, References]:
-    """Collect the references of every committed version, by its path; DamagedError if a record cannot be read."""
+    """Collect the references of every committed version, by its path.
+
+    Raises:
+        DamagedError: A record cannot be read.
+    """
     by_version: dict[str, References] = {}
     for kind in RECORDS:
         if kind.pattern.startswith("models/"):

@@ -70,7 +70,11 @@ def on_store(
 
 
 def store_of(options: argparse.Namespace) -> Store:
-    """Open the store at ``options.store``; ConfigError where there is none."""
+    """Open the store at ``options.store``.
+
+    Raises:
+        ConfigError: There is none.
+    """
     from pipeline.store.artifacts import Store
 
     store = Store(options.store, "--store ")

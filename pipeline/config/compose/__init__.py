@@ -245,7 +245,11 @@ def to_yaml(config: Config) -> str:
 
 
 def from_yaml(text: str) -> Config:
-    """The configuration that ``to_yaml`` wrote, of any age, checked; ConfigError where it does not fit the schema."""
+    """Read the configuration that ``to_yaml`` wrote, of any age, and check it.
+
+    Raises:
+        ConfigError: It does not fit the schema.
+    """
     try:
         config = OmegaConf.to_object(_recorded_tree(text, Registry.state))
     except complaints.config_errors() as error:

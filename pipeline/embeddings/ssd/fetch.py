@@ -265,7 +265,11 @@ class WaitingParts:
 
 
 def check_room(shard: SsdShard, part: ShardRequest) -> None:
-    """GuardError where batches under way leave too few slots for a batch that was not announced."""
+    """Check that batches under way leave enough slots for a batch that was not announced.
+
+    Raises:
+        GuardError: They do not.
+    """
     if not shard.room(part):
         raise GuardError(
             f"the plan's cache_rows of table {shard.name!r} is too small: {len(part.rows):,} rows are needed beside "

@@ -168,7 +168,11 @@ def _answered(path: str) -> Iterator[None]:
 
 
 def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
-    """The number that ``data.snapshot`` is; ConfigError, which names the ``newest``, where it is not ``what``."""
+    """Return the number that ``data.snapshot`` is.
+
+    Raises:
+        ConfigError: It is not ``what``; the hint has the ``newest``.
+    """
     text = data.snapshot or ""
     if not text.isdigit():
         raise ConfigError(
@@ -204,7 +208,11 @@ class TableFileSource(Source):
         return [replace(self, part=(start, stop), first=first) for start, stop, first in runs]
 
     def blocks(self) -> Iterator[Block]:
-        """The rows that count; DataError where the file is gone."""
+        """Yield the rows that count.
+
+        Raises:
+            DataError: The file is gone.
+        """
         file = self.file
         with present(file.path, self.version):
             for table, lines in file.tables(self.columns, self.block_bytes, self.part, self.first):

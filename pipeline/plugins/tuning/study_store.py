@@ -67,7 +67,11 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
 
 
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
-    """Lock ``study`` for this tuner; LaunchError where another one has it. ``seconds``: as of ``run_lock``."""
+    """Lock ``study`` for this tuner. ``seconds``: as of ``run_lock``.
+
+    Raises:
+        LaunchError: Another tuner has it.
+    """
     return folder_lock(
         store,
         study_directory(study),
@@ -84,7 +88,11 @@ def find_study(store: Store, study: str) -> StudyRecord | None:
 
 
 def read_study(store: Store, study: str) -> StudyRecord:
-    """The record of ``study``; ArtifactError, with the studies there are, where there is none."""
+    """Read the record of ``study``.
+
+    Raises:
+        ArtifactError: There is none; the hint lists the studies that there are.
+    """
     record = find_study(store, study)
     if record is None:
         known = ", ".join(studies(store)) or "none"

@@ -130,7 +130,11 @@ class Asking:
         self._asks_at = 0
 
     def interval(self, record: dict[str, Any]) -> None:
-        """Pass ``record`` on; after a look, wait for the answer. TrialEndedError where the study ends the trial."""
+        """Pass ``record`` on; after a look, wait for the answer.
+
+        Raises:
+            TrialEndedError: The study ends the trial.
+        """
         self.io.interval(record)
         # The last look ends the training anyway: there is nothing left to decide.
         looked = "validation_ne" in record and record["step"] < record["steps_total"]
