@@ -18,10 +18,10 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
     """
 
     def sparse(config: Config) -> bool:
-        return when(config) and set(asdict(config.train.sparse_options).values()) != {None}
+        return when(config) and any(value is not None for value in asdict(config.train.sparse_options).values())
 
     def dense(config: Config) -> bool:
-        return when(config) and set(asdict(config.train.dense_options).values()) != {None}
+        return when(config) and any(value is not None for value in asdict(config.train.dense_options).values())
 
     def groups(config: Config) -> bool:
         return when(config) and bool(config.train.dense_groups)

@@ -86,7 +86,7 @@ def continuation_key(config: Config, step: Step) -> str:
 
     It covers what the step names: the checkpoint that it starts from and its teacher, where there are such.
     """
-    settings = continuation_settings(config)
+    settings = dict(continuation_settings(config))
     for name in (INIT, TEACHER):
         # None is left out: a training without a teacher has the key that it had before there were any.
         if step.config.get(name) is not None:
