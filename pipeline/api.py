@@ -189,7 +189,7 @@ def load_run(name: str, store: str = STORE) -> Run:
     """Return the run ``name`` of ``store``.
 
     Raises:
-        ArtifactError: It has none of this name; the hint lists the runs that there are.
+        ArtifactError: It has none of this name; it lists the runs that there are.
     """
     from pipeline.stages.compare import run_line
 
