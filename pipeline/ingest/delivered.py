@@ -118,7 +118,7 @@ class Sources:
     def __init__(
         self, data: DataConfig, store: Store, mark: str | None, pool: ThreadPoolExecutor, stopped: threading.Event
     ) -> None:
-        self._data, self._store, self._mark = data, store, mark
+        self._data, self._store, self._mark, self._stopped = data, store, mark, stopped
         self._folders: list[str] = []
         self._known: dict[str, Any] | None = None
         self._checksum: Future[str] | None = None
@@ -130,7 +130,7 @@ class Sources:
             self._known = _read(store, without_folders(mark), self._folders)
         if self._known is None:
             # Beside the passes over the same bytes, which take longer: nobody waits for the checksum.
-            self._checksum = pool.submit(_checksum, files, stopped)
+            self._checksum = pool.submit(_checksum, files, self._stopped)
 
     def record(self) -> dict[str, Any] | None:
         """Keep in the store what was read under the mark, and return it for ``sources.json``.
