@@ -96,13 +96,13 @@ class RowCache:
         if not len(missing):
             return records
 
-        # Outside the lock: several threads may wait for the disk, and may fetch the same row.
+        # Without the lock, so that several threads can wait for the disk. Two of them may fetch the same row.
         fetched = records[missing] = fetch(rows[missing])
         rows, places = rows[missing], places[missing]
         with self._lock:
             free = self._credit[places] == 0
             self._credit[places[~free]] -= 1
-            # One of several rows for a place stays: the same one in all three arrays.
+            # Of several rows for one place the first stays, in all three arrays alike.
             chosen, first = np.unique(places[free], return_index=True)
             self._rows[chosen] = rows[free][first]
             self._records[chosen] = fetched[free][first]
@@ -171,7 +171,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
-    # From the smallest on: what a table below its even share leaves goes to the larger ones.
+    # Smallest first: what a small table leaves of its even share is divided among the larger ones.
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for rank, name in enumerate(ranked):
         larger = ranked[rank:]
