@@ -92,8 +92,8 @@ class MetricsLog:
             self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
-        # Creates the folder, and keeps an earlier attempt's records only up to step ``resumed``. Later steps are trained
-        # again, and must not stand in the file twice.
+        # Creates the folder, and keeps an earlier attempt's records only up to step ``resumed``: later steps are
+        # trained again, and must not stand in the file twice.
         self._lines = []
         for record in read_records(self.store, self.run, self.file):
             if record["step"] <= resumed:
