@@ -262,7 +262,7 @@ def build_member(
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     load_weights(ranking, weights, _RANKING)
     normalise = None
-    # Its maxima and biases are parameters of the training, not of the dataset, so they come with the weights.
+    # The maxima and biases of max-norm belong to the training, not to the dataset, so they come with the weights.
     if columns := [column for column, name in enumerate(schema.dense) if name in data.max_normed]:
         normalise = MaxNorm(columns)
         load_weights(normalise, weights, _NORMALISE)

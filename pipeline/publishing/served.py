@@ -218,4 +218,5 @@ def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = 
                 )
             files.append(full)
             targets.append(f"{folder}/{name}")
+    # Only now, when all names are known to be safe.
     store.fs.get(files, targets)

@@ -76,6 +76,7 @@ class RowCache:
     """
 
     def __init__(self, places: int, record_bytes: int) -> None:
+        # No row has number -1, so an empty place is never a hit.
         self._rows = np.full(places, -1, np.int64)
         self._credit = np.zeros(places, np.uint8)
         self._records = np.zeros((places, record_bytes), np.uint8)
@@ -134,6 +135,7 @@ class TableReader:
         self.cache: RowCache | None = None
         self._pool: ThreadPoolExecutor | None = None
         if size <= memory:
+            # Several ranks share the pages of the mapped file; with a copy each, it would be in memory many times.
             if ranks == 1:
                 self._records = np.array(mapped)
             else:

@@ -52,6 +52,7 @@ def number_of(version: str) -> int:
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
     """The newest committed version with artifact key ``key``; None if there is none."""
     for name in reversed(store.names(model_path(model))):
+        # The name ends with the first digits of the key, so that few manifests need to be read.
         if NAME.fullmatch(name) and name.endswith(key[:8]):
             artifact = store.find(version_path(model, name))
             if artifact is not None and artifact.key == key:

@@ -159,7 +159,7 @@ def removed_from_store(result: RemovedFromStore) -> str:
     for entry in result.removed:
         lines.append(f"{verb} {entry.path}  {units.size(entry.bytes)}  {entry.reason}")
     for entry in result.kept:
-        # Only what one may have expected to be removed; the rest is counted below.
+        # Only entries that one may have expected to be removed; the rest is counted below.
         if entry.path in result.noticed:
             lines.append(f"keep {entry.path}  {entry.reason}")
     if result.removed:

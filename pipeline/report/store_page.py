@@ -246,6 +246,7 @@ def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> 
     first, last = date.fromordinal(_day(nights[0])), date.fromordinal(_day(nights[-1]))
     days = (last - first).days
     if days <= MOST_DAYS:
+        # ``-(-a // b)`` rounds up: there is room for about six labels.
         step = max(1, -(-days // 6))
         x_ticks = [float(day) for day in range(first.toordinal(), last.toordinal() + 1, step)]
     else:

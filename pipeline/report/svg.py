@@ -224,10 +224,9 @@ class Frame:
 
     def path(self, points: Sequence[Point]) -> str:
         """Return the line through ``points`` as the ``d`` of an SVG path."""
-        commands: list[str] = []
-        for point in points:
-            commands.append(f"{'L' if commands else 'M'}{self.place(point)}")
-        return " ".join(commands)
+        if not points:
+            return ""
+        return "M" + " L".join(map(self.place, points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
         x, y = self.place(point).split()
@@ -307,5 +306,5 @@ def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") 
 
 def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
     """Return the picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
-    attributes = {"viewBox": " ".join(f"{edge:g}" for edge in box), "role": "img", "aria-label": label}
+    attributes = {"viewBox": " ".join(map("{:g}".format, box)), "role": "img", "aria-label": label}
     return tag("svg", *body, class_="plot", **attributes)

@@ -286,7 +286,7 @@ def remove(
     """
     gone, left, used, checked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
-        # A check reads about every run. On a disk that is fast; on an object store, it is done every few seconds.
+        # A check looks at every run. That is fast on a disk; on an object store it is done only every few seconds.
         if store.is_local or time.monotonic() - checked > CHECK_SECONDS:
             used, checked = _find_used(store, since), time.monotonic()
         try:

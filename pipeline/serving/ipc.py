@@ -41,6 +41,7 @@ class Channel:
         """Send a message; OSError where the other end is gone."""
         text = json.dumps(head).encode()
         self._connection.sendall(_SIZES.pack(len(text), len(body)) + text)
+        # By itself, since a body may be large, and joining both would copy it.
         self._connection.sendall(body)
 
     def receive(self) -> Message:

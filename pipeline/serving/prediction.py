@@ -266,6 +266,7 @@ def _require_other_file(out: str, option: str, path: str) -> None:
         if connector_at(path)[0] is None:
             read = find_files(path)
     fs, full = fsspec.core.url_to_fs(out)
+    # A file on another file system is none of the input files.
     if read is None or type(fs) is not type(read.fs):
         return
     names = set(read.paths)

@@ -106,7 +106,7 @@ class Scorer:
         weights: np.ndarray | None = None
         if self.labelled:
             labels, weights = labels_of(columns, self.spec), rows_counted_for(columns, self.spec)
-        # Some rows are rejected while they are read, others while they are parsed; both lists go by line.
+        # Rows are rejected while they are read and while they are parsed; the report has both in the order of lines.
         rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
         return ScoredBlock(block.file, parsed.lines, logits, labels, weights, rejects)
 

@@ -153,7 +153,10 @@ def _attention_json(
             ages = []
             for number in _id_names(split, age, ids[age]):
                 # The name of a missing age is no number.
-                ages.append(math.expm1((int(number) + 0.5) * width) if number.isdecimal() else None)
+                if number.isdecimal():
+                    ages.append(math.expm1((int(number) + 0.5) * width))
+                else:
+                    ages.append(None)
 
         target = config.data.sequences[name].target
         target_names = None

@@ -49,6 +49,7 @@ def join_ranks(config: Config) -> None:
 def names_for_this_rank(costs: Mapping[str, float]) -> list[str]:
     """Return the names for this rank: the dearest first, each to whoever has the least so far."""
     loads, local = [0.0] * world_size(), list[str]()
+    # By cost and then by name, so that all ranks come to the same division without talking.
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
         rank = loads.index(min(loads))
         loads[rank] += costs[name]
@@ -233,8 +234,12 @@ def score_on_ranks(
     """Run ``score_dataset``, every row group on one of the ranks: all scores in row order on rank 0, None elsewhere."""
     ranks, names = world_size(), [*models]
     local = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
-    columns = [*(local.logits[name] for name in names), *(local.codes[name] for name in slices)]
-    parcels = gather_parcels(Parcel([local.lookups, local.served], list(itertools.chain.from_iterable(columns))))
+    arrays: list[Any] = []
+    for name in names:
+        arrays += local.logits[name]
+    for name in slices:
+        arrays += local.codes[name]
+    parcels = gather_parcels(Parcel([local.lookups, local.served], arrays))
     if not parcels:
         return None
     scores = DatasetScores({name: [] for name in names}, {name: [] for name in slices})

@@ -271,6 +271,7 @@ def lookup(store: str) -> list[Finding]:
     """
     place = local_place(store)
     scratch = str(place) if place is not None and os.access(place, os.W_OK) else ""
+    # In a process of its own, since libraries that do not fit may crash it instead of raising an error.
     done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
