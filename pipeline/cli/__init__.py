@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.commands = [command.name for command in known if not command.internal]
         options.composing = [command.name for command in known if command.composes]
-        # Logs of a run are part of its output; beside a result that programs read, they would spoil it.
+        # The logs of a run are its output. Beside JSON or another command's result, they go to standard error.
         to_stderr = options.command not in options.composing or getattr(options, "json", False)
         logs.start(getattr(options, "log_level", "info"), to_stderr=to_stderr)
         options.overrides = _positional(rest, options)
@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return complain("stopped by SIGINT", exit_code_of(error))
     except BrokenPipeError as error:
-        # The reader, such as ``head``, has gone. Python flushes standard output once more at its end, which must not
-        # fail again.
+        # The reader, such as ``head``, has gone. Python flushes standard output when it ends, which must not fail
+        # again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
@@ -147,7 +147,7 @@ def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigEr
     """Return the error for an unknown command, with the nearest one; None if the command is known."""
     if not given or given[0].startswith("-") or given[0] in {command.name for command in known}:
         return None
-    # Internal commands work, but nobody is to learn of them by a typing error.
+    # Internal commands work, but are not suggested.
     near = difflib.get_close_matches(given[0], [command.name for command in known if not command.internal], n=1)
     meant = f"; did you mean nightjar {near[0]}?" if near else ""
     return ConfigError(f"nightjar has no command {given[0]!r}{meant}", hint="nightjar --help lists the commands")
@@ -172,7 +172,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
     """Return ``arguments`` with ``--store=URL`` for ``store=URL``, for commands that accept both."""
-    # ``store=URL`` is how commands that compose take it; to the others it is an option.
+    # Commands that compose take ``store=URL`` as an override; for these it is an option.
     if not arguments or arguments[0] not in {command.name for command in known if command.takes_store}:
         return list(arguments)
     return [f"--{text}" if text.startswith("store=") else text for text in arguments]

@@ -139,7 +139,7 @@ def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tup
     events = []
     for sequence in schema.sequences:
         events.append(sum(members * model.dim_of(column.owner) for column in sequence.columns))
-    # Tables of one width are stacked; others can only stand side by side.
+    # Embeddings of one width are stacked, [F, D]; of several widths they are concatenated.
     if set(widths) == {members * model.embedding_dim}:
         return (len(widths), widths[0]), events
     return (sum(widths),), events
@@ -171,7 +171,7 @@ def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
     if len(expected) != len(found):
         return False
     size = max([1.0, *map(abs, expected)])
-    # Not numpy's closeness, which is relative to each logit: one near 0 may differ as much as the largest.
+    # Relative to the largest logit. A tolerance relative to each one, as of ``np.allclose``, is too strict near 0.
     return all(abs(one - other) <= _SAME * size for one, other in zip(expected, found, strict=True))
 
 
@@ -249,7 +249,7 @@ def build_member(
                 dim = tower.dim
         if towers.module.by_feature:
             order = list(map(tower_features.index, schema.vectors))
-            # Without an order, nothing is copied.
+            # Indexing would copy, so no order is given where the vectors already come in the schema's.
             if order == sorted(order):
                 order = []
         else:
@@ -262,7 +262,7 @@ def build_member(
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     load_weights(ranking, weights, _RANKING)
     normalise = None
-    # Max-norm has a scale for each of its columns, which training moves.
+    # The maxima and biases of max-norm belong to the training, not to the dataset, so they come with the weights.
     if columns := [column for column, name in enumerate(schema.dense) if name in data.max_normed]:
         normalise = MaxNorm(columns)
         load_weights(normalise, weights, _NORMALISE)
@@ -295,7 +295,7 @@ def load_sequences(
         widths, candidates = [], []
         for column in sequence.columns:
             widths.append(model.dim_of(column.owner))
-            # Columns of a table of their own have no candidate to compare their events with.
+            # Events with a table of their own cannot be compared with a candidate's embedding.
             candidates.append(positions[column.table] if column.table else None)
         sequences.append(SequenceInputs(encoders[sequence.name], widths, candidates))
     return sequences

@@ -41,7 +41,7 @@ def list_versions(store: Store, model: str) -> ListedModel:
 def _listed(store: Store, model: str, name: str, current: Current, known: dict[str, Training | None]) -> ListedVersion:
     artifact: Artifact | None = None
     problem = UNFINISHED
-    # A version that serves was finished, so its manifest is lost.
+    # The serving version was once finished, so its manifest was removed since.
     if name == current.version:
         problem = f"it has no manifest, but {CURRENT} names it"
     try:
@@ -67,7 +67,7 @@ def _withdrawn(
     store: Store, current: Current, version: Artifact, name: str, known: dict[str, Training | None]
 ) -> str | None:
     known[name] = training = Training.of(version)
-    # Whatever was done to it before, somebody let it serve again.
+    # It serves, so whatever took it out of service before has been undone.
     if name == current.version:
         return None
     undone = withdrawal(store, current, name, training, known)

@@ -185,7 +185,7 @@ def _rebuild_archive(path: Path) -> bytes:
         root = next(iter(archive.namelist()), "").partition("/")[0]
         for entry in archive.infolist():
             folder, _, name = entry.filename.partition("/")
-            # A sample is pickled, so it is not read: an empty one takes its place.
+            # The sample would be a pickle, so it is never read; the copy has an empty one.
             data = b"" if name == _SAMPLE else archive.read(entry)
             if folder != root or not _ENTRY.fullmatch(name):
                 raise _unsafe(path, f"entry {entry.filename[:80]!r}")

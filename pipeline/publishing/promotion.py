@@ -64,7 +64,7 @@ class Current:
             "previous": self.previous,
             "uri": uri,
             "line": list(self.line),
-            # The file is written as a whole, so it must not grow for ever.
+            # The file is written whole at each change, so its log is cut to the newest entries.
             "log": list(map(Promotion.to_json, self.log[-_LOG_ENTRIES:])),
         }
 
@@ -149,7 +149,7 @@ class Training:
 
     def is_same(self, other: Training) -> bool:
         """Whether both are one training."""
-        # None is unknown, and two unknowns are not the same.
+        # None is unknown, and two unknown values prove nothing.
         pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
         return any(one is not None and one == another for one, another in pairs)
 
@@ -186,12 +186,11 @@ def withdrawal(
         # The log of an earlier release has less.
         if known is None or known.weights is None or known.content is None:
             if other not in read:
-                # The version may be gone, or damaged.
-                read[other] = None
+                artifact = None
                 with suppress(DamagedError):
                     artifact = store.find(version_path(current.model, other))
-                    if artifact is not None:
-                        read[other] = Training.of(artifact)
+                # A version that is gone or damaged tells nothing.
+                read[other] = None if artifact is None else Training.of(artifact)
             known = read[other] or known
         return known is not None and known.is_same(training)
 
@@ -333,7 +332,7 @@ def _changed(store: Store, model: str, when: str) -> LaunchError:
 def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: Promotion) -> Current:
     after = Current(model=current.model, line=line, log=(*current.log, entry))
     data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
-    # Only while the file is what this process read: whoever changed it since must not be overruled unseen.
+    # Fails if the file is no longer what this process read: another process has changed it meanwhile.
     swap(store, _current_path(current.model), seen, data)
     return after
 

@@ -175,7 +175,7 @@ class ServedModel:
         figures: dict[str, float] = {"tables_on_disk": 0, "hits": 0, "misses": 0}
         for table in self.tables.values():
             figures["tables_on_disk"] += table.on_disk
-            # A table on disk has no cache where its part of the memory is less than a row.
+            # A table in memory needs no cache, and one on disk has none if its part of the memory is below one row.
             if table.cache is not None:
                 figures["hits"] += table.cache.hits
                 figures["misses"] += table.cache.misses
@@ -218,4 +218,5 @@ def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = 
                 )
             files.append(full)
             targets.append(f"{folder}/{name}")
+    # Only now, when all names are known to be safe.
     store.fs.get(files, targets)

@@ -76,6 +76,7 @@ class RowCache:
     """
 
     def __init__(self, places: int, record_bytes: int) -> None:
+        # No row has number -1, so an empty place is never a hit.
         self._rows = np.full(places, -1, np.int64)
         self._credit = np.zeros(places, np.uint8)
         self._records = np.zeros((places, record_bytes), np.uint8)
@@ -96,13 +97,13 @@ class RowCache:
         if not len(missing):
             return records
 
-        # Outside the lock: several threads may wait for the disk, and may fetch the same row.
+        # Without the lock, so that several threads can wait for the disk. Two of them may fetch the same row.
         fetched = records[missing] = fetch(rows[missing])
         rows, places = rows[missing], places[missing]
         with self._lock:
             free = self._credit[places] == 0
             self._credit[places[~free]] -= 1
-            # One of several rows for a place stays: the same one in all three arrays.
+            # Of several rows for one place the first stays, in all three arrays alike.
             chosen, first = np.unique(places[free], return_index=True)
             self._rows[chosen] = rows[free][first]
             self._records[chosen] = fetched[free][first]
@@ -134,6 +135,7 @@ class TableReader:
         self.cache: RowCache | None = None
         self._pool: ThreadPoolExecutor | None = None
         if size <= memory:
+            # Several ranks share the pages of the mapped file; with a copy each, it would be in memory many times.
             if ranks == 1:
                 self._records = np.array(mapped)
             else:
@@ -171,7 +173,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
-    # From the smallest on: what a table below its even share leaves goes to the larger ones.
+    # Smallest first: what a small table leaves of its even share is divided among the larger ones.
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for rank, name in enumerate(ranked):
         larger = ranked[rank:]

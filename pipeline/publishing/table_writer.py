@@ -55,7 +55,7 @@ def write_table(
     block_rows = rows
     not_finite = 0
     quantiser: Coding | None = None
-    # Without a state of the optimizer, nobody can tell the rows that training has moved.
+    # Only the optimizer's state tells which rows training has moved; without it, None.
     trained = np.zeros(rows, bool) if readers[0].states(table) else None
     with draft.open(name) as sink:
         for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):
@@ -80,7 +80,7 @@ def write_table(
                 records = torch.cat([encoded.codes, ends], dim=1)
                 units.append(encoded.unit)
             if trained is not None:
-                # Rows whose optimizer state is not all zero, in any member.
+                # A row counts as trained if any member's optimizer state of it is not all zero.
                 for window in windows:
                     for state in window.state.values():
                         moved = (state.numpy() != 0).reshape(len(state), -1).any(axis=1)

@@ -52,6 +52,7 @@ def number_of(version: str) -> int:
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
     """The newest committed version with artifact key ``key``; None if there is none."""
     for name in reversed(store.names(model_path(model))):
+        # The name ends with the first digits of the key, so that few manifests need to be read.
         if NAME.fullmatch(name) and name.endswith(key[:8]):
             artifact = store.find(version_path(model, name))
             if artifact is not None and artifact.key == key:
@@ -60,8 +61,13 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
 
 
 def find_version(store: Store, model: str, version: str) -> Artifact:
+    """Return the committed ``version`` of ``model``.
+
+    Raises:
+        ArtifactError: There is none; it names the existing ones.
+    """
     artifact = None
-    # Another name might be a path that leads out of the model's folder.
+    # Any other name might be a path that leads out of the model's folder.
     if NAME.fullmatch(version):
         artifact = store.find(version_path(model, version))
     if artifact is None:
@@ -108,7 +114,7 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
             raise ArtifactError(
                 f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_ANOTHER.format(model=model)
             )
-    # Tables are by far the most bytes, and a rollback is in a hurry.
+    # Tables are nearly all of the bytes, and a rollback has to be fast.
     names = artifact.files if tables else small_files(artifact)
     require_intact(store, model, artifact, names)
     return artifact

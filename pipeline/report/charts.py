@@ -65,9 +65,7 @@ def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     points = step_points(records, "validation_ne")
     if not points:
         return
-    for last in reversed(records):
-        if units.known(last.get("validation_ne")):
-            break
+    last = next(record for record in reversed(records) if units.known(record.get("validation_ne")))
     step, best = float(last["best_step"]), float(last["best_ne"])
     message = f"best {units.decimal(best)} after step {units.count(step)}"
     count = units.plural(len(points), "validation")
@@ -135,7 +133,7 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
     for i in range(len(profile.rows_by_length) - 1):
         spans.append((1 + width * i, width * (i + 1)))
     shares = [rows / total for rows in profile.rows_by_length]
-    # The first bin is that of no events, whatever the width of the others.
+    # The first bin counts the rows without events, whatever the width of the others.
     last = max(spans[-1][1], 1)
     x, y = Axis(title="events", whole=True), Axis(title="share of rows", from_zero=True, show=percent_tick)
     marks = [tick for tick in ticks(0, last, about=6, whole=True) if tick <= last]
@@ -169,7 +167,7 @@ def _weights(name: str, example: Mapping[str, Any]) -> Figure:
     for words, weight in shown:
         value = units.decimal(weight, 3)
         label = f"{words}: {value}"
-        # Weights are not always those of a softmax, so they may be below 0: bars of another colour.
+        # Weights that are not those of a softmax may be below 0; their bars have another colour.
         colour = "c3" if weight < 0 else "c0"
         filled = tag("rect", class_=colour, width=f"{max(BAR * abs(weight) / top, 2):.1f}", height=16)
         picture = tag("svg", tag("title", label), filled, class_="stacked-bar", aria_label=label, **attributes)
@@ -189,7 +187,7 @@ def _event(event: Mapping[str, Any]) -> str:
         words = f"{words[: MOST_LETTERS - 2]}.."
     if event.get("age") is None:
         return words
-    # An age in its largest unit; what is younger than a second, in seconds.
+    # An age in the largest unit that it fills, or else in the smallest one.
     seconds = float(event["age"])
     size, unit = next((pair for pair in AGE_UNITS if seconds >= pair[0]), AGE_UNITS[-1])
     return f"{words}, {units.short(round(seconds / size, 1))} {unit} before"

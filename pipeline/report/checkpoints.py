@@ -23,7 +23,7 @@ _MOST_CHANGES = 40
 def _steps(names: Sequence[str]) -> str:
     numbers = []
     for name in names:
-        # The checkpoint before training is step 0, of whose digits nothing is left.
+        # Step 0, before training, has only zeros.
         numbers.append(name.removeprefix("step-").lstrip("0") or "0")
     return ", ".join(numbers) or units.ABSENT
 
@@ -46,7 +46,7 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
     total, lines, set_aside = 0, [text_table(head, rows)], []
     for record in records:
-        # The size of a damaged one is unknown.
+        # The size of a damaged checkpoint is unknown.
         total += record.bytes or 0
         if record.problem:
             lines.append(f"damaged: {record.path}/{record.problem}")
@@ -70,7 +70,7 @@ def details(record: ShownCheckpoint) -> str:
         "size": f"{units.size(record.bytes)}, {units.percent(record.share)} of a full fp32 checkpoint",
         "restores": str(record.summary.get("restores", 0)),
         "key": record.key,
-        "inputs": ", ".join(map(" ".join, record.inputs.items())),
+        "inputs": ", ".join(f"{name} {key}" for name, key in record.inputs.items()),
         "dense part": units.size(record.dense_bytes),
         "age": units.duration(record.age_seconds),
     }
@@ -113,7 +113,7 @@ def difference(result: CheckpointDiff) -> str:
     if result.tables_differ:
         lines = ["tables that differ in size"]
         for name, sizes in result.tables_differ.items():
-            # Of two models, one may lack the table.
+            # One of the checkpoints may not have the table.
             shown = ["absent", "absent"]
             for side, size in enumerate(sizes):
                 if size:

@@ -66,7 +66,7 @@ def comparison_text(record: RunsComparison) -> str:
 def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the page of a comparison. ``curves``: the records of ``metrics.jsonl`` by run."""
     names = []
-    # The runs may have run different stages: a column for each, in the order in which they first appear.
+    # A column for each stage that any run has, in the order of their first appearance.
     stages: dict[str, None] = {}
     for line in record.runs:
         names.append(line.run)
@@ -74,13 +74,13 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     head, rows = _figures(record)
     titles = []
     for name in head:
-        # Not ``capitalize``, which would make small letters of NE.
+        # Not ``capitalize``, which would turn NE into Ne.
         titles.append(f"{name[0].upper()}{name[1:]}")
     runs, seconds = [], []
     for place, (row, line) in enumerate(zip(rows, record.runs, strict=True)):
         runs.append((with_swatch(place % COLOURS, row[0]), pill(line.status, line.status), *row[2:]))
         took = line.stages or {}
-        seconds.append((line.run, *map(units.duration, map(took.get, stages))))
+        seconds.append((line.run, *(units.duration(took.get(name)) for name in stages)))
     settings = [(name, *map(_value, values)) for name, values in record.settings.items()]
     grouped = any(compared.gauc is not None for compared in record.changes)
     change_head = ["Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"]
@@ -95,7 +95,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         if change := compared.change:
             figures = [_signed(change.ne, percent=True), _signed(change.auc), _signed(change.calibration)]
             if grouped:
-                # Of several runs, some may have no groups with rows of both classes.
+                # Not every run has a group with rows of both classes.
                 figures.insert(2, units.ABSENT)
                 if compared.gauc is not None:
                     figures[2] = _signed(compared.gauc)
@@ -131,7 +131,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
 
 
 def _on_same_rows(record: RunsComparison) -> bool:
-    # Then one of them has the lowest NE. A run without an NE cannot be taken for the best, so it does not count.
+    # Then the lowest NE is marked. A run without an NE cannot be the lowest, so it may lack a comparison.
     pairs = zip(record.runs[1:], record.changes, strict=True)
     return all(change.change is not None or not units.known(line.ne) for line, change in pairs)
 
@@ -170,7 +170,7 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
         f"  calibration {_signed(change.calibration)}",
     ]
     if compared.gauc is not None:
-        # Before the calibration, as in the table of figures.
+        # In front of the calibration, as in the table of figures.
         lines.insert(-1, f"  GAUC        {_signed(compared.gauc)}")
     slices = compared.slices or ()
     unsure = 0

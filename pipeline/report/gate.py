@@ -26,7 +26,7 @@ MOST_NAMED = 10
 # Smallest change of coverage that is shown.
 LEAST_CHANGE = 0.01
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
-# Name, title, and how a change is written: of NE as a share, of the others as a difference (``_interval``).
+# Name, title, and how ``_interval`` writes a change: that of NE is relative, the others are differences.
 FIGURES = (("ne", "NE", "%"), ("auc", "AUC", "+"), ("calibration", "calibration", "+"))
 _SLICE = "slice: "
 # Pill, Markdown and word of a result, by the index that ``_answer`` returns.
@@ -42,7 +42,7 @@ def gate_figures(record: GateRecord) -> list[Figure]:
         figures.append(_prediction_histogram(record.histogram))
     slices: list[Slice] = []
     for row in record.slices or ():
-        # Without an incumbent there is no change to draw.
+        # Slices without a change, as without an incumbent, cannot be drawn.
         if row.change is not None and len(slices) < MOST_SLICES:
             slices.append(row)
     if slices:
@@ -80,7 +80,7 @@ def _slice_plot(slices: Sequence[Slice]) -> Figure:
         if row.change is not None:
             changes.append(row.change.ne)
             ends += row.change.ne
-    # Zero is always in the picture: whether an interval leaves it out is the question.
+    # The axis always includes zero, so that one sees whether an interval contains it.
     corners = [(0.0, min(0.0, *ends)), (len(slices) + 1.0, max(0.0, *ends))]
     x = Axis(title="slice, in the order of the table", whole=True)
     frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
@@ -149,7 +149,7 @@ def gate_markdown(record: GateRecord) -> str:
         table = _slices(record.slices)
         head = []
         for name in table.head:
-            # NE stays in capitals, where ``_plain_table`` writes all headings small.
+            # Not ``_plain_table``, which would turn NE into ne.
             if name != "NE*":
                 name = name[0].lower() + name[1:]
             head.append(name.rstrip("*"))
@@ -196,10 +196,10 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
         if others:
             incumbent, change = others
             under = f"incumbent {incumbent}, {change.split(' ')[0]}"
-        # NE, AUC and GAUC are abbreviations.
+        # ``capitalize`` would turn NE into Ne.
         if not title[0].isupper():
             title = title.capitalize()
-        # Without its interval, for which a card has no room.
+        # A card has no room for the interval.
         cards.append((title, figure.split(" ")[0], under))
     if power := record.power:
         under = "of NE"
@@ -419,7 +419,7 @@ def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
     for row in rows:
         cells = []
         for cell in row:
-            # A bar would end the cell.
+            # A vertical bar would end the cell.
             cells.append(units.for_chat(units.printable(cell.replace("|", "/"), 200)))
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -116,11 +116,11 @@ def _page_url(store: Store, path: str | None, name: str) -> str:
 def render(data: ReportData) -> str:
     result, status = data.result, data.result.status
     shown = (status, status)
-    # A run that the gate holds counts as failed, though nothing went wrong.
+    # A run that the gate held has status "failed", though nothing went wrong.
     if status == "failed" and result.gate is not None and result.gate.verdict == HOLD:
         shown = (HOLD, "held")
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
-    # The remaining figures of ``result.json``: which there are depends on the stages that ran.
+    # The remaining figures of ``result.json``. Those of stages that did not run are left out.
     details = []
     for stage in STAGES:
         for name, value in stage.facts(result):

@@ -92,7 +92,7 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-# Title and digits: a ratio near 1 needs fewer than figures whose changes are small.
+# Title and number of decimals. Changes of a calibration are larger than those of the other figures.
 TASK_FIGURES = {"ne": ("NE", 5), "auc": ("AUC", 5), "rmse": ("RMSE", 5), "calibration": ("calibration", 4)}
 
 
@@ -159,7 +159,7 @@ def removed_from_store(result: RemovedFromStore) -> str:
     for entry in result.removed:
         lines.append(f"{verb} {entry.path}  {units.size(entry.bytes)}  {entry.reason}")
     for entry in result.kept:
-        # Most of what stays is in order; only what somebody may have expected to go has a line.
+        # Only entries that one may have expected to be removed; the rest is counted below.
         if entry.path in result.noticed:
             lines.append(f"keep {entry.path}  {entry.reason}")
     if result.removed:

@@ -80,7 +80,7 @@ def markdown_items(prefix: str, lines: Sequence[str] | None) -> list[str]:
     """Return ``lines`` as items of a Markdown list, and a blank line after them; nothing without lines."""
     if not lines:
         return []
-    # What others wrote, such as a setting or an id, must not become a link or a mention in a chat.
+    # Lines may quote settings and ids, which must not become links or mentions in a chat.
     return [*(f"- {prefix}{units.for_chat(line)}" for line in lines), ""]
 
 

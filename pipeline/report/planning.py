@@ -38,7 +38,7 @@ def comparison(records: Sequence[PlannedCase]) -> str:
         if record.fits:
             fitting.append(record)
             cells.append("yes")
-            # The fastest of one combination would tell nothing.
+            # A single combination is not marked.
             if record.step_ms == best and len(records) > 1:
                 cells[0] += "*"
         else:
@@ -123,7 +123,7 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if value is None:
         return "not set"
-    # Integers, too, but not bool, which ``known`` does not take for a number.
+    # Integers, too, but not ``bool``, which ``known`` does not count as a number.
     return f"{value:,.10g}" if units.known(value) else str(value)
 
 
@@ -135,7 +135,7 @@ def _figure_row(name: str, pair: Sequence[float], digits: int | None) -> list[st
         cells.append(units.size(value) if digits is None else units.decimal(value, digits))
     change = "same"
     if old != new:
-        # A part that was not there before has no relative change.
+        # There is no relative change from 0.
         change = f"{new / old - 1:+.1%}" if old else units.ABSENT
     return [*cells, change]
 
@@ -186,7 +186,7 @@ def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
     before, after = first.reasons
     whose = ""
     if any(table.reasons != first.reasons for table in group):
-        # The texts hold figures of one table, so those of the first must not pass for the group's.
+        # The reasons quote figures of the first table, so its name is given.
         whose = f"{names[0]}: "
     if before and before != after:
         parts.append(("was", whose + before))

@@ -20,7 +20,7 @@ SHOWN_TIER = {"hbm_cached": "hbm cached ddr"}
 MOST_TABLES = 2_000
 MOST_WORDS = 24
 TABLE_COLOUR = 0
-# By phase, in the order of ``PHASES``: the last, the overhead, has the style sheet's grey.
+# By phase, in the order of ``PHASES``. The last one, the overhead, is grey (5 in the style sheet).
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)
 # Faint, because this memory is only kept free.
 COLOUR_OF = {"margin": COLOURS}
@@ -29,7 +29,7 @@ COLOUR_OF = {"margin": COLOURS}
 def plan_page(plan: Plan) -> str:
     cut, batch, hardware = "", units.count(plan.global_batch), []
     for name, value in plan.figures.items():
-        # Measured figures have more digits than they are worth, but a page of a plan is to show what it was made by.
+        # Not rounded for readers: these are the figures that the plan was made with.
         hardware.append((name, f"{value:,.10g}"))
     if len(plan.tables) > MOST_TABLES:
         cut = f" The {units.count(MOST_TABLES)} largest are shown."
@@ -114,7 +114,7 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         text = f"Unused on every rank: {', '.join(unused)}. "
     for purpose in legend:
         if purpose.colour != TABLE_COLOUR:
-            # The ranks' reservations differ: the text names the largest.
+            # Ranks may reserve different amounts; the text gives the largest.
             reserved.append(f"{purpose.name} {units.size(max(purpose.values))}")
     if reserved:
         text += f"Reserved per rank: {', '.join(reserved)}."
@@ -142,7 +142,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
     head = ["Phase", "Slowest, ms*", "Share*", "Mean, ms*"]
     rows.append(("sum", units.decimal(total, 3), "", units.decimal(sum(mean.values()), 3)))
     if len(plan.phases) == 1:
-        # The mean of one rank is that rank.
+        # With one rank, the mean is that rank again.
         head = ["Phase", "ms*", "Share*"]
         rows = [row[:3] for row in rows]
 
@@ -162,7 +162,7 @@ def _by_tier(plan: Plan) -> PageTable:
         group = (table.tier, table.kernel, table.sharding)
         groups.setdefault(group, []).append(table)
         sizes[group] += table.bytes
-    # Pooling factors of all zero would divide by zero.
+    # 1 where no table has lookups, which would divide by zero.
     lookups = sum(table.pooling for table in plan.tables.values()) or 1.0
     rows = []
     for group, size in sizes.most_common():

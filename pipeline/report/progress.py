@@ -35,7 +35,7 @@ class Reporter:
             self.terminal.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
         else:
             log.info("%s", plain_line(record))
-        # Histograms of norms are for trackers, and far longer than the figures: they have a file of their own.
+        # Histograms of norms are for trackers and much longer than the figures, so they have their own file.
         metrics = dict(record)
         metrics.pop("norms", None)
         self._metrics.append(metrics)
@@ -72,7 +72,7 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
-    # All further figures stand before the remaining time, which a reader finds at the end of every line.
+    # Further figures go in front of the remaining time, which stays at the end of each line.
     for name, figures in (record.get("tasks") or {}).items():
         title, value = next(iter(figures.items()))
         parts.insert(-1, f"{name} {title.upper()} {units.decimal(value)}")
@@ -104,7 +104,7 @@ def live_line(record: Mapping[str, Any], width: int) -> str:
         f"ETA {units.clock(record.get('eta_seconds')).removeprefix('00:')}",
     ]
     text = "  ".join([head, *parts])
-    # What a reader misses least goes first: wait, loss, speed, NE, and at last the time that remains.
+    # The least important figures go first: wait, loss, speed, NE, and last the remaining time.
     for dropped in (1, 2, 0, 3, 4):
         if len(text) <= width:
             break

@@ -70,7 +70,7 @@ class MetricsLog:
         """Append ``record`` (KEYS), with null for numbers that are not finite. ArtifactError if the disk is full."""
         finite = dict(record)
         for key, value in record.items():
-            # NaN is no JSON, though Python would write it: other programs read these lines, too.
+            # Python would write NaN, which is not JSON; other programs read these lines, too.
             if isinstance(value, float) and not math.isfinite(value):
                 finite[key] = None
         line = json.dumps(finite, allow_nan=False) + "\n"
@@ -92,8 +92,8 @@ class MetricsLog:
             self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
-        # Creates the folder, and keeps an earlier attempt's records up to step ``resumed`` only: later steps are
-        # trained again, and a step that stood twice would count twice in whatever reads the file.
+        # Creates the folder, and keeps an earlier attempt's records only up to step ``resumed``: later steps are
+        # trained again, and must not stand in the file twice.
         self._lines = []
         for record in read_records(self.store, self.run, self.file):
             if record["step"] <= resumed:

@@ -73,7 +73,7 @@ def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable
         planned, world = plan.tables, plan.world_size
         for name in tables.keys() & planned.keys():
             sizes[name] = planned[name].bytes
-    # Without a plan there are no sizes.
+    # 1 where no size is known, since bars are drawn relative to the largest.
     largest = max(sizes.values()) or 1
     rows, reasons = [], []
     for name in sorted(tables, key=lambda name: (-sizes[name], name))[:MOST_TABLES]:
@@ -127,15 +127,16 @@ def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
             spans.append([rank, rank])
     parts = []
     for first, last in spans:
-        parts.append(f"{first}-{last}")
         if first == last:
-            parts[-1] = str(first)
+            parts.append(str(first))
+        else:
+            parts.append(f"{first}-{last}")
     return ", ".join(parts) or units.ABSENT
 
 
 def config_excerpt(text: str) -> list[str]:
     """Cut the blocks SHOWN_CONFIG out of a YAML ``text``; of ``data`` only its plain values."""
-    # Line by line, so that the page shows what the file has, to the letter.
+    # Line by line instead of parsed and dumped, so that the page shows exactly what the file has.
     blocks: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -154,7 +155,7 @@ def tasks_table(scores: Evaluation) -> PageTable:
     rows = []
     for name, task in (scores.tasks or {}).items():
         cells = [name, task.kind, units.count(task.samples)]
-        # The kind of a task decides which of the figures it has.
+        # Which of these a task has depends on its kind.
         for value in (task.ne, task.auc, task.rmse, task.unexplained):
             cells.append(units.decimal(value, 5))
         rows.append([*cells, units.decimal(task.calibration)])
@@ -202,15 +203,16 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
         parts.append(f"{units.count(rows)} of them replaced in {name}")
     if part.split_by_place:
         parts.append("split by file and row number")
-    parts.append("no previous day to compare with")
     if against := data[QUALITY]["checks"]["against"]:
-        parts[-1] = f"compared with {against}"
+        parts.append(f"compared with {against}")
+    else:
+        parts.append("no previous day to compare with")
     return "; ".join(parts) + "."
 
 
 def quarantine_table(quarantine: Mapping[str, Any]) -> PageTable:
     """Tabulate reasons and their rows, the most common first."""
-    # The dataset lists the most common reasons first.
+    # They already are in that order in the dataset's record.
     rows = []
     for reason, count in islice(quarantine["reasons"].items(), MOST_REASONS):
         rows.append((reason, units.count(count), units.percent(count / quarantine["rows"])))
@@ -242,6 +244,7 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
 
 
 def phase_lines(train: TrainPart) -> list[str]:
+    """Return lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
     lines = []
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
@@ -250,7 +253,7 @@ def phase_lines(train: TrainPart) -> list[str]:
         lines.append(f"of it {', '.join(phases)}")
     if memory := train.memory:
         line = f"memory for training {units.size(memory.measured_bytes)} on the fullest rank"
-        # Only plans that reserve memory for training predict what it takes.
+        # Plans predict it only where they reserve memory for training.
         if units.known(memory.predicted_bytes):
             line += f" ({units.size(memory.predicted_bytes)} predicted)"
         lines.append(line)
@@ -260,7 +263,7 @@ def phase_lines(train: TrainPart) -> list[str]:
 def phases_table(train: TrainPart) -> PageTable:
     """Tabulate the phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
-    # Bars are full at the longest phase; the whole step has none.
+    # A bar is full at the longest phase. The whole step has no bar.
     longest = 0.0
     for part in phases.values():
         longest = max(longest, part.measured_ms, part.predicted_ms or 0.0)
@@ -312,7 +315,7 @@ def _ms(part: Milliseconds, word: str = "") -> str:
 
 
 def _ratio(measured: object, predicted: object) -> str:
-    # A phase that the plan expects to take no time has no ratio.
+    # There is no ratio to a predicted time of 0.
     if not units.known(measured) or not units.known(predicted) or not predicted:
         return units.ABSENT
     return units.decimal(measured / predicted, 2)

@@ -64,7 +64,7 @@ class StackedBars:
     def span(self) -> str:
         totals = self.totals
         low, high = self.show(min(totals)), self.show(max(totals))
-        # Compared as shown: what differs in digits that nobody sees is no span.
+        # Compared as text, since values may differ only in digits that are not shown.
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
@@ -81,7 +81,7 @@ class StackedBars:
         """Draw rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
         if not self.names and self.ranks > MOST_ROWS:
             return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
-        # One scale for all rows, so that ranks can be compared by the length of their bars.
+        # All rows have one scale, so that the lengths of bars can be compared.
         top = self.top or 1.0
         rows = []
         for rank, total in enumerate(self.totals):

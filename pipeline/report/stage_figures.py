@@ -77,7 +77,7 @@ def plan_lines(part: PlanPart) -> list[str]:
     kinds = Counter(f"{table.sharding} in {table.tier}" for table in tables.values())
     count = "no tables"
     if kinds:
-        # The most frequent kind first; kinds of as many tables in the order of the plan.
+        # The most frequent kind first; equally frequent ones in the order of the plan.
         shares = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         count = f"{units.plural(len(tables), 'table')}: {shares}"
     sizes = []
@@ -243,7 +243,7 @@ def evaluation_lines(part: Evaluation) -> list[str]:
     for doubt in doubts(part):
         lines.append(f"warning: {doubt}")
     for name, task in (part.tasks or {}).items():
-        # The kind of a further task decides which of the figures it has.
+        # Which of these a further task has depends on its kind.
         named = {"NE": task.ne, "AUC": task.auc, "RMSE": task.rmse, "unexplained": task.unexplained}
         figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
         if units.known(task.calibration):

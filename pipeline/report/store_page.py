@@ -96,7 +96,7 @@ def nights_listing(overview: StoreOverview) -> str:
         cells += [units.count(night.rows), seconds]
         if priced:
             cells.append(_cost(night))
-        # A reason is what others wrote: control characters would reach the terminal.
+        # Reasons may quote ids and settings, whose control characters must not reach the terminal.
         cells.append(units.printable(_reason(night), 80))
         rows.append(cells)
     lines = [text_table(head, rows)]
@@ -114,7 +114,7 @@ def _model(
     older = ""
     if len(served) > MOST_SERVED:
         older = f"And {units.plural(len(served) - MOST_SERVED, 'earlier change')}, in the bar."
-    # Only marks that the plots of this model show are explained.
+    # Only the marks that occur in the plots of this model are explained.
     outcomes = {night.outcome for night in nights}
     marks = [words for outcome, words in MARKS.items() if outcome in outcomes]
     return {
@@ -213,7 +213,7 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
         found: list[tuple[float, Interval]] = []
         for night in nights:
             value = curve(night)
-            # One value that is not finite would leave the plot without a scale.
+            # A value that is not finite would leave the plot without a scale.
             if value is not None and math.isfinite(sum(value)):
                 found.append((float(_day(night)), value))
                 edges += value
@@ -228,7 +228,7 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
         for day, value in candidate:
             upper.append((day, value.high))
             lower.append((day, value.low))
-        # There along the upper ends, and back along the lower ones.
+        # The outline runs along the upper ends, and back along the lower ones.
         body.append(tag("path", class_="band", d=f"{frame.path([*upper, *reversed(lower)])} Z"))
     # The candidate's curve is drawn last, so that it lies above the others.
     for series, found in reversed(list(zip(CURVES, points, strict=False))):
@@ -246,6 +246,7 @@ def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> 
     first, last = date.fromordinal(_day(nights[0])), date.fromordinal(_day(nights[-1]))
     days = (last - first).days
     if days <= MOST_DAYS:
+        # ``-(-a // b)`` rounds up: there is room for about six labels.
         step = max(1, -(-days // 6))
         x_ticks = [float(day) for day in range(first.toordinal(), last.toordinal() + 1, step)]
     else:
@@ -305,7 +306,7 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
         if span.until:
             until = f"to {_utc(span.until)}"
         words = tag("title", f"{span.version}: {_utc(span.since)} {until}")
-        # Two colours in turn: neighbours differ, however many versions there are.
+        # Two colours in turn, so that neighbours differ.
         parts.append(tag("rect", words, class_=f"c{place % 2}", **size))
     label = f"{units.plural(len(served), 'version')} served since {_utc(begin)}; now {served[-1].version}"
     attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img", "aria_label": label}
@@ -358,7 +359,7 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
         if night.ne_change is not None:
             change = tag("span", f"{night.ne_change.point:+.2%}", title=_signed(night.ne_change))
         cells += [change, units.decimal(_point(night.calibration), 3), units.count(night.rows)]
-        # No stage with a time is no time, and not one of 0 seconds.
+        # Unknown where no stage has a time, which 0 seconds would not say.
         took = units.duration(sum(seconds.values())) if seconds else units.ABSENT
         cells.append(tag("div", took, _stages_bar(seconds, longest)))
         if priced:
@@ -415,7 +416,7 @@ def _reason(night: NightLine) -> str:
 
 
 def _link(path: str | None, text: str) -> Markup:
-    # A page that is gone, or was never written.
+    # The page was removed or never written.
     if not path:
         return tag("span", text)
     return tag("a", text, href=quote(path))
@@ -423,7 +424,7 @@ def _link(path: str | None, text: str) -> Markup:
 
 def _interval(value: Interval) -> str:
     text = units.decimal(value.point)
-    # A time has no interval.
+    # A figure without an interval, such as a time, has equal ends.
     if value.low != value.high:
         text += f" [{units.decimal(value.low)}, {units.decimal(value.high)}]"
     return text
@@ -434,7 +435,7 @@ def _signed(change: Interval) -> str:
 
 
 def _span(seconds: float) -> str:
-    # ``units.duration`` goes up to hours, but a version may serve for months.
+    # A version may serve for months, and ``units.duration`` counts at most in hours.
     if seconds < 2 * DAY_SECONDS:
         return units.duration(seconds)
     return f"{seconds / DAY_SECONDS:.1f} days"

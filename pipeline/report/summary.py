@@ -23,7 +23,7 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
     ended = f"{result.status} in"
     if result.status == "failed":
         ended = "failed after"
-        # A run that the gate holds counts as failed, though nothing went wrong.
+        # A run that the gate held has status "failed", though nothing went wrong.
         if result.gate is not None and result.gate.verdict == HOLD:
             ended = "held by the gate after"
     lines = [f"run {result.run}: {ended} {units.duration(result.seconds)}", RULE]
@@ -33,7 +33,7 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
         lines.append("no stage ran")
     for name, outcome in result.stages.items():
         seconds = units.ABSENT
-        # A skipped stage took no time, which 0.0 would not say.
+        # 0.0 would look as if a skipped stage had run.
         if outcome.status != "skipped":
             seconds = units.decimal(outcome.seconds, 1)
         path = short_path(outcome.artifact or units.ABSENT, 20)
@@ -90,7 +90,7 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
         raise ValueError(f"{len(notes)} notes for {len(results)} results")
     width = min(max(len("run"), *(len(result.run) for result in results)), 22)
     all_scores = [result.eval or Evaluation() for result in results]
-    # Runs that did not get to their evaluation have no NE, and a training that diverged none that is finite.
+    # Runs that were not evaluated have no NE, and that of a diverged training may not be finite.
     best = min((scores.ne for scores in all_scores if units.known(scores.ne)), default=None)
     heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
@@ -163,7 +163,7 @@ def prediction_rows(part: PredictionPart) -> tuple[list[Row], Row, list[Row]]:
     """
 
     def row(name: str, predicted: float, measured: float, text: Callable[[float], str]) -> Row:
-        # What took no time, such as a stage that was skipped, has no relative error.
+        # There is no relative error of what took no time, such as a skipped stage.
         error = predicted / measured - 1 if measured else None
         return name, text(predicted), text(measured), off_by(error)
 
@@ -207,7 +207,7 @@ def wrapped(name: str, *texts: str) -> list[str]:
     """Wrap each of ``texts`` to 80 columns. ``name`` stands beside the first line."""
     lines = []
     for text in texts:
-        # An empty text still is a line: its name must not be lost.
+        # An empty text is one empty line, so that ``name`` is not lost.
         for line in textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]:
             lines.append(f"{name:<{NAME}}{line}")
             name = ""

@@ -102,7 +102,7 @@ def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) ->
     frame = Frame.around(list(chain.from_iterable(points for _, points in curves)), x, y)
     body = frame.grid()
     for curve, points in curves:
-        # One point is no line, but its hover says what it is.
+        # A single point makes no line, only a hover.
         path = frame.path(points) if len(points) > 1 else ""
         body.append(tag("path", tag("title", curve.name), class_=f"series c{curve.colour}", d=path))
         body += _hovers(frame, points, f"{curve.name}, ")
@@ -115,7 +115,7 @@ def scatter_plot(
     """Plot dots with their tooltips, and a line through the ``joined`` points; "" without points."""
     if not points:
         return Markup("")
-    frame = Frame.around([*dict(points), *joined], x, y)
+    frame = Frame.around([*(point for point, _ in points), *joined], x, y)
     body = frame.grid()
     if len(joined) > 1:
         body.append(tag("path", class_="reference", d=frame.path(joined)))
@@ -139,7 +139,7 @@ def reliability_plot(
         whiskers.append(frame.whisker(p, low, high))
         text = f"predicted {units.decimal(p)}, observed {units.decimal(rate)}, {units.count(number)} rows"
         dots.append(frame.dot((p, rate), text))
-    # Dots lie above the whiskers of their neighbours, so that their tooltips can be reached.
+    # Dots are drawn after all whiskers, which would cover their tooltips.
     diagonal = tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))
     return drawing([*frame.grid(), diagonal, *whiskers, *dots], label)
 
@@ -162,7 +162,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     thinned: list[Point] = []
     for index in range(stretches):
         part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
-        # A set: the two are one point where the stretch is level.
+        # A set, since both are the same point where the stretch is level.
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
         thinned += sorted(ends)
     return thinned
@@ -175,12 +175,12 @@ def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[
         low, high = low - pad, high + pad
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
-    # A thousandth less: rounding may leave ``raw`` just above a round step, which must not lead to the next one.
+    # With a tolerance of 0.1 %, since ``raw`` may be just above a round step by rounding.
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     if whole:
         step = max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # Multiples rather than a running sum, whose rounding would show in the labels.
+    # Multiples and not a running sum, whose rounding errors would show in the labels.
     return [index * step for index in range(first, last + 1)]
 
 
@@ -207,7 +207,7 @@ class Frame:
         x_ticks = ticks(x_begin, max(xs), about=6, whole=x.whole)
         y_ticks = ticks(y_begin, max(ys), whole=y.whole)
         low, high = x_ticks[0], x_ticks[-1]
-        # Steps of a training need no room beside them; one step alone has no width of its own.
+        # Whole numbers, such as steps, fill the width exactly, unless there is only one of them.
         if x.whole and max(xs) > min(xs):
             low, high = x_begin, max(xs)
         return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
@@ -224,6 +224,8 @@ class Frame:
 
     def path(self, points: Sequence[Point]) -> str:
         """Return the line through ``points`` as the ``d`` of an SVG path."""
+        if not points:
+            return ""
         return "M" + " L".join(map(self.place, points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
@@ -249,7 +251,7 @@ class Frame:
         return out
 
     def _label(self, axis: Axis, tick: float, all_ticks: list[float]) -> str:
-        # One tick has no distance: as many decimals as its own size calls for.
+        # A single tick has no distance to the next, so its own size decides the number of decimals.
         distance = all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick)
         return axis.show(tick, distance)
 
@@ -264,8 +266,11 @@ def signed_tick(value: float, spread: float) -> str:
 
 
 def _percent_digits(spread: float) -> int:
-    # One digit more for each power of ten below a hundredth, two at most.
-    return (spread < 0.01) + (spread < 0.001)
+    if spread >= 0.01:
+        return 0
+    if spread >= 0.001:
+        return 1
+    return 2
 
 
 def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup]:
@@ -276,7 +281,7 @@ def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup
         row = frame.y(line.y)
         above = row - 4
         fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
-        # Else below its line, and below the label of the line above.
+        # Otherwise below its line, and clear of the previous label.
         last = above if fits else max(row + 11, last + NOTE_HEIGHT)
         out.append(tag("path", class_="reference", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
         out.append(text_at(LEFT + 4, last, line.label, "start", "note"))
@@ -301,5 +306,5 @@ def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") 
 
 def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
     """Return the picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
-    attributes = {"viewBox": "{:g} {:g} {:g} {:g}".format(*box), "role": "img", "aria-label": label}
+    attributes = {"viewBox": " ".join(map("{:g}".format, box)), "role": "img", "aria-label": label}
     return tag("svg", *body, class_="plot", **attributes)

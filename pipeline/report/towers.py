@@ -154,7 +154,7 @@ def _towers(towers: Towers) -> PageTable:
         head.append(LOADS[name])
     rows = []
     for index, tower in enumerate(towers.towers):
-        # -1: hosts are listed even where they are all, as towers are told apart by them.
+        # With -1 for the world, hosts are listed even where a tower has all of them.
         hosts, count = rank_words(set(tower.hosts), -1), units.count(len(tower.features))
         cells = [with_swatch(index % COLOURS, index), hosts, count]
         for share in loads.values():
@@ -186,7 +186,7 @@ def towers_text(towers: Towers) -> str:
     loads = _load_shares_by_name(towers)
     for index, tower in enumerate(towers.towers):
         names = ", ".join(tower.features)
-        # "And 1 more" would take the room of the name itself.
+        # One name more takes no more room than "and 1 more".
         if len(tower.features) > MOST_NAMES + 1:
             names = f"{', '.join(tower.features[:MOST_NAMES])}, and {len(tower.features) - MOST_NAMES} more"
         noun = "hosts" if len(tower.hosts) > 1 else "host"
@@ -197,7 +197,7 @@ def towers_text(towers: Towers) -> str:
         if shares:
             text += f" ({', '.join(shares)})"
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    # Features whose tower follows from a pin or a group: reasons are told apart by their first word alone.
+    # Features whose tower follows from a pin or a group, which shows only in the first word of the reason.
     pinned = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
     if len(pinned) > MOST_PINNED:
         pinned[MOST_PINNED:] = [f"  and {len(pinned) - MOST_PINNED} more pinned or grouped"]
@@ -233,14 +233,14 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
     count = min(len(order), MOST_CELLS)
     bins, labels = [], []
     for i in range(count):
-        # The bins differ by one feature at most, and each has one: there are no more bins than features.
+        # Bins differ in size by one feature at most. None is empty, as there are no more bins than features.
         inside = order[i * len(order) // count : (i + 1) * len(order) // count]
         label = names[inside[0]]
         if len(inside) > 1:
             label += f" to {names[inside[-1]]}"
         bins.append(inside)
         labels.append(label)
-    # A feature is most similar to itself: with the diagonal, all other cells would be faint.
+    # Without the diagonal: features are most similar to themselves, so all other cells would be faint.
     off_diagonal: list[float] = []
     for i, similar in enumerate(similarity):
         off_diagonal += [*similar[:i], *similar[i + 1 :]]
@@ -253,7 +253,7 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
             if values:
                 value, share = sum(values) / len(values), 0.5
                 words = f"{labels[row]} and {labels[column]}: {units.decimal(value, 2)}"
-                # Where all pairs are equally similar, there is no scale.
+                # If all pairs are equally similar, there is no scale, and all cells are half strong.
                 if high > low:
                     share = (value - low) / (high - low)
                 body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, share, words))
@@ -288,12 +288,12 @@ def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) ->
     xs, ys = zip(*placement, strict=True)
     left, top = min(xs), min(ys)
     wide, high = max(xs) - left, max(ys) - top
-    # One scale for both axes, since distances are what the map shows.
+    # Both axes have one scale, since the map shows distances.
     room = (width - 2 * (DOT + PAD + 20)) / max(wide, high, 1e-9)
     spots = []
     for x, y in placement:
         spots.append((width / 2 + (x - left - wide / 2) * room, width / 2 + (y - top - high / 2) * room))
-    # Labels keep off the points and off each other.
+    # Labels must not cover points or each other.
     taken: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in spots]
     body, labelled = [], len(names) <= MOST_LABELS
     radius, letters = (DOT, 10) if labelled else (SMALL_DOT, 7)

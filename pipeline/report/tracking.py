@@ -111,7 +111,7 @@ def versions_served(store: Store, model: str) -> Served | None:
         change, fields = last.get(name, {}), dict[str, Any]()
         for key in ("run", "verdict", "ne"):
             fields[key] = artifact.summary.get(key)
-        # The log of promotions keeps the newest changes alone.
+        # The log keeps only the newest promotions, so older versions may have no entry.
         for key in ("by", "reason"):
             fields[key] = change.get(key, "")
         versions.append(ServedVersion(version=name, uri=store.url_of(artifact.path), **fields))

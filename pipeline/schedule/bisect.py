@@ -105,14 +105,14 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
                 culprit = search.try_suspect(suspect)
             elif suspect.kind == LIMITS:
                 culprit = _judged_by_former_limits(held, suspect)
-            # The rows of the day are what is left over, so they are named only where all else was tried.
+            # The rows of the day are what remains, so they are named only if everything else was tried.
             elif suspect.kind != ROWS or suspect.explained is not None or not search.untold:
                 culprit = _named_by_signs(held, suspect)
             if culprit is not None:
                 break
         search.save(culprit=culprit, stopped="; ".join(search.untold) or None)
         path = f"{run_directory(name)}/{NIGHT}"
-        # A run that no night started has no such page.
+        # Only runs of nights have such a page.
         if culprit is not None and store.exists(path):
             record = replace(read(NightRecord, store, path), culprit=culprit.words)
             store.write_json(path, record.to_json())
@@ -189,9 +189,10 @@ def _changed_unit(path: str, then: Any, now: Any) -> tuple[str, list[Any]]:
 
 
 def _read_signs(store: Store, held: HeldRun) -> Signs:
-    data, drift, quality = held.config.data, dict[str, Any](), f"{held.result.artifact('ingest')}/{QUALITY}"
-    if store.exists(quality):
-        drift = store.read_json(quality)["checks"]["drift"]
+    data, path = held.config.data, held.result.artifact("ingest")
+    drift: dict[str, Any] = {}
+    if path is not None and store.exists(f"{path}/{QUALITY}"):
+        drift = store.read_json(f"{path}/{QUALITY}")["checks"]["drift"]
     then, before = IngestPart(), store.find(held.base.dataset)
     if before is not None:
         then = IngestPart.from_json(before.summary)
@@ -203,7 +204,7 @@ def _read_signs(store: Store, held: HeldRun) -> Signs:
         features=(*data.dense, *data.sparse),
         drift=drift,
         moved=data.checks.warn,
-        # With fresh dense parts it is another model, which without the day's rows is not the incumbent.
+        # If only the tables continue, the model is not the incumbent even without the day's rows.
         continues=checkpoint.init_from == held.base.checkpoint and not checkpoint.init_tables_only,
         now=held.result.ingest or IngestPart(),
         then=then,
@@ -293,8 +294,8 @@ class _Search:
                 self.save(stopped=f"a signal ended replay {number}")
                 raise Interrupted(code - SIGNALLED, "what was found is recorded; the same command goes on")
             replay = self._judged(replay, code, dataset)
-        # These settings do not go together, which says nothing of what is suspected.
         except ConfigError as error:
+            # These settings do not go together; the search goes on with the next suspect.
             replay = replace(replay, message=error.message)
         except NightjarError as error:
             self.save(stopped=f"replay {number} failed: {error.message}")
@@ -397,7 +398,7 @@ class _Search:
         # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
         # most rows still carries something.
         little = replay.explained is not None and replay.explained >= -DEAD
-        if change.low > 0 and not little:
+        if not (change.low <= 0 or little):
             return False
         former = self.held.gate.former
         if replay.incumbent is None or former is None or former.importance is None:
@@ -492,7 +493,7 @@ def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
         return Culprit(kind=LABELS, names=suspect.names, words=words)
     words = f"rows of {day}{where}: without that day the model is {held.base.version}"
     if held.gate.change is not None and not slices:
-        # The change is a share of the incumbent's NE; the other way round it is one of the candidate's.
+        # The gate's change is relative to the incumbent's NE; the sentence gives it relative to the candidate's.
         change = held.gate.change.ne.point
         words += f", whose NE on the same test rows is {percent(abs(change / (1 + change)), 2)} "
         words += "lower" if change > 0 else "higher"

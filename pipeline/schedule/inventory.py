@@ -31,7 +31,7 @@ R = TypeVar("R", NightRecord, TrialRecord)
 
 
 def _of_steps(record: Record) -> References:
-    # Their artifacts are outside the run.
+    # Artifacts of shared stages lie outside the run's folder.
     shared = {stage.name for stage in STAGES if stage.shared}
     return References(meant=frozenset(str(step["key"]) for step in record.get("steps", ()) if step["name"] in shared))
 
@@ -190,7 +190,7 @@ def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
             if file.is_leftover:
                 leftovers.append(file)
             match = _FOLDER.fullmatch(file.path)
-            # Of an artifact's folder itself only where it is empty: then it has nothing else to tell its age.
+            # Files below an artifact's folder, and the folder itself, whose time is all that an empty one has.
             if match is not None and file.is_folder == (match[2] is None):
                 by_folder[match[1]].append(file)
     folders, nights, trials = [], [], set[str]()
@@ -243,7 +243,7 @@ def _folder(store: Store, path: str, entries: list[File]) -> Folder:
             times.append(file.written)
             if file.path == f"{path}/{MANIFEST}":
                 manifest = file
-    # A folder's own time changes with whatever is removed from it, so it counts only where there is no file.
+    # Removing a file changes the time of its folder, so that one counts only where there are no files.
     written_last = max(times or [file.written for file in entries])
     folder = Folder(path=path, kind=_KINDS[path.partition("/")[0]], bytes=size, written=written_last)
     if folder.kind in _BARE or manifest is None:
@@ -252,7 +252,7 @@ def _folder(store: Store, path: str, entries: list[File]) -> Folder:
         artifact = store.find(path)
     except ArtifactError as error:
         return replace(folder, problem=error.message)
-    # Removed since it was listed.
+    # It was removed after it had been listed.
     if artifact is None:
         return folder
     late = []
@@ -272,7 +272,7 @@ def _reach(artifact: Artifact) -> int:
         days += [int(data.get("dedupe", {}).get("days", 0)), int(data.get("label", {}).get("window_days", 0))]
     for name, sequence in data.get("sequences", {}).items():
         if f"{HISTORIES}/{name}" in folders:
-            # As of ``HistoryPlan.reach``.
+            # As in ``HistoryPlan.reach``.
             days.append(1 + int(sequence.get("history", {}).get("days") or 0))
     return max(days)
 
@@ -294,6 +294,6 @@ def _read(kind: type[R], store: Store, path: str) -> R | None:
         return None
     try:
         return kind.from_json(data)
-    # What the record refers to is unknown then, so nothing may be removed.
     except ArtifactError as error:
+        # Nobody knows what the record refers to, so nothing may be removed.
         raise unknown(store, path, f"cannot be read: {error.message}") from None

@@ -18,7 +18,7 @@ from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-# To compose a configuration before its day is known: a path may hold {day}.
+# Stands for the day while a configuration is composed before it is known, since a path may hold {day}.
 ANY_DAY = date(2000, 1, 1)
 WORDS = {"today": 0, "yesterday": 1}
 # Overrides that a night sets itself: why, and what to type instead.
@@ -75,7 +75,7 @@ def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> 
         now: A time with its zone; by default the present.
     """
     if text in WORDS:
-        # Of the zone, and not of this machine, whose clock may show another day.
+        # The date in ``zone``, which may differ from that of this machine's own zone.
         local = (now or datetime.now(ZoneInfo(zone))).astimezone(ZoneInfo(zone))
         return local.date() - timedelta(days=WORDS[text])
     try:
@@ -144,7 +144,7 @@ def base_of(version: Artifact) -> Base:
     dataset = str(version.summary["dataset"])
     parts = dataset.split("/")
     day = ""
-    # ``datasets/<name>/<day or days>/<key>``: of several days the last, before which no night may run.
+    # ``datasets/<name>/<day or days>/<key>``; of several days, the last one counts.
     if len(parts) > 3:
         day = parts[2].rpartition("..")[2]
     return Base(

@@ -32,7 +32,7 @@ from pipeline.report.summary import hosts_lines
 from pipeline.store.artifacts import Store
 
 # Settings that differ from night to night anyway, or only say where and how things run. Each ends with a dot, as do the
-# paths compared with it: ``store`` must not stand for ``stores``, but for all that is in a group.
+# paths compared with it: then ``data.day`` is not the beginning of ``data.day_column``.
 _EXPECTED = (
     *("run.", "store.", "stages.", "force.", "launch.", "schedule.", "nightly.", "gate.force."),
     *("data.day.", "data.mapping_from.", "checkpoint.init_from.", "plan.former."),
@@ -63,7 +63,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
     message = hint = ""
     if result.error is not None:
         message, hint = result.error.message, result.error.hint or ""
-    # A skipped stage took no time, and is not to stand among those that did.
+    # Skipped stages took no time, so they are left out.
     seconds = {name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"}
     record = replace(
         record,
@@ -122,12 +122,12 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
         changes = [each for each in every if each.stage == name]
         outcome = (record.stages or {}).get(name)
         attempts = (outcome.attempts if outcome is not None else None) or ()
-        # Seconds of a stage may be more than those of its attempts, which say in which proportion.
+        # The attempts give the mean number of hosts; the stage's own seconds may be more than theirs.
         on_attempts, weighted = sum(attempt.seconds for attempt in attempts), 0.0
         for attempt in attempts:
             weighted += attempt.seconds * hosts
             ended = attempt.error.message if attempt.error is not None else ""
-            # A change ends an attempt, and gives its reason. Attempts that ended otherwise keep their hosts.
+            # A change of hosts ends an attempt, and is its error. After any other end, the hosts stay.
             for change in changes:
                 why = change.why if isinstance(change, Shrunk) else str(MoreRoomError(change.hosts - change.from_hosts))
                 if change.from_hosts == hosts and why == ended:
@@ -211,8 +211,8 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
     try:
         then = read(Plan, store, f"{before}/plan.json").tables
         new = read(Plan, store, f"{plan.path}/plan.json").tables
-    # The former plan was removed with its night, or another release wrote it: the rest of the summary stands.
     except ArtifactError:
+        # The former plan may be gone, or of another release. The summary does without it.
         return lines
     grown = []
     for name in new:
@@ -239,7 +239,7 @@ def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[s
     lines = []
     for path, values in sorted(config_changes(*read_settings(store, model, base, run)).items()):
         if not is_expected(path):
-            # As one types it in YAML.
+            # "null", as in YAML, and not Python's None.
             then, now = (str(value) if value is not None else "null" for value in values)
             lines.append(f"{path} was {then}, is {now}")
     if len(lines) > MAX_SETTINGS:
@@ -316,7 +316,7 @@ def deliver(
     Returns:
         Whether it was accepted.
     """
-    # The host tells whoever reads the log which webhook it was; the rest of the URL is a secret.
+    # Messages name the host only: the rest of the URL is a secret.
     at = ""
     with suppress(ValueError):
         if host := urlsplit(url).hostname:
@@ -336,8 +336,8 @@ def deliver(
                 return True
         except urllib.error.HTTPError as error:
             problem = f"it answered {error.code} {error.reason}"
-        # Their messages quote the URL, which is a secret.
         except (ValueError, http.client.InvalidURL):
+            # The messages of these errors quote the URL, so they are not logged.
             log.warning("the verdict was not delivered to nightly.webhook%s: its URL is not valid", at)
             return False
         except (OSError, http.client.HTTPException) as error:

@@ -46,7 +46,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
 
-# An exit code above it: a signal ended the launcher.
+# An exit code above it means that a signal ended the launcher.
 INTERRUPTED = SIGNALLED
 # Seconds by which the clocks of the cluster and of this machine may differ.
 DEADLINE_SLACK = 5.0
@@ -88,7 +88,7 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
                 f"{day} is not complete{after}: {missing}",
                 hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
             )
-        # Once for each state: a wait of hours would fill the log.
+        # Only when the state changes; otherwise a wait of hours would fill the log.
         if missing != logged:
             every = f"checking every {poll_seconds:g} s for up to {left / 60:.1f} minutes (nightly.wait_minutes)"
             log.info("watermark  %s is not complete: %s; %s", day, missing, every)
@@ -132,7 +132,7 @@ def run_night(
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _has_verdict(record, config, day):
             again = "nothing to do: "
-            # A published night stands, but who corrected the logs is to know that nobody has learnt from it.
+            # The verdict stands, but whoever corrected the logs should know that no model has learnt from them.
             if record.logs != delivered_mark(config.data, day):
                 again = "its logs have changed: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
@@ -160,7 +160,7 @@ def run_night(
         code = stop.exit_code
         _complain(f"{stop}; the same command continues where it stopped")
     if code > INTERRUPTED:
-        # A night that a signal ended goes on at the next call, unless the cluster ended it at its deadline.
+        # A night that a signal ended continues at the next call, unless it was ended at its deadline.
         if deadline is None or time.time() < deadline.timestamp() - DEADLINE_SLACK:
             return replace(record, exit_code=code)
         hours = config.schedule.deadline_hours
@@ -222,7 +222,6 @@ def _begin(config: Config, store: Store, day: date, former: NightRecord | None) 
     base = find_base(store, model, day, None if former is None else former.base)
     if former is not None and former.outcome == RUNNING and not config.force:
         base = former.base
-        base = former.base
     record = NightRecord(
         model=model,
         date=str(day),
@@ -243,7 +242,7 @@ def _complain(text: str) -> None:
 def _as_known_error(problem: Exception) -> NightjarError:
     # As an error that can be recorded; prints the traceback of an unexpected one.
     if isinstance(problem, BrokenPipeError):
-        # Nobody reads this launcher's output any more.
+        # Not the night's error: nobody reads this launcher's output any more.
         raise problem
     known = problem if isinstance(problem, NightjarError) else explained(problem)
     if known is not None:
@@ -264,7 +263,7 @@ def _complete_record(config: Config, store: Store, record: NightRecord, error: N
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
-        # First as it is, so that it does not stay "running", whatever happens to its page.
+        # Saved at once, so that it does not stay "running" if what follows fails.
         _save(store, record)
         record = with_cost(config, finished_record(store, record, error))
         _save(store, record)
@@ -282,7 +281,7 @@ def _record_refusal(
 ) -> NightRecord:
     # Post a night that could not begin; its record is written where the date has no verdict, and ``write``.
     former, model = None, config.model_name
-    # A record that cannot be read is not replaced, nor one in a store that is away.
+    # If the record cannot be read, or the store does not answer, nothing is written over it.
     with suppress(Exception):
         former = read_record(store, model, day)
         write = write and (former is None or not former.decided)
@@ -355,7 +354,7 @@ def post_refusal(
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
             day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
-            # A mistake in the settings makes no store.
+            # A store that does not answer may be a typing error, so none is made.
             _record_refusal(config, store, day, error, write=store.answers())
 
 
@@ -426,7 +425,7 @@ def run_nights(
                 rest = f"the {len(days) - place} later nights, {days[place]} to {days[-1]}, are skipped"
                 log.warning("%s; nightly.keep_going=true runs them anyway", rest)
                 break
-    # Only now: a search takes as long as several nights, and none of them is to wait for it.
+    # After all nights, since a search may take as long as several of them.
     for record, limit in unexplained:
         signalled = _bisect(store, record, run, limit, deadline)
         if signalled:

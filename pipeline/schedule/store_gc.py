@@ -41,7 +41,7 @@ LATE = "keeps rows of days that are not ingested yet"
 AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
 YOUNG, GRACE = "young", "may still be in the making"
 LEASE_SECONDS = 30.0
-# Between two checks of an object store for new runs.
+# Seconds between two checks of an object store for new runs.
 CHECK_SECONDS = 5.0
 
 
@@ -76,7 +76,7 @@ def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -
     These are locked runs, the newest nights of every model, trials that have not ended, young runs, and runs that
     versions refer to (``named``).
     """
-    # A later reason takes the place of an earlier one, so the strongest comes last.
+    # Later reasons replace earlier ones, so the strongest come last.
     stay: dict[str, str] = {}
     for names in named.values():
         stay |= dict.fromkeys(names.runs, NAMED_BY_VERSION)
@@ -149,7 +149,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
             going.append(replace(entry, reason=f"nothing kept refers to it, {days_old:,.0f} days old"))
         else:
             going.append(replace(entry, kind=LEFTOVER))
-    # What goes with its folder is neither listed nor counted twice.
+    # Leftovers in a folder that goes are not listed, so that their bytes count once.
     gone = tuple(f"{each.path}/" for each in going)
     for file in stock.leftovers:
         if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
@@ -179,7 +179,7 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
         return named
     if rules.is_young(folder.since):
         return YOUNG
-    # Rows that a dataset keeps for a day are of use until that day is ingested.
+    # The dataset keeps rows for days that are not ingested yet.
     if folder.kind == DATASET:
         last = newest.get(folder.path.split("/")[1], "")
         if last and any(day > last for day in folder.late):
@@ -286,7 +286,7 @@ def remove(
     """
     gone, left, used, checked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
-        # A local disk answers at once. An object store would be asked for each entry, as often as it has runs.
+        # A check looks at every run. That is fast on a disk; on an object store it is done only every few seconds.
         if store.is_local or time.monotonic() - checked > CHECK_SECONDS:
             used, checked = _find_used(store, since), time.monotonic()
         try:

@@ -44,8 +44,8 @@ def write_store_page(store: Store) -> None:
     try:
         overview = read_overview(store, MOST_NIGHTS, with_runs=True)
         store.write_bytes(STORE_PAGE, store_page(overview, time.time()).encode())
-    # Whatever it is, the outcome of the run or the night stands.
     except Exception as problem:
+        # Whatever happened to the page, the outcome of the run or the night stands.
         text = f"{type(problem).__name__}: {problem}"
         if isinstance(problem, NightjarError):
             text = problem.message
@@ -67,7 +67,7 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
     for name in store.names("runs"):
         match = _NIGHT_RUN.fullmatch(name)
         if match and _is_date(match["date"]):
-            # Names are sorted, so dates are.
+            # Names are sorted, so the nights of a model are in the order of their dates.
             by_model.setdefault(match["model"], []).append(name)
         else:
             others.append(name)
@@ -83,7 +83,7 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
         if night is not None:
             nights.append(night)
         else:
-            # A run whose name looks like a night's.
+            # A run whose name only looks like that of a night.
             others.append(name)
     served = _read_all(partial(_read_served, store), versions, problems)
     budgets = _read_all(partial(_read_spent, store), versions, problems)
@@ -233,7 +233,7 @@ def _read_run(store: Store, name: str) -> RunLine | None:
     result = _read(Result, store, f"{run_directory(name)}/{Result.FILE}")
     if result is None:
         return None
-    # The run ended with the last of its stages that was started at all.
+    # The end of the run is that of the last stage; stages that did not start have no time.
     ends = []
     for stage in result.stages.values():
         if stage.started is not None:

@@ -29,7 +29,7 @@ MOST_CHANGED = 2
 LABEL_CHECKS = ("click rate", "labels")
 FALL_CHECK = "fall of NE"
 # Groups of settings that decide the test rows or their labels: with the former ones a replay is asked another question.
-# Each ends with a dot, as do the paths compared with it.
+# Each ends with a dot, as do the paths compared with it, so that a name stands for the settings below it, too.
 _OF_TEST_ROWS = ("seed.", "data.split.", "data.label.")
 _OF_GATE = "gate."
 
@@ -124,7 +124,7 @@ def describe_setting(path: str, values: Sequence[Any]) -> str:
     """Return a changed setting in words."""
     shown = []
     for value in values:
-        # As one types it in YAML.
+        # "null", as in YAML, and not Python's None.
         shown.append("null" if value is None else printable(str(value), 60))
     return f"{path} was {shown[0]}, is {shown[1]}"
 
@@ -139,7 +139,7 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
     if former is None or gate.candidate is None or not fell:
         return
     risen = gate.candidate.ne.point - former.ne
-    # Nothing was lost that their loss could explain.
+    # NE did not rise, so there is no loss to explain.
     if risen <= 0:
         return
     if gate.incumbent is not None:
@@ -177,7 +177,7 @@ def _unknown_ids(signs: Signs) -> Iterator[Suspect]:
 
 def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
     reasons, slices = signs.failed(*LABEL_CHECKS), _wrong_slices(signs)
-    # A slice whose traffic changed and that did not hold the night is no suspect.
+    # Without a failed check of all rows, only slices whose own check failed are suspects.
     if not reasons:
         slices = {name: words for name, words in slices.items() if signs.failed(f"slice: calibration, {name}")}
     if reasons or slices:
@@ -197,7 +197,7 @@ def _wrong_slices(signs: Signs) -> dict[str, str]:
         for part in gate.slices or ():
             if part.slice != feature or part.incumbent is None:
                 continue
-            # Surely: with its whole interval.
+            # Only where the whole interval is beyond the limit, so that it is not chance.
             calibration, limit = part.incumbent.calibration, limits.slice_max_calibration_error
             if limit is not None and (calibration.low > 1 + limit or calibration.high < 1 - limit):
                 name = f"{feature}={printable(part.value)}"
@@ -290,7 +290,7 @@ def _rows_of_day(signs: Signs, sign: str, explained: float | None) -> Iterator[S
         # Rows in both train and test make a model too good to be true.
         places.append("")
     if places and signs.continues:
-        # Where all rows are spoilt, single slices tell nothing more.
+        # If all rows are suspected, naming single slices adds nothing.
         slices = [] if "" in places else places
         yield Suspect(kind=ROWS, names=(signs.day, *slices), sign=sign, explained=explained)
 
@@ -306,7 +306,7 @@ def spoilt_places(gate: GateRecord, limits: GateConfig) -> list[str]:
         name, limit = "", limits.max_calibration_error
         if isinstance(part, Slice):
             name, limit = f"{part.slice}={printable(part.value)}", limits.slice_max_calibration_error
-        # Not where the incumbent is off, too: then the labels or the traffic are to blame.
+        # If the incumbent is off as well, the labels or the traffic are to blame, not the candidate.
         miscalibrated = _is_off(candidate.calibration, limit) and not _is_off(incumbent.calibration, limit)
         if part.change.ne.low > 0 or miscalibrated:
             places.append(name)

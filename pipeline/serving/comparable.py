@@ -141,7 +141,7 @@ def _compare_places(
         history = group.get("history") or {}
         read |= {history.get("by"), history.get("where"), *history.get("of", {}).values()}
         for source in (*group["columns"].values(), group["time"]):
-            # A column that ingestion computes has no source in the log.
+            # The time is None where the events have none.
             if source:
                 read.add(source["column"])
     for column in then:
@@ -190,7 +190,7 @@ def _event_sources(name: str, group: Mapping[str, Any], of_log: Mapping[str, str
     sources = {}
     for key, source in given.items():
         sources[key] = str(source["column"])
-        # Lists of structs: the field of the struct, too.
+        # In a list of structs, the field says where in the struct the value is.
         if source.get("field"):
             sources[key] = f"{source['column']}.{source['field']}"
     for feature, column in of_log.items():
@@ -208,8 +208,7 @@ def _history(data: Mapping[str, Any], name: str, group: Mapping[str, Any]) -> Ma
 
 
 def _quote(data: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    # What may surround a field of the logs. A record of an earlier release leaves it to the settings, which count for
-    # CSV alone.
+    # What may surround a field of the logs. Records of earlier releases do not say; then the settings do, for CSV.
     quote: str | None = QUOTE
     if "quote" in record:
         quote = record["quote"]
@@ -241,7 +240,7 @@ def _refused_rows(store: Store, dataset: str, now: Mapping[str, Any], then: Mapp
         if columns is None or columns.get(column):
             yield f"{setting} is {current} in the dataset, {former} in the model: {rows}"
     for setting, column in added:
-        # A quarantine of an earlier release does not say by which columns: then any row may be one of these.
+        # Earlier releases did not record the columns, so any row in quarantine counts.
         refused = columns.get(column) if columns is not None else quarantine.get("rows")
         if refused:
             yield f"{setting}, which the model does not have, is read from column {column!r}: {rows}"

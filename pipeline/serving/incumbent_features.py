@@ -148,7 +148,7 @@ class Translation:
     def raw(self) -> list[str]:
         """Features whose raw numbers ``values`` and ``rows`` want in place of what the dataset's columns hold."""
         names = [name for name, each in self.dense.items() if each is not None and each.raw]
-        # Bins have no table: they are computed from the numbers.
+        # A feature without a table is binned: its rows are computed from the raw numbers.
         names += [name for name, each in self.sparse.items() if each is not None and each.table is None]
         return names
 
@@ -204,7 +204,7 @@ def translation(store: Store, dataset: str, version: str, allow: Collection[str]
     longest = {}
     for name, record in then["sparse"].items():
         most, current = record.get("max_ids"), now["sparse"][name].get("max_ids")
-        # Ids that ingestion cut off are gone; of ids that it kept, the first are taken.
+        # Ids that ingestion cut off are lost. Where it kept more than the model takes, the first ones are used.
         if current is not None and (most is None or current < most):
             takes, setting = ("all of them", "null") if most is None else (most, most)
             raise NotComparableError(
@@ -224,7 +224,7 @@ def _translate_dense(
     if width != now.get("width", 1):
         today = now.get("width", 1)
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
-    # The same fit gives the same values: nothing is translated, so nothing can be lost.
+    # The same fit gives the same values, so there is nothing to translate.
     if all(now.get(key) == then.get(key) for key in _FITTED):
         return None
     now_scale, then_scale = FeatureScale.of(name, now), FeatureScale.of(name, then)

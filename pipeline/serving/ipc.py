@@ -26,7 +26,7 @@ from pipeline.serving.scorer import ScoredBlock
 
 Message = tuple[dict[str, Any], bytes]
 _SIZES = struct.Struct("<QQ")
-# No column of a log is called so.
+# Starts with a null character, so no column of a log has this name.
 _LINES = "\0line"
 _LOGITS, _LABEL, _WEIGHT = "logits:", "label:", "weight"
 
@@ -41,6 +41,7 @@ class Channel:
         """Send a message; OSError where the other end is gone."""
         text = json.dumps(head).encode()
         self._connection.sendall(_SIZES.pack(len(text), len(body)) + text)
+        # By itself, since a body may be large, and joining both would copy it.
         self._connection.sendall(body)
 
     def receive(self) -> Message:
@@ -70,7 +71,7 @@ def block_message(block: Block) -> Message:
         if isinstance(block, JsonBlock):
             lists = {name: asdict(each) for name, each in block.lists.items()}
             return {"kind": "json", **head, "lists": lists}, block.data
-        # JSON has no sets; sorted, so that the same block is the same message.
+        # JSON has no sets. Sorted, so that equal blocks give equal messages.
         layout = asdict(block.layout) | {"numbers": sorted(block.layout.numbers)}
         return {"kind": "text", **head, "layout": layout}, block.data
     raw = block.read()
@@ -91,9 +92,9 @@ def block_of(head: Mapping[str, Any], body: bytes) -> Block:
     own |= {"data": body, "first_line": head["first_line"], "columns": tuple(head["columns"])}
     if kind == "json":
         return JsonBlock(lists={name: Several(**each) for name, each in head["lists"].items()}, **own)
-    # JSON has lists alone, where a layout has a tuple and a set.
+    # JSON has turned the tuple and the set of a layout into lists.
     layout = head["layout"]
-    layout |= {"names": tuple(layout["names"]), "numbers": frozenset(layout["numbers"])}
+    layout = {**layout, "names": tuple(layout["names"]), "numbers": frozenset(layout["numbers"])}
     return TextBlock(layout=TextLayout(**layout), **own)
 
 
@@ -101,7 +102,7 @@ def scored_message(scored: ScoredBlock) -> Message:
     """What was made of a block, for ``scored_of``."""
     columns = {_LINES: np.ascontiguousarray(scored.lines)}
     for task, logits in enumerate(scored.columns.T):
-        # A column of a matrix is not contiguous, and Arrow copies only what is.
+        # The columns of a row-major matrix are strided in memory.
         columns[f"{_LOGITS}{task}"] = np.ascontiguousarray(logits)
     for name, labels in scored.labels.items():
         columns[f"{_LABEL}{name}"] = np.ascontiguousarray(labels)
@@ -122,7 +123,7 @@ def scored_of(head: Mapping[str, Any], body: bytes) -> ScoredBlock:
             labels[column.name.removeprefix(_LABEL)] = values
         else:
             others[column.name] = values
-    # Of one task [n], which a matrix of one column is not.
+    # Logits [n] of a single task came flat; a matrix [n, 1] stays a matrix.
     logits = tasks[0] if head["flat"] else np.stack(tasks, axis=1)
     rejects = [Reject(**each) for each in head["rejects"]]
     return ScoredBlock(head["file"], others[_LINES], logits, labels, others.get(_WEIGHT), rejects)

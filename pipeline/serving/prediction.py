@@ -195,11 +195,11 @@ def _figures(kept: list[ScoredBlock], description: Description) -> dict[str, Any
     labels = {name: np.concatenate([block.labels[name] for block in kept]) for name in kept[0].labels}
     logits = np.concatenate([block.columns for block in kept])
     weights, counted = None, labels[MAIN_TASK]
-    # All blocks have weights or none has: the version's settings decide.
+    # The version's settings decide about weights, so all blocks have them or none has.
     parts = [block.weights for block in kept if block.weights is not None]
     if parts:
         weights = np.concatenate(parts)
-        # Rows of no weight do not count as a class of their own.
+        # Both classes must be present among the rows that count.
         counted = counted[weights > 0]
     if not 0 < counted.sum() < len(counted):
         return {}
@@ -266,11 +266,12 @@ def _require_other_file(out: str, option: str, path: str) -> None:
         if connector_at(path)[0] is None:
             read = find_files(path)
     fs, full = fsspec.core.url_to_fs(out)
+    # A file on another file system is none of the input files.
     if read is None or type(fs) is not type(read.fs):
         return
     names = set(read.paths)
     if isinstance(fs, LocalFileSystem):
-        # Links to one file are one file.
+        # A link to an input file is that file.
         full, names = os.path.realpath(full), set(map(os.path.realpath, names))
     if full in names:
         raise ConfigError(f"{option} {out} is one of the input files", hint=f"{option} <another name>")

@@ -101,12 +101,12 @@ class Scorer:
         ids = {}
         for name, multi in (self.description.sparse | dict.fromkeys(self.description.event_columns, True)).items():
             ids[name] = _ids(columns, name, multi)
+        logits = self.served.score(np.ascontiguousarray(dense), ids)
         labels: dict[str, np.ndarray] = {}
         weights: np.ndarray | None = None
         if self.labelled:
             labels, weights = labels_of(columns, self.spec), rows_counted_for(columns, self.spec)
-        logits = self.served.score(np.ascontiguousarray(dense), ids)
-        # Rows are rejected when they are read, and when they are parsed.
+        # Rows are rejected while they are read and while they are parsed; the report has both in the order of lines.
         rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
         return ScoredBlock(block.file, parsed.lines, logits, labels, weights, rejects)
 
@@ -136,7 +136,7 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     data = dataclasses.replace(config.data, path=path)
     connector, inside = connector_at(path)
     if connector is not None:
-        # Options of another connector mean nothing to this one, and neither does a day or a snapshot of the training.
+        # The training's day and snapshot do not apply to this path, nor do the options of another connector.
         options = data.options if data.connector is connector else {}
         data = dataclasses.replace(data, path=inside, format=connector.name, options=options, day=None, snapshot=None)
         return data, config.ingest.block_mib
@@ -186,7 +186,7 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     spec = data_spec(data)
     columns = {}
     for name, option in spec.columns.items():
-        # Splits need no time here, but the ages of a row's events count from it.
+        # Nothing is split here, so times are not needed, except the row time, from which ages of events count.
         if option not in unused or name == spec.row_time:
             columns[name] = option
     return dataclasses.replace(

@@ -241,8 +241,8 @@ def importance(
         error = float(np.sqrt((((rises - mean) * counted) ** 2).sum()) / total)
         return Importance(rise=mean, error=error)
 
-    rises = dict(zip(groups, run_in_threads(measure_group, groups.values()), strict=True))
-    return {name: rise for name, rise in rises.items() if rise is not None}
+    measured = zip(groups, run_in_threads(measure_group, groups.values()), strict=True)
+    return {name: rise for name, rise in measured if rise is not None}
 
 
 def sampled(split: SplitReader, rows: int) -> DecodedColumns:

@@ -120,7 +120,7 @@ class Ranks:
 
     def cache_figures(self) -> dict[str, float]:
         """Hits and misses of all ranks that have come up; no one may be at work."""
-        # All ranks have the same tables on disk, but each has rows of its own in memory.
+        # The tables on disk are the same for all ranks, so they count once; each rank has a cache of its own.
         figures = dict(self._ready[0].cache_figures())
         for rank in self._ready[1:]:
             of_rank = rank.cache_figures()

@@ -44,7 +44,7 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
     """
     packages: dict[str, set[str]] = {}
     for registry in REGISTRIES:
-        # Without a group of entry points, no package can add to it.
+        # Packages add to a registry by its group of entry points; without one there are only built-in choices.
         if not registry.group:
             continue
         for path in registry.paths:
@@ -69,7 +69,7 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
         code["revision"] = revision
     if packages:
         code["packages"] = {kind: ", ".join(sorted(names)) for kind, names in packages.items()}
-    # A key without code is that of earlier releases.
+    # No empty entry: it would change the keys of earlier releases.
     if not code:
         return {}
     return {"code": code}

@@ -39,7 +39,7 @@ def run_line(store: Store, run: str) -> RunLine:
         known = ", ".join(run_names(store)) or "none"
         raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
     result = read(Result, store, path)
-    # A run has no end of its own on record: its newest artifact tells, as far as the store still has them.
+    # No record says when a run ended; its newest artifact in the store stands for it.
     created = []
     for stage in result.stages.values():
         artifact = store.find(stage.artifact) if stage.artifact else None
@@ -117,7 +117,7 @@ def _flat(tree: Any, prefix: str = "") -> Settings:
         return {prefix: tree}
     flat: Settings = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}.{name}".removeprefix("."))
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
     return flat
 
 
@@ -126,8 +126,7 @@ def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
     different = {}
     for name in dict.fromkeys(chain.from_iterable(runs)):
         values = [settings.get(name) for settings in runs]
-        # Not the size of a set: a value may be a list.
-        if values.count(values[0]) < len(values):
+        if any(value != values[0] for value in values):
             different[name] = values
     return different
 

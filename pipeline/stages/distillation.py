@@ -119,7 +119,7 @@ def _write_scores(
                 sparse[name] = replace(change, unseen=False)
         with open_version(store, version, int(config.publish.cache_mib * MIB)) as model:
             scores = score_on_ranks(split, {TEACHER: (model, replace(translation, sparse=sparse))}, {}, [])
-        # Scores are on rank 0 alone, which writes them.
+        # Only rank 0, which writes them, has the scores.
         if scores is not None:
             logits = np.concatenate([logits, *map(main_task, scores.logits[TEACHER])])
             bad = int((~np.isfinite(logits)).sum())

@@ -66,7 +66,7 @@ class Evaluate(Stage):
         final = trained.summary.get("final")
         if not final:
             raise ArtifactError(f"{trained.path} names no final checkpoint", hint="nightjar train force=true")
-        # Of the training's checkpoints the final one alone: earlier ones may know other towers.
+        # Only the final checkpoint: an earlier one may have been written with other towers.
         checkpoints = [each for each in committed(store, final.rpartition("/")[0]) if each.path == final]
         plan, towers = read_towers(config, store, inputs, checkpoints)
         members = members_of(trained.summary)
@@ -86,7 +86,7 @@ class Evaluate(Stage):
         figures: dict[str, Any] = evaluate(labels, main, predictions.true_probability, weights)
         clicked = labels == 1
         if weights is not None:
-            # Rows of no weight count as none in the intervals, too.
+            # Rows of weight 0 do not count in the intervals either.
             clicked = clicked & (weights > 0)
         figures["clicks"] = int(clicked.sum())
         figures |= evaluation_intervals(labels, main, weights)
@@ -152,10 +152,11 @@ def _attention_json(
             width = math.log1p(OLDEST) / age_bins
             ages = []
             for number in _id_names(split, age, ids[age]):
-                # An age that is missing has a name in words.
-                ages.append(None)
+                # The name of a missing age is no number.
                 if number.isdecimal():
-                    ages[-1] = math.expm1((int(number) + 0.5) * width)
+                    ages.append(math.expm1((int(number) + 0.5) * width))
+                else:
+                    ages.append(None)
 
         target = config.data.sequences[name].target
         target_names = None
@@ -170,7 +171,7 @@ def _attention_json(
 
 
 def _read_ids(split: SplitReader, row: int) -> dict[str, list[int]]:
-    # The table rows of every id column of one row of the split. Files are read by row group, so all of its group is.
+    # The table rows of every id column of one row of the split. Its whole row group is read: files are read by groups.
     group = next(each for each in split.groups if each.first <= row < each.first + each.rows)
     buffer, offset = split.allocate(group.rows), row - group.first
     ragged = split.read(group, buffer, 0)

@@ -88,7 +88,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         The exit code.
     """
     end_with_parents(launcher)
-    # Torchrun's contract; a process that is no rank is the only one.
+    # Set by torchrun; a process that was started without it is rank 0.
     rank = int(os.environ.get("RANK", "0"))
     root, separator, tail = config_url.rpartition("/runs/")
     run, _, file = tail.partition("/")
@@ -101,7 +101,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         import_for_good(STAGES.get(stage).modules(config))
         io = make_io(config, store, rank)
         step = next(step for step in read_steps(store, run) if step.name == stage)
-        # Another attempt may have committed the artifact just before this rank was started.
+        # An earlier attempt may have committed the artifact before this rank was started.
         if store.find(step.path) is None:
             trains = STAGES.get(stage).trains
             if launcher and is_held(config, plan_of(step, store)):
@@ -139,8 +139,7 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
 
     Gives the hook that learns of named points (``checkpoint.FaultPoint``).
     """
-    # Ranks may hang in a collective without an error, where the network lets only some of them connect. Point
-    # "batch" comes before each step, so at the second one a step is done.
+    # Ranks may hang in a collective without an error, where the network lets only some of them connect.
     batches = 0
     error = LaunchError(
         f"training took no step within launch.first_step_minutes={minutes or 0:g}: its ranks met, but an exchange of "
@@ -154,6 +153,7 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
     def on_point(point: str) -> None:
         nonlocal batches
         batches += point == "batch"
+        # The point "batch" comes before each step, so at the second one the first step is done.
         if batches == 2:
             timer.cancel()
 
@@ -166,7 +166,7 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
 
 
 def _fail(store: Store, run: str, stage: str, report: Report) -> None:
-    # The report first: the launcher waits for it, while standard error may be gone with a terminal.
+    # The report comes first: the launcher waits for it, and writing to standard error may fail.
     line = write_report(store, run, stage, report)
     with contextlib.suppress(OSError):
         fault = sys.exception()
@@ -178,7 +178,7 @@ def _fail(store: Store, run: str, stage: str, report: Report) -> None:
         sys.stderr.write(f"{message}{line}\n")
         sys.stdout.flush()
         sys.stderr.flush()
-    # Without the teardown, which would wait for the other ranks.
+    # Not ``sys.exit``, whose teardown would wait for the other ranks.
     os._exit(report.exit_code)
 
 
@@ -192,7 +192,7 @@ def end_with_parents(launcher: int) -> None:
 def _end_with(launcher: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if hasattr(os, "pidfd_open"):
-            # A handle of the process itself: its number may be another's by the next check.
+            # A handle cannot mean another process, as a process id that was reused can.
             handle = os.pidfd_open(launcher)
             poll = select.poll()
             poll.register(handle, select.POLLIN)
@@ -201,5 +201,5 @@ def _end_with(launcher: int) -> None:
             while True:
                 os.kill(launcher, 0)
                 time.sleep(CHECK_SECONDS)
-    # SIGKILL, since whatever waits in a collective answers no other signal; torchrun ends with its ranks.
+    # SIGKILL, since a rank that waits in a collective answers no other signal. Torchrun ends with its ranks.
     os.kill(os.getpid(), signal.SIGKILL)

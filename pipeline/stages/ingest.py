@@ -31,8 +31,10 @@ def _synthetic(config: Config) -> bool:
 def _seeded(config: Config) -> bool:
     # Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random.
     data = config.data
-    if not _logs(config) or _synthetic(config):
-        return _synthetic(config)
+    if _synthetic(config):
+        return True
+    if not _logs(config):
+        return False
     for feature in data.sparse.values():
         if ID_MAPPINGS.get(feature.mapping or data.sparse_defaults.mapping).seeded:
             return True
@@ -120,7 +122,7 @@ class Ingest(Stage):
                 warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
-        # A dataset that is put aside is none of the days that nights start from or compare with.
+        # The name keeps a dataset that is put aside out of the days that nights start from and compare with.
         name = f"{config.data.name}.aside" if config.data.aside else config.data.name
         return dataset_path(name, key, config.data.day)
 

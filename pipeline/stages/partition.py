@@ -21,7 +21,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 STRIDED = "strided"
-# Of a tower's part of the fastest memory; the rest is for everything but tables.
+# The share of a tower's fastest memory that tables may take; the rest is for everything else.
 TABLE_SHARE = 0.25
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ def assign_features(
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
     capacity = TABLE_SHARE * fastest * GIB * config.world_size / count
-    # As a multiple of all bytes; tables of no bytes, of a plan without rows, have room anywhere.
+    # The room is a multiple of the bytes of all tables, which may be 0.
     room = {"bytes": capacity / max(sum(loads["bytes"]), 1.0)}
     return partition(features, count, options, similarity, loads, source=source, room=room, seed=config.seed)
 

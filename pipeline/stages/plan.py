@@ -74,11 +74,11 @@ class PlanStage(Stage):
         dataset, dataset_key = read_dataset(store, inputs["ingest"]), inputs["ingest"].key
         former, plan, reuse = config.plan.former, None, {}
         if former is not None:
-            # A plan made with the automatic batch is compared by its number.
+            # The same plan keeps every shard in its place, so that no table moves between nights. A plan made with the
+            # automatic batch is compared by the number of samples.
             covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
             plan, why = reused_plan(store, former, covered, *dataset, dataset_key)
             reuse = {"former": former, "reused": plan is not None, "why": why}
-            # The same plan keeps every shard in its place, so nothing is moved between nights.
             log.info("plan       %s %s: %s", former, "is reused" if plan else "is not reused", why)
         if plan is None:
             plan = make_plan(PlanInputs.of(with_figures(config), *dataset), dataset_key)

@@ -43,7 +43,7 @@ class Publish(Stage):
 
     def key_settings(self, config: Config) -> dict[str, Any]:
         """The settings, the name of the model, and what the log renamed, which the gate takes into account."""
-        # Without a renamed log the key stays that of earlier releases, which knew no such setting.
+        # Only where the log renamed something: all other keys stay those of earlier releases.
         renamed = sorted(name for name in config.checkpoint.allow if is_allowed(name, [DATA]))
         settings = super().key_settings(config) | {"model": config.model_name}
         if renamed:

@@ -140,7 +140,7 @@ def find_or_judge_version(config: Config, store: Store, step: Step, inputs: dict
     model = config.model_name
 
     def find() -> list[str | None]:
-        # On rank 0 alone: versions are numbered, and ranks that asked one by one might get different numbers.
+        # Asked by rank 0 for all: each rank by itself might find another number for the next version.
         made = None if config.force else versions.made_by(store, model, step.key)
         return [made.path if made else None, versions.new_version(store, model, step.key)]
 
@@ -238,7 +238,7 @@ def _write_dense(
         weights.append(member.weight)
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     module = build_dense(schema, towers, dense, weights, config)
-    # As any machine has: the version is the same bytes on all of them.
+    # One thread, which any machine has, so that the version has the same bytes on all machines.
     with one_thread():
         logits = probe(module, schema, config.model, len(members))
     write_dense(draft, schema, towers, dense, weights, logits)
@@ -246,7 +246,7 @@ def _write_dense(
     write_program(draft, module, len(schema.dense), embeddings, events)
     not_finite = {}
     for name in dense[0]:
-        # Of all members together: they have the same parameters.
+        # Summed over the members, which have the same parameters.
         not_finite[f"parameter {name}"] = sum(int((~each[name].isfinite()).sum()) for each in dense)
     return not_finite
 
@@ -264,7 +264,7 @@ def _write_rest(
 
     dataset = inputs["ingest"]
     draft.write_json(SERVING, _description(config, schema, layouts, len(members_of(inputs["train"].summary))).to_json())
-    # The version outlives its dataset, so it has a copy of what turns raw rows into the dataset's columns.
+    # A version may outlive its dataset, so it gets copies of the files that turn raw rows into columns.
     for name in _mappings(dataset):
         store.verify(dataset, name)
         with store.open(f"{dataset.path}/{name}") as source, draft.open(name) as sink:
@@ -277,7 +277,7 @@ def _description(config: Config, schema: DatasetSchema, layouts: dict[str, Table
     name, dim = config.model.name, config.model.embedding_dim * members
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
     description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
-    # The calibrator is fitted later, by the scores of these very files, and its file is named beforehand.
+    # The calibrator is fitted later, on scores of these files; the description already names its file.
     calibrator = None if config.publish.calibrator.method is None else CALIBRATOR
     return replace(description, members=members, calibrator=calibrator, weights=WEIGHTS)
 

@@ -143,7 +143,7 @@ def would_pass(held: GateRecord, settings: GateConfig, limits: GateConfig) -> bo
     """
     from pipeline.evaluation.gate.gate import judge
 
-    # Judged again under its own limits: then any difference is that of the limits, and not of another release's checks.
+    # Judged again under its own limits, too, so that a difference is due to the limits and not to another release.
     again, other = judge(held, replace(settings, force=None)), judge(held, replace(limits, force=None))
     failed, failed_again = set[str](), set[str]()
     for record, names in ((held, failed), (again, failed_again)):
@@ -201,7 +201,7 @@ def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarra
     columns = {name: column for column, name in enumerate(known, start=1)}
     for place, task in enumerate(split.schema.tasks, start=1):
         incumbent = None
-        # A task of another kind has logits of another meaning.
+        # Logits of a task of another kind mean something else.
         if known.get(task.name) == task.kind:
             incumbent = logits["incumbent"][:, columns[task.name]]
         scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], incumbent, weights)
@@ -220,7 +220,7 @@ def _measure_importance(
     columns = {}
     for name in (*schema.dense, *(column.name for column in schema.sparse)):
         columns[name] = [name]
-    # Columns of a sequence are shuffled together: one alone would make events that never were.
+    # The columns of a sequence are shuffled together; shuffling one alone would make up events.
     for sequence in schema.sequences:
         columns[sequence.name] = [column.name for column in sequence.columns]
     measured = {"importance": importance_on_ranks(split, candidate, columns, rows, config.seed)}
@@ -273,8 +273,8 @@ def _open_models(config: Config, store: Store, path: str, dataset: Artifact, inc
                 opened.models["incumbent"] = open_other(incumbent)
             except NotComparableError as error:
                 opened.problem = str(error)
-            # What is installed would score as a model that never served.
             except OtherCodeError as error:
+                # The installed code computes another model, which never served.
                 opened.problem = error.message
         if incumbent and config.gate.best_of_last > 1:
             opened.best = _open_best(config, store, incumbent, open_other, opened.models)
@@ -298,7 +298,7 @@ def _open_best(
     for version in by_record:
         path = versions.version_path(model, version)
         try:
-            # Rank 0 answers for all: a version may be removed meanwhile, and then all of them must go on to the next.
+            # Rank 0 answers for all, so that all ranks skip a version that is removed meanwhile.
             if not run_on_rank0(f"looking for {version}", partial(is_committed, path)):
                 notes.append(f"{version}, which was better by its record, is gone")
                 continue
@@ -324,7 +324,7 @@ def _score_baseline(config: Config, store: Store, dataset: Artifact, test: Any) 
     train.spread(config.gate.max_rows)
     simple = Baseline({column.name: column.rows for column in train.schema.sparse}, len(train.schema.dense))
     simple.fit(row_blocks(train))
-    # The empty one: a test split without rows has no blocks, and nothing cannot be concatenated.
+    # With an empty array, since a split without rows has no blocks and ``concatenate`` needs one array.
     return np.concatenate([np.zeros(0, np.float32), *map(simple.score, row_blocks(test))])
 
 
@@ -385,7 +385,7 @@ def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: st
     for sequence in schema.sequences:
         if sequence.name == name:
             return length_names(sequence)
-    # Features that share a table share its vocabulary.
+    # Features that share a table have the vocabulary of its owner.
     owners = {column.name: column.owner for column in schema.sparse}
     names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(unseen or rare)"}
     file = f"vocab/{owners.get(name, name)}.parquet"
@@ -437,7 +437,7 @@ def fit_calibrator(
     if spec is None:
         return None
     record = CalibratorRecord(method=spec.name, share=options.share, slices=options.slices)
-    # The gate holds a model by any logit that is not finite, and no curve could be fitted to one.
+    # No curve can be fitted to logits that are not finite, and the gate holds such a model anyway.
     if not np.isfinite(logits).all():
         return FittedCalibrator(record, logits, np.ones(len(logits), bool))
     slices = None if options.slices is None else np.concatenate(codes[options.slices])
@@ -492,13 +492,13 @@ def chosen_rows(
     """
     if hours is not None and len(hours) and hours.min() != hours.max():
         values, counts = np.unique(hours, return_counts=True)
-        # The share of rows in an hour and those before it.
+        # The share of the rows up to each hour; the last hour, with all rows, is left out.
         before = np.cumsum(counts)[:-1] / len(hours)
         return np.asarray(hours <= values[int(np.argmin(np.abs(before - share)))])
     # SplitMix64's finaliser (Steele et al. 2014) of the rows' numbers, so that neighbours fall independently.
     numbers = [np.zeros(0, np.uint64)]
     for group in split.groups:
-        # Numbers in the whole split: which of its groups are taken changes nothing for the rows of the others.
+        # Numbered by place in the whole split, so that a row's choice does not depend on which groups are read.
         numbers.append(np.arange(group.first, group.first + group.rows, dtype=np.uint64))
     mixed = np.concatenate(numbers)
     with np.errstate(over="ignore"):

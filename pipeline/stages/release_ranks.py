@@ -49,6 +49,7 @@ def join_ranks(config: Config) -> None:
 def names_for_this_rank(costs: Mapping[str, float]) -> list[str]:
     """Return the names for this rank: the dearest first, each to whoever has the least so far."""
     loads, local = [0.0] * world_size(), list[str]()
+    # By cost and then by name, so that all ranks come to the same division without talking.
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
         rank = loads.index(min(loads))
         loads[rank] += costs[name]
@@ -123,10 +124,10 @@ def write_tables(
     """
 
     def write(table: str) -> WrittenTable:
-        # Readers of this thread's own: one holds the files that it reads.
+        # Each thread needs readers of its own, since a reader holds the files that it reads.
         return write_table(draft, [reader.reopened() for reader in readers], table, coding)
 
-    # The largest tables first, so that no rank is left with one when all others are done.
+    # Largest first, so that no rank is still busy with a large table when all others are done.
     dearest = sorted(tables, key=lambda name: -sum(each.tables[name].rows * each.tables[name].dim for each in readers))
     local = dict[str, WrittenTable]()
 
@@ -139,7 +140,7 @@ def write_tables(
 
     # An error of one rank is raised when none writes any more.
     run_on_all_ranks("writing tables", write_local)
-    # A record is JSON and a parcel's arrays have no names: which rows were trained goes by the order of the tables.
+    # The arrays of a parcel have no names, so they go in the order of the tables that have one.
     files = {}
     for name, entry in draft.files.items():
         files[name] = [entry.bytes, entry.checksum]
@@ -165,7 +166,7 @@ def require_sound(store: Store, path: str) -> None:
 
     def read() -> None:
         artifact = store.get(path, "publish")
-        sizes = {name: float(entry.bytes) for name, entry in artifact.files.items()}
+        sizes = {name: entry.bytes for name, entry in artifact.files.items()}
         for name in names_for_this_rank(sizes):
             store.verify(artifact, name)
 
@@ -175,9 +176,9 @@ def require_sound(store: Store, path: str) -> None:
 @contextlib.contextmanager
 def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True) -> Iterator[ServedModel]:
     """Open the version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
-    # Torchrun's contract.
+    # Set by torchrun.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # Opened in a collective, so that an error of one rank is an error of all of them.
+    # In a collective, so that an error of one rank is raised on all of them.
     with _version_folder(store, path) as folder:
         opened = list[ServedModel]()
         run_on_all_ranks(
@@ -193,7 +194,7 @@ def _version_folder(store: Store, path: str) -> Iterator[Path]:
         with local_version(store, path) as folder:
             yield folder
         return
-    # Torchrun's contract: the hosts, and the ranks on each, are numbered.
+    # Torchrun numbers the hosts, and the ranks on each host.
     host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as local:
 
@@ -233,8 +234,12 @@ def score_on_ranks(
     """Run ``score_dataset``, every row group on one of the ranks: all scores in row order on rank 0, None elsewhere."""
     ranks, names = world_size(), [*models]
     local = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
-    parts = [*map(local.logits.__getitem__, names), *map(local.codes.__getitem__, slices)]
-    parcels = gather_parcels(Parcel([local.lookups, local.served], list(itertools.chain.from_iterable(parts))))
+    arrays: list[Any] = []
+    for name in names:
+        arrays += local.logits[name]
+    for name in slices:
+        arrays += local.codes[name]
+    parcels = gather_parcels(Parcel([local.lookups, local.served], arrays))
     if not parcels:
         return None
     scores = DatasetScores({name: [] for name in names}, {name: [] for name in slices})

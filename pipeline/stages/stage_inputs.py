@@ -22,14 +22,14 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 INIT_FROM = "checkpoint.init_from="  # as it is typed
-# Of ``train.global_batch=auto``; a batch is in samples.
-# Of an epoch: fewer updates leave a model that has hardly begun to learn.
+# The limits of ``train.global_batch=auto``; a batch is in samples.
+# Steps of an epoch. After fewer updates, a model has hardly begun to learn.
 MIN_STEPS = 200
-# What the default learning rates are meant for.
+# The batch that the default learning rates are meant for.
 MAX_BATCH = 4096
-# Below, a step costs as much and its gradient is mostly noise.
+# A step with fewer samples costs as much, and its gradient is mostly noise.
 MIN_BATCH = 64
-# Ranks get equal parts.
+# A multiple of it, so that ranks get equal parts.
 BATCH_MULTIPLE = 64
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
         extra = beyond_tower_ms(inputs, config.hardware, crossing)
         phases = []
         for rank in plan.phases:
-            # Rounded as the planner rounds: plans of towers and flat ones are compared as text.
+            # Rounded as in the plans of the planner.
             phases.append({name: round(ms + extra[name], 6) for name, ms in rank.items()})
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, [table.name for table in schema.tables])
@@ -124,7 +124,7 @@ def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Ar
         try:
             former = read_state(store, checkpoint)["train"].get("towers", {})
         except DamagedError:
-            # Restoring skips it, too.
+            # A training that resumes skips damaged checkpoints, too.
             continue
         assigned = list(former.values())
         present = [list(tower.features) for tower in towers.towers]
@@ -242,7 +242,7 @@ def automatic_batch(rows: int) -> int:
     Args:
         rows: Train rows; 0 where they are not known, as for a list of tables.
     """
-    # The defaults' batch: a list of tables is planned for, and never trained on.
+    # A list of tables is only planned for, so any batch will do: the one of the defaults.
     if rows == 0:
         return MAX_BATCH
     return min(MAX_BATCH, max(MIN_BATCH, rows // MIN_STEPS // BATCH_MULTIPLE * BATCH_MULTIPLE))

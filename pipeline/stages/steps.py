@@ -43,9 +43,8 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         partition = kept_together(config.partition, data.shared_tables)
         check_partition(partition, config.plan, config.hardware.hosts, data.vectors, data.tables_of_sequences)
 
-    # The stages that run by default, those that the configuration names, and what these read.
     # The stages that run by default, those that the configuration names, and what these read. Backwards, since a stage
-    # reads only from earlier ones: one pass finds what they read in turn.
+    # reads only from earlier ones: so one pass finds all of them.
     wanted = set(config.stages)
     for stage in reversed(list(STAGES)):
         if stage.by_default or stage.name in wanted:
@@ -120,7 +119,7 @@ def with_possible_stages(config: Config) -> Config:
             )
     wanted = set(config.stages)
     for stage in named:
-        # Of what a stage reads, only what needs no other stage: the dataset.
+        # Only the inputs that need no other stage, such as the dataset.
         wanted.update(name for name in stage.inputs if not STAGES.get(name).inputs)
     return replace(config, stages=[name for name in STAGES.names() if name in wanted])
 
@@ -172,6 +171,6 @@ def _last_number(store: Store, directory: str) -> int:
     for name in store.names(parent):
         match = re.fullmatch(rf"{re.escape(base)}\.(\d+)", name)
         if match is not None:
-            # By number: in the order of names, 10 is before 2.
+            # By number, since "10" comes before "2" in the order of names.
             last = max(last, int(match[1]))
     return last

@@ -76,7 +76,7 @@ CONTINUATION = (
 def continuation_settings(config: Config) -> dict[str, Any]:
     """Return what of the configuration the key of the checkpoints covers."""
     settings = covered(CONTINUATION, config)
-    # How many towers there are, and not ``partition.towers``, which may be automatic: then it follows the hosts.
+    # The number of towers itself: ``partition.towers`` may be automatic, and then it depends on the hosts.
     settings["partition"] |= tower_settings(config)
     return with_first_names({**settings, **code_of(CONTINUATION, Train.revision, config)})
 
@@ -88,7 +88,7 @@ def continuation_key(config: Config, step: Step) -> str:
     """
     settings = dict(continuation_settings(config))
     for name in (INIT, TEACHER):
-        # None is left out: a training without a teacher has the key that it had before there were any.
+        # None is left out, so that trainings without a teacher keep the keys of releases that knew none.
         if step.config.get(name) is not None:
             settings[name] = step.config[name]
     return artifact_key(CHECKPOINTS, settings, {"ingest": step.input_keys["ingest"]})
@@ -151,7 +151,7 @@ class Train(Stage):
         return ("pipeline.training.trainer",)
 
     def seconds_to_end(self, config: Config) -> float:
-        # A checkpoint is committed first.
+        # The time to commit a checkpoint before the process ends.
         return config.checkpoint.grace_seconds
 
     def run(

@@ -68,10 +68,10 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
         if not Path(ssd).is_dir():
             raise ConfigError(f"--ssd {ssd} is not a directory", hint="--ssd <a directory on the disk to measure>")
         return Path(ssd)
-    # Another scheme than file: an object store, whose disk is none of this machine's.
+    # A URL of any scheme but ``file`` is an object store, which is on no disk of this machine.
     if re.match(r"^(?!file:)[a-z0-9]+:", config.store):
         return None
-    # The store may not exist yet: its disk is that of the nearest folder above.
+    # The store may not exist yet, so the nearest folder above it tells the disk.
     path = Path(config.store.removeprefix("file://")).absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -128,7 +128,7 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
     if as_json:
         show(json.dumps(asdict(cached)))
         return 0
-    # The cache may hold figures that this hardware does not ask for.
+    # The cache may have figures that this hardware does not measure.
     measured = tuple(name for name in config.hardware.measured if name in cached.figures)
     figures: dict[str, Any] = {name: cached.figures[name] for name in measured}
     show(_table(config.hardware, replace(config.hardware, **figures), measured))
@@ -164,7 +164,7 @@ def _table(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, .
     """Format the measured figures beside those of the preset."""
 
     def figure(value: float) -> str:
-        # About four significant digits: a measurement is no better.
+        # Three or four significant digits; a measurement has no more.
         digits = 3
         if value >= 1000:
             digits = 0

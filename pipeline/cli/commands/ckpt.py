@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
                 progress=bar("exporting"),
             )
     tell(options.json, result, checkpoints.TEXTS[options.action])
-    # The result is whole although a checkpoint is not: a script tells damage by the exit code.
+    # The command itself succeeded; the exit code tells scripts that a checkpoint is damaged.
     return ArtifactError.exit_code if damaged else 0
 
 

@@ -78,7 +78,7 @@ def store_of(options: argparse.Namespace) -> Store:
     from pipeline.store.artifacts import Store
 
     store = Store(options.store, "--store ")
-    # An empty list of checkpoints would look as if there were none, where the URL has a typing error.
+    # A typing error in the URL must not look like an empty store.
     if not store.answers():
         raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>, or store=<URL>")
     return store
@@ -90,7 +90,7 @@ def amount(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    # False for NaN, too, which compares with nothing.
+    # False for NaN, too, whose comparisons are all false.
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not an amount; expected a number, 0 or more")
     return value
@@ -98,7 +98,7 @@ def amount(text: str) -> float:
 
 def count(text: str) -> int:
     """Parse a whole number from 0 on, as argparse's ``type``."""
-    # Not ``int`` alone, which takes -1, +1 and 1_000, too.
+    # ``int`` alone would accept -1, +1 and 1_000, too.
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
     return int(text)
@@ -139,7 +139,7 @@ def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        # Ten times a second at most: a terminal over a slow line would hold the work up. The end is always shown.
+        # At most ten times a second, so that a slow terminal does not delay the work. The end is always shown.
         if now - last < 0.1 and done < total:
             return
         last = now

@@ -115,7 +115,7 @@ def _make_folder(options: argparse.Namespace) -> Path:
         raise ConfigError(f"no night can run with {given}: {error.message}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a start after a kill must not take half of it for other settings.
+        # Renamed into place, so that a start after a kill never reads half a file.
         draft = folder / f"{SETTINGS}.draft"
         draft.write_text(json.dumps(settings))
         draft.replace(folder / SETTINGS)
@@ -158,11 +158,11 @@ def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, se
     fault = LogFault(lost_clicks=LOST_CLICKS, column=BROKEN_COLUMN, empty=EMPTY)
     for day in days:
         log = folder / "logs" / f"{day}.tsv"
-        # Of an earlier start, and whole, since a log gets its name last.
+        # From an earlier start, and whole, since a log gets its name when it is complete.
         if log.exists():
             continue
         draft = log.with_suffix(".draft")
-        write_tsv(world, seed, str(draft), day, {bad_day: fault}.get(day))
+        write_tsv(world, seed, str(draft), day, fault if day == bad_day else None)
         draft.replace(log)
 
 
@@ -185,7 +185,7 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
 
     store, width = Store(str(folder)), columns() if live else 0
     stdout = sys.stdout if live else io.StringIO()
-    # What takes the place of the line "runs ...", which only a terminal has.
+    # Only a terminal shows "runs ...", which the outcome then overwrites.
     clear = CLEAR_LINE if width else ""
     lock = night_lock(store, MODEL, NightlyConfig().lease_seconds, "demo")
     # The lock first: where another demo was killed, waiting for its lease to end is seen.
@@ -220,7 +220,7 @@ def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
     lines, pages = ["", nights_listing(overview)], ["index.html"]
     for night in overview.nights:
         is_bad = night.date == str(bad_day)
-        # The data are drawn so that this does not happen, but other options draw other data.
+        # With the default options this does not happen, but other options draw other data.
         if is_bad != (night.outcome == HELD):
             what = "a day without a fault was held"
             if is_bad:

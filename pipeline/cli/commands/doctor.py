@@ -98,7 +98,7 @@ def examine(store: str) -> list[Finding]:
         shared_memory(),
         auto_hardware(),
     ]
-    # Without the right triple the import dies, which is known already.
+    # With a wrong triple the import would fail, which was already reported.
     failed = {finding.name for finding in findings if finding.level == "fail"}
     if "torch" not in failed:
         findings += lookup(store)
@@ -116,7 +116,7 @@ def python_version() -> Finding:
 def triple() -> Finding:
     """Check that torch, torchrec and fbgemm belong together, by their metadata alone."""
     torch, torchrec = installed("torch"), installed("torchrec")
-    # The two builds are packages of one module.
+    # Both packages install the same module.
     builds = {}
     for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
         if release := installed(name):
@@ -163,7 +163,7 @@ def choices() -> Iterable[Finding]:
                     name += f" ({package})"
                 listed.append(name)
         except ConfigError as error:
-            # Of a package that adds to it: the other registries are checked all the same.
+            # A package that adds to this registry fails; the others are checked all the same.
             yield Finding("fail", registry.kind, error.message, error.hint)
         else:
             yield Finding("ok", registry.kind, ", ".join(listed))
@@ -194,7 +194,7 @@ def memory() -> Finding:
     import psutil
 
     free = psutil.virtual_memory().available
-    # In a container psutil sees the whole node. A limit of "max" is none.
+    # In a container, psutil sees the memory of the whole node. "max" means that there is no limit.
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and limit.read_text().strip().isdigit():
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -271,10 +271,11 @@ def lookup(store: str) -> list[Finding]:
     """
     place = local_place(store)
     scratch = str(place) if place is not None and os.access(place, os.W_OK) else ""
+    # In a process of its own, since libraries that do not fit may crash it instead of raising an error.
     done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
-    # The last words: a library may print something of its own when it is imported.
+    # Only the last words, since a library may print something when it is imported.
     compiled, bf16, devices, device_bf16 = map(int, done.stdout.split()[-4:])
     # The probe opens these libraries, as torch has their OpenMP.
     without = "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter"
@@ -310,7 +311,7 @@ def tables_on_ssd(examined: str) -> list[Finding]:
     reading, refused = json.loads(examined)
     if not refused:
         return [Finding("ok", "ssd", f"{reading}, past the page cache, at the store")]
-    # A table on SSD works all the same, in other ways that are slower: so these are no failures.
+    # Warnings, not failures: tables on SSD still work, only slower.
     return [Finding("warn", "ssd", what, advice) for what, advice in refused]
 
 

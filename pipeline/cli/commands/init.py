@@ -96,7 +96,7 @@ def _init(options: argparse.Namespace) -> int:
         show(f"time: is {schema.time.column} {both}? All dates of the sample read both ways. The file says the former:")
         show("  correct time_format there if it is the latter")
     config_dir = ""
-    # The default directory is found without the option.
+    # ``my`` is found without the option.
     if options.config_dir != "my":
         config_dir = f" -cd {shlex.quote(options.config_dir)}"
     if options.run:
@@ -108,7 +108,7 @@ def _init(options: argparse.Namespace) -> int:
 def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
     """Print the two commands that come next; ``config_dir``: the option that both need."""
     show("read the file, then:")
-    # Of the days of the log, a night takes the last.
+    # The night of the example is the last day of the log.
     day, only = None, ""
     if sample.day:
         day, only = sample.day, f" data.day={sample.day}"
@@ -168,7 +168,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
     show(f"running {command}")
     rows = sample.total
     if sample.day:
-        # A sample counts rows of all days; the bytes of the files say how many of them are of the one.
+        # The sample estimates the rows of all days; those of one day are in proportion to its bytes.
         of_day = find_files(sample.path.replace("{day}", sample.day)).bytes
         rows = round(sample.total * of_day / max(find_files(options.path).bytes, 1))
     seconds = rows / ROWS_PER_SECOND
@@ -201,7 +201,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
     show(f"look at     {store.url_of(run_directory(name))}/report.html")
     if code:
         advice = f"read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:"
-        # Where nothing but the number of rows held the model, the schema is not to blame.
+        # If the gate held the model only for its few rows, the schema is not to blame.
         if gate is not None and all("(gate.min_rows)" in reason for reason in gate.reasons):
             needed = math.ceil(config.gate.min_rows / config.data.split.test_share)
             advice = f"take a log of well over {needed:,} rows, of which enough are held out, and run it again:"

@@ -67,7 +67,7 @@ def _nightly(options: argparse.Namespace) -> int:
     given, overrides = split_arguments(options.overrides, ("date", "job"))
 
     def days(zone: str, now: datetime | None) -> list[date]:
-        # Not before the zone is known: it decides which day yesterday is.
+        # Called once the zone is known, which decides what day yesterday is.
         return [parse_date("date", given.get("date", "yesterday"), zone, now)]
 
     return _compose_and_run(options, overrides, days, catch_up=True, job=given.get("job"))
@@ -192,7 +192,7 @@ def _run_nights(
         )
 
     def wanted_days() -> list[date]:
-        # A CronJob's pod may start after midnight: "yesterday" counts from the time for which it was due.
+        # A CronJob's pod may start after midnight, so "yesterday" is relative to the time when it was due.
         if night_job is None:
             return wanted(zone, None)
         return wanted(zone, night_job.due)
@@ -201,14 +201,14 @@ def _run_nights(
         if launcher is not None and job is not None:
             night_job = launcher.night_job(config, job)
         days = wanted_days()
-        # What another launcher is told that works on this model meanwhile.
+        # Shown to any other launcher that wants this model meanwhile.
         doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
         with night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up) + days
             if launcher is not None and night_job is not None:
                 launcher.end_leftovers(config, model, days[-1], days)
-            # From here on, what ends the command is the outcome of a night, which records and posts it itself.
+            # From here on, the nights record and post their outcomes themselves.
             posted.begun = True
             return run_nights(
                 days,

@@ -87,7 +87,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     try:
         schema, profile = planning_inputs(config, store)
     except ArtifactError as error:
-        # Only what decides which dataset is meant: with the rest, the ingest command of the hint would refuse.
+        # Only the overrides that say which dataset is meant; ingestion needs no others.
         words = ["nightjar ingest"]
         for text in job:
             if text.lstrip("+~").partition("=")[0].partition(".")[0] in DATA_KEYS:

@@ -141,9 +141,7 @@ def _ls(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
 
     store = store_of(options)
-    names = versions.models(store)
-    if options.model:
-        names = [_model(options, store)]
+    names = [_model(options, store)] if options.model else versions.models(store)
     listed, damaged = [], False
     for name in names:
         model = model_commands.list_versions(store, name)
@@ -225,7 +223,7 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.serving.prediction import reject_sink, score_file, score_sink
     from pipeline.store.files import one_file
 
-    # As /dev/stdout, say: the summary must not follow the scores there.
+    # ``--out /dev/stdout`` is like ``--out -``: the summary must not follow the scores.
     if _is_standard_output(options.out):
         options.out = "-"
     # Rejected rows on standard output would be no table.

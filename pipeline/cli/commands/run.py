@@ -36,7 +36,7 @@ def commands() -> list[Command]:
         helps[stage.name] = f"only this stage: {stage.help}"
     made = []
     for name, text in helps.items():
-        # Hydra's users expect its help, which lists groups and their options.
+        # ``own_help``: Hydra's users expect its help, which lists groups and their options.
         add_arguments = partial(_add_run_arguments, stage=name)
         made.append(Command(name or "run", text, add_arguments, composes=True, own_help=True))
     return made
@@ -92,7 +92,7 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
     # A job that does not compose ends the sweep before the first run.
     configs = [compose(job, config_dir) for job in jobs]
     first_failure, results, notes = 0, [], []
-    # What all jobs share says nothing in a table that compares them.
+    # Overrides that all jobs share are left out of the table, which compares them.
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = run_and_complain(config)
@@ -294,7 +294,7 @@ def _fork(options: argparse.Namespace) -> int:
     if options.ranks == "scorer":
 
         def score(arguments: list[str]) -> int:
-            # Where the rank is forked off: what this imports has threads, which a process that forks must not have.
+            # Imported only in the forked rank: these modules start threads, and a process with threads must not fork.
             from pipeline.serving.scoring_processes import be_scorer
 
             return be_scorer(*arguments)

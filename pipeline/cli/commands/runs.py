@@ -101,7 +101,7 @@ def _compare(options: argparse.Namespace) -> int:
         for line in record.runs:
             curves[line.run] = read_records(store, line.run)
         page = comparison_page(record, curves)
-        # The page first: where it cannot be written, the command says so and prints nothing else.
+        # The page comes first: if it cannot be written, the command prints nothing but the error.
         try:
             Path(options.html).write_text(page)
         except OSError as error:
@@ -141,7 +141,7 @@ def _ls(options: argparse.Namespace) -> int:
         # Lines without the figure come last.
         if value is None:
             return True, 0.0, line.run
-        # Of AUC more is better.
+        # A higher AUC is better; lower is better for the other figures.
         if options.sort == "auc":
             value = -value
         return False, value, line.run

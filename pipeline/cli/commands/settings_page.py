@@ -98,7 +98,7 @@ def _figures(known: dict[str, Any], quote: str = "") -> str:
     """Format type, bounds, choices and default of a setting's record in one line."""
     kind, choices = known["type"], " | ".join(known["choices"])
     if choices and kind.startswith("a text"):
-        # "One of" says that it is a text; what follows, such as "or not set", stays.
+        # "One of" implies a text; what follows in the type, such as "or not set", stays.
         text = f"one of {choices}{kind.removeprefix('a text')}"
     elif choices:
         text = f"{kind}, some of {choices}"
@@ -114,7 +114,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
     if isinstance(value, str):
-        # Quoted only where YAML, or a reader, would take it for something else.
+        # Quoted only where the text would be unclear without quotes: empty, a lone comma or quote, spaces around it.
         return value if value and value.strip() == value and value not in ',"' else f"'{value}'"
     return json.dumps(value)
 
@@ -122,7 +122,7 @@ def _value(value: Any) -> str:
 def shown(records: Sequence[dict[str, Any]]) -> str:
     """Format records of settings and groups as text for the terminal; what changes of most of them cost, once."""
     consequences = list(map(_consequence, records))
-    # Groups have none. Of equally common ones the first.
+    # The most common one; groups have none.
     common, count = "", 0
     if counted := Counter(filter(None, consequences)):
         common, count = counted.most_common(1)[0]
