@@ -74,7 +74,7 @@ def dry_run(
     with _timed(seconds, "planning"):
         plan = make_plan(sized)
     world = _World(config, sized, plan, seconds)
-    # What exists now stays: collecting garbage looks only at what the ranks leave.
+    # What exists now is excluded from garbage collection, so that it only looks at what the ranks leave.
     gc.freeze()
     try:
         for rank in range(plan.world_size):
@@ -121,7 +121,7 @@ class _World:
         order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
         self._deal = BatchSampler(order, groups or [RowGroup("", 0, train.batch, 0)])
         self._dealt: dict[int, np.ndarray] = {}
-        # Weighed are the first rank, the last, the one with most shards, and others spread evenly.
+        # Memory is measured on the first rank, the last, the one with most shards, and some spread evenly.
         world = plan.world_size
         most = max(range(world), key=lambda rank: len(self._planned[rank]))
         self._measured = sorted({0, world - 1, most, *range(0, world, max(1, world // MEASURED))})

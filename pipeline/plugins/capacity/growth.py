@@ -33,13 +33,13 @@ BAND = 0.8
 # Ends of the band in standard deviations.
 Z90 = 1.2816
 DRAWS = 400
-# Standard deviations that Kendall's S lies from 0 by chance in 5 % of all cases, on one side.
+# Without a trend, Kendall's S is above so many standard deviations by chance in 5 % of all cases.
 SURE = 1.645
-# Stands for a night without new rows where logarithms are taken.
+# Rows that a night without new rows counts for where logarithms are taken.
 LEAST_STEP = 0.5
 # Nights without a new row that may mean the end of growth.
 QUIET_NIGHTS = 3
-# Of the slower shape's error: below, growth is taken to come to an end.
+# Growth is taken to come to an end only if the shape that ends has less than this share of the other shape's error.
 CLEARER = 0.8
 
 

@@ -129,7 +129,7 @@ def count_by_tier(plan: Plan) -> dict[str, int]:
     return dict(Counter(table.tier for table in plan.tables.values()))
 
 
-# Plans are shown of tonight and so many equal parts of the nights.
+# Plans are shown for tonight and for the ends of so many equal parts of the nights.
 SHOWN_PARTS = 3
 # The most tables whose limits a remedy lowers.
 CAPPED = 3

@@ -28,7 +28,7 @@ from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
 TONIGHT, NIGHTS = "tonight", "nights"
 MOST_REASONS = 4
 DIGITS = 6  # of amounts: a night on a small machine costs less than a cent
-# Of tonight's rows, at least: a falling trend ends there.
+# A falling trend ends at this share of tonight's rows.
 LEAST_ROWS = 0.1
 Progress = Callable[[int, int], None]
 
@@ -294,7 +294,7 @@ class Pricing:
 
     def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
-        # By the trend, data only grow from night to night, so an offer that is out stays out.
+        # Bisection takes an offer that is out to stay out, which it does as long as the data grow.
         if is_able(self.night(offer, count), kind):
             return None
         low, high = 0, count

@@ -90,7 +90,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
 
 
 def _paths(inputs: PlanInputs) -> list[str]:
-    # The same paths as in ``SplitReader``: older datasets name their files without the folder.
+    # The same paths as in ``SplitReader``.
     return [file if "/" in file else f"train/{file}" for file in inputs.schema.files["train"]]
 
 

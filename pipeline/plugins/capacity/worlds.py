@@ -24,7 +24,7 @@ from pipeline.training.sampler import decoded_share
 
 BESIDE = ("reader", "store", "checkpoint")
 MINUTE_MS = 60_000.0
-# Ranks that are added bring samples/s in proportion; where they bring less than this share of it, there is a wall.
+# Ideally samples/s grow in proportion to the ranks. There is a wall where they grow by less than this share of that.
 GROWS = 0.5
 SETTINGS = {
     "compute": "a smaller dense part (model.*), or ranks of more cores",

@@ -96,7 +96,7 @@ class DeltaSnapshot(TableSnapshot):
         column = data.day_column or data.timestamp
         if column is None:
             return [None] * len(self._actions)
-        # Partitions and statistics go by either name, as the writer of the log chose.
+        # Partitions and statistics have the logical or the physical name of a column, depending on the log's writer.
         names = {column}
         if column in self.columns:
             names.add(str(self.columns[column].key))

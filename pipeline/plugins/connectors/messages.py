@@ -33,13 +33,13 @@ from pipeline.ingest.values import Reject
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0
-# In all, for answers that a registry has no schema of a number that one message of a block bears.
+# Seconds that may be spent in all on numbers which only one message of a block has and the registry does not know.
 ASK_SECONDS = 30.0
-# The largest number of a schema: registries have them as signed integers.
+# The largest number of a schema: in registries they are signed integers of 32 bits.
 MOST = 2**31 - 1
 _TOMBSTONE = "tombstone", "the message has no value (a tombstone)"
 _EMPTY = "empty message", "the message is empty"
-# The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
+# The rows, for each the position of its value (from 0 on), and the values that are no rows, with positions for lines.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
 _WRONG = (
     EOFError,

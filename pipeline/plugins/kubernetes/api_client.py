@@ -113,6 +113,7 @@ class Api:
 
     def apply(self, path: str, body: Mapping[str, Any], manager: str, **query: str) -> Object:
         """Server-side apply: create the object, or set these fields of it as those of ``manager``."""
+        # Forced: fields that somebody else has set become those of ``manager``, where it would be a conflict otherwise.
         query = {"fieldManager": manager, "force": "true", **query}
         return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
 
@@ -137,6 +138,7 @@ class Api:
         raw, rest = response.response, b""
         with answers(self.server):
             for chunk in raw.stream(1 << 16):
+                # A chunk may end anywhere, so the beginning of a line waits for the next one.
                 *whole, rest = (rest + chunk).split(b"\n")
                 yield from whole
         if rest:
@@ -208,6 +210,7 @@ class Api:
         content: str = "application/json",
         timeout: Any = None,
     ) -> Any:
+        # Logs are plain text, all other answers are JSON.
         serialized = self.client.param_serialize(
             method,
             path,
@@ -232,6 +235,7 @@ def answers(server: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        # urllib3's MaxRetryError has the cause in ``reason``; its own words also repeat the host and the URL.
         reason = getattr(error, "reason", None) or error
         raise UnansweredError(
             f"the Kubernetes API server {server} does not answer: {reason}",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.plugins.kubernetes.pod_templates import CONTAINER, Object
 
-# Reasons of a waiting container that no waiting mends.
+# Reasons of a waiting container that do not go away by waiting.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 # A registry may be away, or the image still on its way into it.
 LATE_IMAGE = ("ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable")

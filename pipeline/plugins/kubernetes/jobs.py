@@ -108,6 +108,7 @@ class ClusterRunner(ABC):
             else:
                 log.info("%-10s job %s of other settings is ended", step.name, name)
                 self.delete(name)
+                # Its pods may still write to the same checkpoints until the last of them is gone.
                 last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
                 while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
                     if self.clock.monotonic() > last:
@@ -131,6 +132,7 @@ class ClusterRunner(ABC):
         """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
         # Noted before the request, whose answer may be lost, so that ``close`` gives the room back in any case.
         self._lent[step.name] = step
+        # A copy, so that the job is built for ``hosts`` hosts and the run keeps its own number of them.
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
         build = type(self).build

@@ -100,7 +100,7 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 def opens(policy: Object, port: int) -> bool:
     """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
     for rule in (policy.get("spec") or {}).get("ingress") or ():
-        # A rule that names no port is of all of them; a port by name is another one than ours.
+        # A rule without ports covers all of them. Ports with a name are none of ours, which have none.
         covers = not rule.get("ports")
         for each in rule.get("ports") or ():
             first = each.get("port", port)
@@ -124,7 +124,7 @@ def _create_policy(api: Api, policy: Object) -> str:
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
     denied = []
     for verb in verbs:
-        # To list serves to find others, and is missed only then.
+        # Listing only serves to find other policies; without that right ours can still be made.
         if verb != "list" and not allowed(api, namespace, group, resource, verb):
             denied.append(verb)
     if denied:

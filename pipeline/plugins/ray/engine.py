@@ -35,13 +35,13 @@ from pipeline.store.artifacts import Draft
 
 CALL_SECONDS = 10
 LOOPBACK = "127.0.0.1"
-# Parts for each core that are under way at a time.
+# Parts that are under way at a time, for each core.
 AHEAD = 3
-# Each range of hashes is merged by a process of its own. To start one takes a second of a core; what four cores count
-# keeps it busy for a quarter of the time.
+# Each range of hashes is merged by a process of its own, which takes a second of a core to start. What four cores
+# count keeps it busy for a quarter of the time.
 CORES_PER_RANGE = 4
 MOST_RANGES = 64
-# Quiet, and one thread of Polars on each core, for there is a task on each.
+# Without Ray's own output, and with one thread for Polars, since there is a task on each core.
 INIT_OPTIONS: dict[str, Any] = {
     "log_to_driver": False,
     "logging_level": "ERROR",

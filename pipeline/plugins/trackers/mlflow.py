@@ -213,6 +213,7 @@ class _MlflowRun(RunTracking):
             if self.params.get(name, value) != value:
                 return True
         for point, figure in points.items():
+            # Times and rates differ even in a resumed training, so they contradict nothing.
             exact = point in self.points and EXACT.match(point[0])
             if exact and not math.isclose(self.points[point], figure, rel_tol=1e-9):
                 return True
@@ -229,6 +230,7 @@ class _MlflowRun(RunTracking):
             "runs/create",
             experiment_id=experiment_id(self.server, self.experiment),
             run_name=self.run,
+            # MLflow may have been away when the training began.
             start_time=min(self.times.values(), default=_now()),
             tags=tags_of(tags),
         )
@@ -286,6 +288,7 @@ class _Mlflow(Tracker):
         try:
             server.post("registered-models/create", name=name, tags=[{"key": "nightjar.model", "value": served.model}])
         except MlflowError as error:
+            # All versions of a model share one entry, so from the second one on it is there.
             if error.code != EXISTS:
                 raise
         entries: dict[str, dict[str, Any]] = {}

@@ -124,6 +124,7 @@ def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
 
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     for name, value in settings.items():
+        # bool comes first, since isinstance(True, int) holds.
         if isinstance(value, bool):
             start.hparams[name].bool_value = value
         elif isinstance(value, int | float):
