@@ -100,7 +100,7 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 def opens(policy: Object, port: int) -> bool:
     """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
     for rule in (policy.get("spec") or {}).get("ingress") or ():
-        # A rule without ports covers all of them. Ports with a name are none of ours, which have none.
+        # A rule without ports covers all of them. Only ports by number are compared, not those by name.
         covers = not rule.get("ports")
         for each in rule.get("ports") or ():
             first = each.get("port", port)
