@@ -74,7 +74,7 @@ def dry_run(
     with _timed(seconds, "planning"):
         plan = make_plan(sized)
     world = _World(config, sized, plan, seconds)
-    # What exists now stays: collecting garbage looks only at what the ranks leave.
+    # What exists now is excluded from garbage collection, so that it only looks at what the ranks leave.
     gc.freeze()
     try:
         for rank in range(plan.world_size):
@@ -107,12 +107,12 @@ class _World:
                 self._rows[shard.rank] += shard.rows * table.row_bytes(shard.columns)
                 if shard.rows:
                     self._planned[shard.rank].append((name, shard.row, shard.rows, shard.column, shard.columns))
-        self._places = dict(zip(plan.tables, itertools.count()))
+        self._places = {name: place for place, name in enumerate(plan.tables)}
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
-        # Which rows a rank takes depends on the sizes of row groups, not on what is in them. A list of tables has none:
-        # a batch is dealt then as if all its rows were one group.
+        # Which rows a rank takes depends only on the sizes of the row groups. A list of tables has no row groups: then
+        # a batch is dealt as if all its rows were one group.
         train = inputs.train
         groups: list[RowGroup] = []
         for rows in itertools.chain.from_iterable(inputs.schema.groups.get("train", [])):
@@ -121,7 +121,7 @@ class _World:
         order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
         self._deal = BatchSampler(order, groups or [RowGroup("", 0, train.batch, 0)])
         self._dealt: dict[int, np.ndarray] = {}
-        # Weighed are the first rank, the last, the one with most shards, and others spread evenly.
+        # Memory is measured on the first rank, the last, the one with most shards, and some spread evenly.
         world = plan.world_size
         most = max(range(world), key=lambda rank: len(self._planned[rank]))
         self._measured = sorted({0, world - 1, most, *range(0, world, max(1, world // MEASURED))})
@@ -136,7 +136,7 @@ class _World:
         with _timed(self._seconds, "naming"):
             owned = []
             for shard in shards:
-                # Of a table's copies one rank writes its own: they take turns, as ``embeddings.row_access`` decides.
+                # Of a replicated table one rank writes its copy: ranks take turns, table by table.
                 writer = self._places[shard[0]] % self._plan.world_size
                 if self._plan.tables[shard[0]].sharding != DATA_PARALLEL or writer == rank:
                     owned.append(shard)
@@ -158,7 +158,7 @@ class _World:
                 tracemalloc.start()
             model = sharded_on_meta(self._inputs, self._plan)
             if weigh:
-                # TorchRec's objects have cycles: those of its planning are garbage, and only what a rank keeps counts.
+                # Only what a rank keeps counts. Objects of TorchRec's planning are garbage, but refer to each other.
                 gc.collect()
                 self._sharding[rank] = tracemalloc.get_traced_memory()[0]
                 tracemalloc.stop()
@@ -172,7 +172,7 @@ class _World:
         coding, limit = TableCoding("fp32"), int(self._config.checkpoint.chunk_mib * MIB)
         number = 0
         for table, row, rows, column, columns in sorted(shards):
-            # As large as the plan counts the optimizer's state, which decides where a file ends; without storage.
+            # The optimizer's state as large as in the plan, since its size decides where a file ends; no storage.
             placed = self._plan.tables[table]
             state = {f"row{at}": _meta(rows) for at in range(placed.state_bytes // FLOAT)}
             state |= {f"value{at}": _meta(rows, columns) for at in range(placed.value_state_bytes // FLOAT)}
@@ -198,7 +198,7 @@ class _World:
                 self._complain(
                     f"batch {batch}: {dealt.sum()} rows are taken, expected {self._deal.total(batch)}, once each"
                 )
-        # A file's name begins with the rank that wrote it (``extent_of``).
+        # The name of a file begins with the rank that wrote it (``extent_of``).
         files = Counter(int(extent.file.rpartition("/")[2].partition("-")[0]) for extent in self._extents)
         weighed = []
         for rank in self._measured:
@@ -237,14 +237,14 @@ class _World:
         twice = len(self._extents) - len(files)
         if twice:
             self._complain(f"{twice} files of a checkpoint have the name of another one")
-        # The tables of the plan, for one may have no file at all.
+        # By the tables of the plan, since a table may have no file at all.
         for name, placed in self._plan.tables.items():
             problem = uncovered(by_table[name], placed.rows, placed.dim)
             if problem:
                 self._complain(f"table {name!r}: {problem}")
 
     def _complain(self, problem: str) -> None:
-        # One fault may show on every rank of hundreds: the first lines say what it is.
+        # A single fault may show on every one of hundreds of ranks: the first lines tell what it is.
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(problem)
 
@@ -253,7 +253,7 @@ def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tup
     """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
     places = []
     for take in deal.takes(batch, rank, world):
-        # A take counts the rows of its lane; of each batch a lane fills ``quota`` places, from lane * quota on.
+        # A take counts rows within its lane. In each batch a lane fills ``quota`` places, from lane * quota on.
         moved = take.lane * deal.quota - batch * deal.quota
         places.append((take.start + moved, take.stop + moved))
     return places
@@ -280,7 +280,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
     collections = {TABLES: build_collection(inputs.schema, inputs.model, device)}
     if inputs.schema.sequences:
         collections[EVENTS] = event_collection(inputs.schema, inputs.model, device)
-    # Each collection has a plan of its own, whose tables TorchRec finds by the path of the collection's module.
+    # Each collection has its own plan, which TorchRec looks up by the path of the collection's module.
     plans = None
     for path, collection in collections.items():
         model.add_module(path, collection)
@@ -295,7 +295,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
 
 def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
     """What is wrong where ``extents`` do not tile a table of ``rows`` x ``columns``; "" where they do."""
-    # Shards may divide a table by rows and by columns: strips of columns side by side, each with its rows from 0 on.
+    # A table may be sharded by rows and by columns: strips of columns side by side, each with its rows from 0 on.
     strips: dict[tuple[int, int], list[Extent]] = {}
     for extent in extents:
         strips.setdefault((extent.column, extent.columns), []).append(extent)
@@ -319,11 +319,11 @@ def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
 def _kernel_shards(kernel: Any) -> Iterator[Shard]:
     """The shards of a kernel that have rows."""
     for table, weight in zip(kernel.tables, kernel.module.split_embedding_weights(), strict=True):
-        # A replicated table has no metadata of a shard: it lies whole on every rank.
+        # A replicated table has no shard metadata: every rank has all of it.
         row, column = 0, 0
         if table.local_metadata is not None:
             row, column = table.local_metadata.shard_offsets
-        # Row by row a small table may have fewer rows than there are ranks: some have a shard of none.
+        # Sharded by rows, a small table may have fewer rows than there are ranks: some shards are empty.
         if len(weight):
             yield table.name, row, len(weight), column, weight.shape[1]
 

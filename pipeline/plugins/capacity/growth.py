@@ -33,13 +33,13 @@ BAND = 0.8
 # Ends of the band in standard deviations.
 Z90 = 1.2816
 DRAWS = 400
-# Standard deviations that Kendall's S lies from 0 by chance in 5 % of all cases, on one side.
+# Without a trend, Kendall's S is above so many standard deviations by chance in 5 % of all cases.
 SURE = 1.645
-# Stands for a night without new rows where logarithms are taken.
+# Rows that a night without new rows counts for where logarithms are taken.
 LEAST_STEP = 0.5
 # Nights without a new row that may mean the end of growth.
 QUIET_NIGHTS = 3
-# Of the slower shape's error: below, growth is taken to come to an end.
+# Growth is taken to come to an end only if the shape that ends has less than this share of the other shape's error.
 CLEARER = 0.8
 
 
@@ -125,7 +125,7 @@ class Nights:
                 days.append(learned)
                 rows.append(sizes[table])
             else:
-                # A table that was gone for a night began anew behind it.
+                # A table that was missing for a night began anew after it.
                 days, rows = [], []
         return History.of(days, rows)
 
@@ -152,7 +152,7 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
             first, last = date.fromisoformat(start), date.fromisoformat(end or start)
         schema = read(DatasetSchema, store, f"{path}/schema.json")
         newest_first.append(NightDataset(dataset=path, first=first, last=last, schema=schema))
-        # The night whose id mappings this one continues, and with them its tables.
+        # The night whose id mappings, and with them whose tables, this one continues.
         path = artifact.config.get("data", {}).get("mapping_from")
     gone = path if path and len(newest_first) < MOST_NIGHTS else ""
     nights = Nights(nights=tuple(reversed(newest_first)), gone=gone)
@@ -228,8 +228,8 @@ def project(history: History, limit: int, nights: int, *, fixed: bool = False, n
         return Projection(kind=reason, low=rows, rows=rows, high=rows, limit=limit)
     trend = _fit_trend(history)
     rows = trend.path(nights, limit)[0]
-    # The band: paths of trends fitted to resampled steps. Seeded by the table's name, so that the same store gives the
-    # same band, whatever other tables there are.
+    # The band: paths of trends fitted to resampled steps. Seeded by the table's name, so that the band does not depend
+    # on which other tables there are.
     paths = _draw_paths(trend, nights, limit, np.random.default_rng(zlib.crc32(name.encode())))
     low, high = np.quantile(paths, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
     # As much wider as Student's distribution is than the normal one at 10 and 90 %, by its degrees of freedom (Fisher
@@ -258,8 +258,8 @@ def _find_why_still(history: History, limit: int, fixed: bool) -> str:
         else:
             runs[-1] += 1
     longest_before = max(runs[:-1], default=0)
-    # A table whose rows come in bursts is quiet between two of them: only a pause more than twice as long as any before
-    # is an end.
+    # A table whose rows come in bursts is quiet between them: growth has ended only if this pause is more than twice as
+    # long as any before.
     if runs[-1] >= max(QUIET_NIGHTS, 2 * longest_before + 1) or not any(history.steps):
         return STOPPED
     return ""
@@ -290,8 +290,8 @@ class _Trend:
             if noise is not None:
                 step = step + noise[:, night - 1]
             if self.kind in (SLOWING, SATURATING):
-                # The line is one of the steps' logarithms.
-                # A drawn line may be steep: e^50 is far beyond any limit, and no overflow.
+                # The line is one of the steps' logarithms. Those of a steep draw are cut off: e^50 is far beyond any
+                # limit, but no overflow.
                 step = np.exp(np.minimum(step, 50.0))
             rows[:, night] = before + np.maximum(step, 0.0)
         return np.minimum(rows, limit)
@@ -327,14 +327,14 @@ def _fit_line(kind: str, history: History, x: np.ndarray, y: np.ndarray) -> _Tre
 
 
 def _clip_sign(kind: str, slope: np.ndarray) -> np.ndarray:
-    # Resampled noise may turn a slope around, and growth that was slowing would explode in that draw.
+    # Resampled noise may change the sign of a slope, and growth that was slowing would explode in that draw.
     if kind == RISING:
         return np.maximum(slope, 0.0)
     return np.minimum(slope, 0.0)
 
 
 def _widen(residual: np.ndarray, fitted: int) -> np.ndarray:
-    # As large as it would be without the fit of so many numbers, which takes as many degrees of freedom.
+    # A fit of so many numbers takes as many degrees of freedom, which makes its residuals too small.
     return residual * math.sqrt(len(residual) / max(len(residual) - fitted, 1))
 
 
@@ -343,7 +343,7 @@ def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     # All pairs at once: of MOST_NIGHTS nights there are 435, in each of DRAWS draws.
     first, second = np.triu_indices(len(x), 1)
     distance = x[second] - x[first]
-    # Logarithms of rows are equal on nights without a new row: such a pair has no slope.
+    # x may be the logarithm of the rows, which is equal on nights without a new row: such a pair has no slope.
     apart = distance != 0
     first, second, distance = first[apart], second[apart], distance[apart]
     slopes: np.ndarray = np.median((y[:, second] - y[:, first]) / distance, axis=1)
@@ -356,7 +356,7 @@ def _draw_paths(trend: _Trend, nights: int, limit: int, rng: np.random.Generator
     noise = rng.choice(trend.noise, (DRAWS, count))
     future = rng.choice(trend.noise, (DRAWS, nights))
     if trend.kind == STEADY:
-        # Fitted as ``_fit_trend`` does: to the rows themselves, which the drawn steps add up to.
+        # Fitted as in ``_fit_trend``: to the rows, here the sums of the drawn steps.
         grown = np.cumsum(np.maximum(trend.start + noise, 0.0) * np.diff(history.days), axis=1)
         start = theil_sen_slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
         slope = np.zeros(DRAWS)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from operator import attrgetter
 
 from pipeline.core.errors import ConfigError, NightjarError, PlanError
 from pipeline.planning.hardware import MEMORIES, memories, memory_gib
@@ -49,7 +48,7 @@ def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
         of_job = {}
         for override in job:
             if override not in common:
-                # +key=value adds a key that the configuration lacks; people know it by the key.
+                # +key=value adds a key that the configuration lacks; it is shown without the plus.
                 key, _, value = override.partition("=")
                 of_job[key.lstrip("+")] = value
         settings.append(of_job)
@@ -91,8 +90,7 @@ def what_if(
 def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
     # The clauses of a planner's message that say what is short; the whole message where none does.
     clauses = [clause.strip() for clause in error.message.split(";") if " short " in clause]
-    # A planner that finds no plan and a configuration that nobody could run are told apart: only one says something of
-    # the hardware.
+    # No plan is told apart from an invalid configuration: only the former says something about the hardware.
     problem = "infeasible" if isinstance(error, PlanError) else "refused"
     return PlannedCase(
         settings=settings,
@@ -106,7 +104,7 @@ def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> P
 
 
 def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
-    # Over all ranks: combinations may have different numbers of them.
+    # Sums over all ranks, since combinations may have different numbers of ranks.
     tiers = {}
     for memory in MEMORIES:
         tiers[f"{memory}_bytes"] = sum(rank.get(memory, 0) for rank in plan.memory)
@@ -128,10 +126,10 @@ def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
 
 
 def count_by_tier(plan: Plan) -> dict[str, int]:
-    return dict(Counter(map(attrgetter("tier"), plan.tables.values())))
+    return dict(Counter(table.tier for table in plan.tables.values()))
 
 
-# Plans are shown of tonight and so many equal parts of the nights.
+# Plans are shown for tonight and for the ends of so many equal parts of the nights.
 SHOWN_PARTS = 3
 # The most tables whose limits a remedy lowers.
 CAPPED = 3
@@ -167,7 +165,7 @@ def outlook(
         ConfigError: The settings have other tables, or a pin cannot run.
     """
     check_tables(nights.newest, list(limits))
-    # A table that does not grow by new ids, such as one of hashes, keeps its rows whatever the logs bring.
+    # A table that gets no rows for new ids, such as one of hashes, keeps its size whatever the logs bring.
     growth, short = {}, []
     for name, limit in limits.items():
         growth[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
@@ -179,7 +177,7 @@ def outlook(
     for done, night in enumerate(shown, 1):
         plans.append(_plan_night(inputs, growth, nights, night))
         progress(done, len(shown) + 1)
-    # The hint is the planner's for the last night, which has most rows.
+    # The planner's hint for the last night is used, which has most rows.
     tiers = _find_full_tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
     notes = []
@@ -194,9 +192,9 @@ def outlook(
         model=model,
         nights=count,
         band=BAND,
-        read=tuple(map(attrgetter("name"), nights.nights)),
+        read=tuple(night.name for night in nights.nights),
         missing=nights.missing,
-        fits=all(map(attrgetter("fits"), plans)),
+        fits=all(plan.fits for plan in plans),
         tables=_describe_tables(nights, growth, limits, shown),
         plans=tuple(_compare_places(plans)),
         tiers=tiers,
@@ -218,7 +216,7 @@ def _describe_tables(
         paths = []
         for low, rows, high in zip(projection.low, projection.rows, projection.high, strict=True):
             paths.append((int(low), int(rows), int(high)))
-        # A table of fixed rows is as large as its limit from the first night on, and that is no event.
+        # A table with a fixed number of rows is at its limit from the start, which is no event.
         full = Reached()
         if projection.kind != FIXED:
             trend, earliest, latest = projection.full()
@@ -313,7 +311,7 @@ def slowest_memory(inputs: PlanInputs) -> int:
 
     Tables with a pinned tier do not count: they lie where the user wants them.
     """
-    # Any placement does: a bisection asks for many nights, and no cost is compared.
+    # Any placement that fits will do, since costs are not compared: a bisection asks for many nights.
     placement = sketch(inputs)
     known = memories(inputs.hardware)
     if placement is None:
@@ -323,7 +321,7 @@ def slowest_memory(inputs: PlanInputs) -> int:
         pin = inputs.plan.tables.get(name)
         if pin is not None and (pin.tier or pin.avoid):
             continue
-        # Rows behind a cache lie in host memory.
+        # The rows behind a GPU cache lie in host memory.
         tier = "ddr" if offer.tier == "hbm_cached" else offer.tier
         slowest = max(slowest, known.index(tier))
     return slowest
@@ -344,10 +342,10 @@ class _MemoryNeeds:
 
     def find_first(self, side: str, place: int, count: int) -> int | None:
         """The first night, up to ``count``, on which the memories up to ``place`` do not suffice, by bisection."""
-        # Projected rows never fall: once the memories do not suffice, they never do again.
+        # Projected rows never fall, so memories that no longer suffice never suffice again.
         if self.of(side, count) <= place:
             return None
-        # Below the answer and at or above it. -1: the last night in the store may be the first one, too.
+        # ``low`` is below the answer, ``high`` at or above it. -1: the answer may be night 0, the last in the store.
         low, high = -1, count
         while high - low > 1:
             middle = (low + high) // 2
@@ -366,7 +364,7 @@ def _find_full_tiers(
     for place, memory in enumerate(known):
         # The upper end of the band is full first.
         earliest = needs.find_first("high", place, count)
-        # A slower memory is used when all faster ones are full, so it is not full before these.
+        # A slower memory is used only when all faster ones are full, so it is never full before them.
         if earliest is None:
             break
         night = needs.find_first("rows", place, count)
@@ -375,7 +373,7 @@ def _find_full_tiers(
         remedies = list[str]()
         if night is not None:
             search = _RemedySearch(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
-            # Tonight is too late for limits: the rows are there already.
+            # On night 0 lower limits come too late: the rows are there already.
             if night:
                 remedies = search.lower_limits(night)
             if last and hint:
@@ -409,7 +407,7 @@ class _RemedySearch:
     def lower_limits(self, night: int) -> list[str]:
         """Lower limits of the tables that grow by the most bytes, as few as help: the rows before ``night``."""
         before, rows = _rows_on(self.growth, "rows", night - 1), _rows_on(self.growth, "rows", self.count)
-        # By rows times width: all tables of an optimizer have about the same bytes for each value.
+        # By rows times width: tables with the same optimizer take about as many bytes for each value.
         grown = {}
         for name in before:
             size = (rows[name] - before[name]) * self.inputs.model.dim_of(name)

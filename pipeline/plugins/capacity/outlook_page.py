@@ -35,7 +35,7 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
         if left_out > 0:
             lines.append(f"and {units.plural(left_out, 'table')} that grow less (--json)")
         lines += ["", text_table(*plans_of(record.plans))]
-        notes = list(map("note: {}".format, record.notes))
+        notes = [f"note: {note}" for note in record.notes]
         for sentences in (list(full_tables(record)), list(full_tiers(record)), notes):
             if sentences:
                 lines += ["", *map(paragraph, sentences)]
@@ -47,7 +47,7 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
 def title_of(record: Outlook) -> str:
     ranks = units.plural(record.world_size, "rank")
     title = f"{record.model}, the next {record.nights} nights on {record.hardware}, {ranks}"
-    # What tells this combination from the others; a single one needs no more.
+    # The settings that tell this combination from the others; a single combination has none.
     if record.settings:
         title += ": " + " ".join(map("=".join, record.settings.items()))
     return title
@@ -73,7 +73,7 @@ def growing(record: Outlook) -> list[tuple[str, TableOutlook]]:
 
 
 def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
-    # JSON has texts for keys, and so has the record.
+    # The keys of the record are strings, as in JSON.
     nights = [str(plan.night) for plan in record.plans]
     rows = []
     for name, table in growing(record):
@@ -81,7 +81,7 @@ def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
         interval = f"[{units.count(low)}, {units.count(high)}]" if low != high else units.ABSENT
         trend = [units.count(table.rows[night][1]) for night in nights]
         rows.append([name, TREND_WORDS[table.trend], *trend, interval, units.count(table.limit)])
-    columns = map("night {}*".format, nights)
+    columns = [f"night {night}*" for night in nights]
     return ["table", "growth", *columns, f"interval, night {nights[-1]}*", "limit*"], rows
 
 
@@ -128,7 +128,7 @@ def full_tables(record: Outlook) -> Iterator[str]:
         if table.trend == "full" or table.full.earliest is not None:
             due[name] = table
 
-    # Those first that are full first; those that only the upper end of the band fills come behind them.
+    # In the order in which they are full; tables that only the upper end of the band fills come last.
     order = sorted(due, key=lambda name: (due[name].full.night is None, due[name].full.night, due[name].full.earliest))
     for name in order[:MOST_TABLES]:
         table = due[name]

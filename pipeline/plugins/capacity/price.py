@@ -28,7 +28,7 @@ from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
 TONIGHT, NIGHTS = "tonight", "nights"
 MOST_REASONS = 4
 DIGITS = 6  # of amounts: a night on a small machine costs less than a cent
-# Of tonight's rows, at least: a falling trend ends there.
+# A falling trend ends at this share of tonight's rows.
 LEAST_ROWS = 0.1
 Progress = Callable[[int, int], None]
 
@@ -52,7 +52,7 @@ class MeasuredNight:
 
         The factor is 1 where these have no plan.
         """
-        # Predicted as every offer is, so that on this very hardware the prediction is the measured step again.
+        # Predicted like every offer, so that for this very hardware the prediction is the measured step again.
         (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
         factor = 1.0
         if here.samples_per_s:
@@ -97,7 +97,7 @@ class DataGrowth:
             inputs = with_rows(inputs, of_tables)
         if not self.rows:
             return inputs
-        # All splits grow alike: a night's log is divided in the same shares.
+        # All splits grow alike, since every night's log is divided in the same shares.
         rows = {split: round(count * self.rows[night]) for split, count in inputs.schema.rows.items()}
         return replace(inputs, schema=replace(inputs.schema, rows=rows))
 
@@ -143,7 +143,7 @@ class Pricing:
             return OfferNight(
                 night=night, fits=False, bound=world.bound, setting=world.setting, problem=world.problem or "no plan"
             )
-        # Embedding hosts need a worker beside them, so ``resized`` may ask for more hosts than are offered.
+        # Embedding hosts need at least one worker, so ``resized`` may need more hosts than are offered.
         if world.hosts != offer.hosts:
             least = f"hardware.embedding_hosts needs {world.hosts} hosts, {offer.hosts} would be ordered"
             setting = "hardware.embedding_hosts=0"
@@ -159,7 +159,7 @@ class Pricing:
             filled=world.filled,
         )
         work, start = sum(seconds.values()), 60 * offer.price.start_minutes
-        # ``HostPrice.cost`` adds the start, which is paid as well.
+        # The start is paid, too: ``HostPrice.cost`` adds it.
         record = replace(
             record,
             night_s=round(start + work, 1),
@@ -168,10 +168,10 @@ class Pricing:
         )
         if offer.price.spot is None:
             return record
-        # Between two checkpoints; a training that is shorter than that begins anew.
+        # An interruption loses at most what lies between two checkpoints, or all of a shorter training.
         lost_s = min(steps_between(inputs, measured.checkpoint, step_ms) * step_ms / 1e3, seconds["train"])
-        # An interruption hits a stage as often as that takes long, in the middle of it on average. All stages but the
-        # training begin anew.
+        # The longer a stage, the likelier an interruption hits it, on average in its middle. All stages but training
+        # begin anew.
         redo_s = seconds["train"] / work * (measured.times.start_s + lost_s / 2)
         for stage, spent in seconds.items():
             if stage != "train":
@@ -191,14 +191,14 @@ class Pricing:
     def _stage_seconds(self, inputs: PlanInputs, step_ms: float) -> dict[str, float]:
         times, steps = self.measured.times, steps_of(inputs)
         looks = looks_of(inputs.train, inputs.schema, steps)
-        # A sample is scored as much faster as it is trained on.
+        # Scoring a sample is taken to speed up as much as training on it.
         faster = (step_ms / inputs.batch) / (times.step_ms / self.measured.inputs.batch)
         evaluate = times.evaluate_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
-        # Where publishing was not measured: it scores the same rows, with two models.
+        # Estimated where publishing was not measured: it scores the same rows with SCORED models.
         publish = SCORED * evaluate
         if times.publish_s is not None:
             publish = times.publish_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
-        # Ingestion, planning and towers take as long on every hardware: no figure of an offer says otherwise.
+        # Ingestion, planning and towers are taken to last as long on all hardware: no figure of an offer tells more.
         return {
             "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
             "plan": times.plan_s,
@@ -246,7 +246,7 @@ class Pricing:
                         able.append((cost, outlook.hosts, index))
                 if not able:
                     continue
-                # Of equal costs that with fewer hosts, and then the first in the list of prices.
+                # Among equal costs the one with fewer hosts is chosen, then the first in the list of prices.
                 cost, _, best = min(able)
                 chosen, offer = outlooks[best], self.offers[best]
                 seconds = chosen.tonight.night_s if kind == ON_DEMAND else chosen.tonight.spot_s
@@ -277,7 +277,7 @@ class Pricing:
         ruled_out.sort(key=lambda each: -each[0])
         for _, offer, outlook in ruled_out[:MOST_REASONS]:
             nights = outlook.nights if scope == NIGHTS else outlook.nights[:1]
-            # An offer that holds tonight may be out for a later night.
+            # An offer that is good for tonight may be ruled out by a later night.
             first = next(night for night in nights if not is_able(night, kind))
             name = offer.name
             if first.night:
@@ -294,7 +294,7 @@ class Pricing:
 
     def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
-        # Data grow from night to night, or so the trend says: a wall once met stays.
+        # Bisection takes an offer that is out to stay out, which it does as long as the data grow.
         if is_able(self.night(offer, count), kind):
             return None
         low, high = 0, count
@@ -336,7 +336,7 @@ def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float 
 
 def interruptions_per_second(offer: HostOffer) -> float:
     """Return how often one of the hosts of an offer on spot is taken away."""
-    # Any of them: training stops with the first host that is gone.
+    # The rates of all hosts add up, since training stops with the first host that is gone.
     return offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
 
 

@@ -118,7 +118,7 @@ def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from pipeline.records.sealed_prediction import BROKEN, GONE, REPLACED
     from pipeline.store.artifacts import Store
 
-    # No configuration is composed: the list is of all models in a store.
+    # No configuration is composed, since the list is of all models in a store.
     url = "./store"
     for text in overrides:
         key, _, value = text.partition("=")
@@ -155,11 +155,11 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
     store = Store(config.store)
     planned, inputs = planned_for(list(overrides), options.config_dir, timed=True)
-    # For its error, before a rehearsal takes its time.
+    # Called only for its error, which should come before the rehearsal.
     missing_stages(config, store)
     dataset = steps(config, store, last="ingest")[0].path
     note = ""
-    # One prediction for a run: whoever could seal several would show the best of them.
+    # One prediction for a run: with several sealed ones, one could show the best of them afterwards.
     waiting = waiting_prediction(store, config_hash(config), dataset, machine_of())
     if waiting is None:
         began = time.perf_counter()
@@ -197,7 +197,7 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
         start = f"{hour:02}:{minute:02}"
     limit_s = None
     if options.by is not None:
-        # Over midnight, too; the same time of day is that of the next day.
+        # The night may cross midnight; the same time of day means that of the next day.
         limit_s = (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
     offers = _offers(prices, path, config, inputs, overrides, options.config_dir)
     pricing = Pricing(offers, measured, growth, limit_s)
@@ -251,7 +251,7 @@ def _offers(
             composed = compose([*common, f"hardware={price.file}"], config_dir, night=True)
         except ConfigError as error:
             raise ConfigError(f"hardware.{price.name} in {path}: {error.message}", hint=error.hint) from None
-        # The settings stay those of the night: an offer changes its hardware alone.
+        # All other settings stay those of the night: an offer changes only the hardware.
         planned = replace(inputs, hardware=with_figures(composed).hardware)
         for hosts in price.hosts:
             offers.append(HostOffer(price=price, hosts=hosts, inputs=planned))
@@ -301,7 +301,7 @@ def _basis_of_nights(
     from pipeline.schedule.night_config import ANY_DAY
     from pipeline.stages.stage_inputs import with_batch
 
-    # A log of days composes with a day alone; which one makes no difference to what is asked here.
+    # The settings of a log of days only compose with a day; which one makes no difference here.
     day = [f"data.day={ANY_DAY}"] if base.day else []
     config = compose([*overrides, *day], config_dir, night=True)
     nights, limits = read_nights(store, base.dataset, config.model_name, least=1), limits_of(config)
@@ -337,12 +337,12 @@ def _measured_night(
     from pipeline.stages.execution import load
     from pipeline.stages.stage_inputs import with_batch, with_former_batch
 
-    # nightjar run names its runs otherwise than nightjar nightly, so the serving version says the newest one.
+    # The run of the serving version comes first: nightjar run names its runs otherwise than nightjar nightly.
     runs = [(base.run, nights.newest)]
     for night in reversed(nights.nights):
         if night.last is not None:
             runs.append((run_name(config.model_name, night.last), night))
-    # A night that resumed after a stop, or found its model trained, does not say what a training takes.
+    # A night that resumed after a stop, or whose model was trained before, does not tell how long a training takes.
     for run, night in runs:
         times = times_of_run(store, run, night.schema)
         if times is not None:
@@ -359,7 +359,7 @@ def _measured_night(
         profile = read(Profile, store, f"{night.dataset}/profile.json")
         asked = PlanInputs.of(then, night.schema, profile)
     except NightjarError as error:
-        # Settings of an older release may no longer compose. Its times are still the best that there are.
+        # Settings of an older release may no longer compose. The times of that night are still the best there are.
         note = f"times of stages are those of {times.source}, taken to have had today's settings: {error.message}"
         return MeasuredNight.of(times, inputs, rates, config.checkpoint), note
     measured = MeasuredNight.of(times, asked, rates, then.checkpoint)

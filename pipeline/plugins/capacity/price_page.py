@@ -24,7 +24,7 @@ def price_text(record: PriceOutlook) -> str:
     """Return a line for each offer, the cheapest with reasons and walls, and what is assumed."""
     lines = [title_of(record), "", text_table(*offers_of(record)), ""]
     lines += map(paragraph, choices_of(record))
-    lines += map(paragraph, map("note: {}".format, record.notes))
+    lines += [paragraph(f"note: {note}") for note in record.notes]
     lines += ["", *map(paragraph, record.rules)]
     return "\n".join(lines)
 
@@ -46,7 +46,8 @@ def offers_of(record: PriceOutlook) -> tuple[list[str], list[list[str]]]:
         train = (tonight.seconds or {}).get("train")
         fits, in_time = "no", units.ABSENT
         if tonight.fits:
-            fits, in_time = "yes", "yes" if tonight.in_time else "no"
+            fits = "yes"
+            in_time = "yes" if tonight.in_time else "no"
         rows.append(
             [
                 each.offer,
@@ -137,12 +138,12 @@ def _stage_series(fitting: list[OfferOutlook]) -> list[BarSeries]:
     for each in fitting:
         seconds = each.tonight.seconds or {}
         spent.append(seconds)
-        # Of the hosts, before the first stage. Stages are rounded: their sum may come out above the night's time.
+        # Seconds in which the hosts start. Stages are rounded, so their sum may be above the night's time.
         starts.append(max((each.tonight.night_s or 0.0) - sum(seconds.values()), 0.0))
     series = []
     if any(starts):
         series.append(BarSeries(name="start", colour=0, values=starts))
-    # All offers have the same stages, those of the night.
+    # All offers have the same stages, so those of the first one name the series.
     for place, stage in enumerate(spent[0] if spent else (), 1):
         values = [seconds.get(stage, 0.0) for seconds in spent]
         series.append(BarSeries(name=stage, colour=place % COLOURS, values=values))
@@ -208,7 +209,7 @@ def sealed_list_markdown(record: SealedList) -> str:
     head, rows = sealed_rows(record)
     names, marks = [], []
     for name in head:
-        # A star marks a column of numbers, which Markdown puts to the right by a colon.
+        # A star marks a column of numbers; in Markdown a colon after the dashes aligns it to the right.
         names.append(name.removesuffix("*"))
         marks.append("---:" if name.endswith("*") else "---")
     lines = [f"| {' | '.join(cells)} |" for cells in (names, marks, *rows)]
@@ -235,7 +236,7 @@ def _sealed_row(line: SealedLine) -> list[str]:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(line.created))
     cells = [when, line.model or units.ABSENT, line.data or units.ABSENT]
     cells += [units.count(line.batch or None), units.count(line.threads or None), units.duration(line.predicted_s)]
-    # A prediction whose run is still to come, or that is damaged, keeps its line: none is left out.
+    # A prediction that is damaged, or whose run is still to come, keeps its line: none is left out.
     if line.state != COMPARED:
         return [*cells, line.state, *[units.ABSENT] * 4, line.sha256[:HASH] or units.ABSENT]
     train = line.seconds.get("train")

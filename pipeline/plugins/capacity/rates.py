@@ -22,7 +22,7 @@ from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
 
 SECONDS = 1.0  # of each measurement
-# A reader's first batches wait for it to start; of so many more, the rate is no luck of one of them.
+# The first batches of a reader include its start; the rate is of at least so many more, so no single one decides it.
 WARM_UP_BATCHES, LEAST_BATCHES = 4, 8
 # Bytes of a table's rows that are written, and rows of a drawn dataset that is read.
 TABLE_BYTES, DRAWN_ROWS = 32 << 20, 1 << 19
@@ -78,7 +78,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
         window_groups=train.shuffle_window_groups,
         lanes=train.dealt_lanes,
     )
-    # More epochs than a second can read: a small dataset begins anew.
+    # More epochs than can be read in this time, so that a small dataset begins anew as often as needed.
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
         for _ in range(WARM_UP_BATCHES):
             next(reader)
@@ -90,7 +90,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
 
 
 def _paths(inputs: PlanInputs) -> list[str]:
-    # As ``SplitReader`` finds them.
+    # The same paths as in ``SplitReader``.
     return [file if "/" in file else f"train/{file}" for file in inputs.schema.files["train"]]
 
 
@@ -115,7 +115,8 @@ def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
         dataset = store.get("datasets/trial", "dataset")
         drawn = replace(inputs, schema=schema, profile=profile, train=replace(inputs.train, global_batch=batch))
         rows_per_s, read = _decoded(store, dataset, drawn), _read_gb_per_s(store, dataset, drawn)
-    # Decoding takes time in proportion to the bytes of a row: label, numeric features, and an id for each table here.
+    # Decoding takes time in proportion to the bytes of a row. A drawn one has a label, DENSE numeric features and an id
+    # for each table.
     own = row_bytes(inputs.schema, inputs.profile)
     share = FLOAT * (1 + DENSE + len(tables)) / own
     return rows_per_s * share, own, read
@@ -155,7 +156,7 @@ def _job(config: Config, path: str) -> Any:
 
     rules, width = table_rules(config.model, config.train), config.model.embedding_dim
     rows = TABLE_BYTES // (FLOAT * width)
-    # Random rows, since a coding's speed may depend on the values, and equal ones would compress to nothing.
+    # Random values, since the speed of a coding may depend on them, and equal ones would compress to nothing.
     state = {}
     for column in rules.common.columns:
         state[column.name] = torch.rand(rows, width) if column.per_value else torch.rand(rows)

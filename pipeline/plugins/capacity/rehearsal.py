@@ -94,7 +94,7 @@ def looks_of(train: TrainConfig, schema: DatasetSchema, steps: int) -> int:
     every = train.validate.every_steps
     if isinstance(every, int):
         return -(-steps // every)
-    # auto: equally many in each epoch, however long it is, and one at least.
+    # auto: LOOKS_PER_EPOCH in each epoch, however long it is, and at least one in all.
     per_epoch = -(-schema.rows["train"] // train.batch)
     return max(1, round(LOOKS_PER_EPOCH * steps / per_epoch))
 
@@ -112,14 +112,14 @@ def rehearse(
         LaunchError: The run failed.
     """
     store, total = Store(config.store), steps_of(inputs)
-    # As many as take SECONDS, enough of them for a median, and of a short training only a share.
+    # As many steps as take SECONDS, but enough for a median, and only a share of a short training.
     steps = round(1e3 * SECONDS / max(predicted_ms, 1e-3))
     steps = min(max(steps, LEAST_STEPS), MOST_STEPS, max(LEAST_STEPS, round(SHARE * total)), total)
     run, had_page = f"rehearsal-{os.getpid()}", store.exists(STORE_PAGE)
     command = [sys.executable, "-m", "pipeline.cli", "run", *rehearsal_overrides(overrides, run, steps)]
     if config_dir is not None:
         command += ["--config-dir", config_dir]
-    # Another process, as the real run will be one: its start is part of what is measured.
+    # In a process of its own, like the real run: its start is part of what is measured.
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -138,14 +138,14 @@ def rehearse(
         elif store.exists(STORE_PAGE):
             store.fs.rm(store.full(STORE_PAGE))
     intervals = [record["step_ms"] for record in records[WARM_UP:] if record.get("step_ms")]
-    # A median, so that one interval in which the machine did something else does not count.
+    # The median, so that an interval in which the machine was busy with something else does not count.
     step_ms = statistics.median(intervals or [_mean_step_ms(result.train)])
     return _times(result, step_ms, inputs.schema, f"a rehearsal of {steps:,} steps on this machine")
 
 
 def rehearsal_overrides(overrides: Sequence[str], run: str, steps: int) -> list[str]:
     """Return the overrides of a rehearsal called ``run``, of ``steps`` steps, for a run with ``overrides``."""
-    # What the rehearsal sets itself must not be set twice: Hydra would add to +key and fail at ~key.
+    # What the rehearsal sets itself must not be set twice.
     kept = []
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
@@ -167,7 +167,7 @@ def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | 
     except ArtifactError:
         return None
     for name in ("train", "evaluate"):
-        # Skipped stages took no time: their artifact was there.
+        # A stage that was skipped, since its artifact was there, does not tell how long it takes.
         if name not in result.stages or result.stages[name].status != "done":
             return None
     if result.train is None or result.train.resumed is not None or not result.train.steps:
@@ -176,7 +176,7 @@ def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | 
 
 
 def _mean_step_ms(train: TrainPart | None) -> float:
-    # Of a whole training, without its validations.
+    # The mean over a whole training, without its validations.
     assert train is not None and train.seconds is not None and train.steps
     seconds = train.seconds
     if train.validation is not None:
@@ -194,7 +194,7 @@ def _times(result: Result, step_ms: float, schema: DatasetSchema, source: str) -
     training = train.seconds or stages["train"].seconds
     ingest_rows_per_s = 1.0
     if rows is not None:
-        # The dataset says how fast its ingestion was; a run that ingested itself knows its whole stage.
+        # The dataset has the speed of its ingestion. Better is the time of the whole stage, if this run ingested.
         ingest_rows_per_s = rows.rows_per_s or 1.0
         if rows.rows and stages["ingest"].status == "done" and stages["ingest"].seconds:
             ingest_rows_per_s = rows.rows / stages["ingest"].seconds

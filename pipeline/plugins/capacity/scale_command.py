@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from operator import attrgetter
 from pathlib import Path
 
 from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
@@ -67,7 +66,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 def _world(text: str) -> int:
     ranks = _ranks(text)
-    # One rank has nobody to disagree with.
+    # A dry run checks that ranks agree, which takes two.
     if len(ranks) != 1 or ranks[0] < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks, expected 2 or more, such as 512")
     return ranks[0]
@@ -93,7 +92,7 @@ def _rate(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    # Written so that nan is refused, too, for which every comparison is false.
+    # Every comparison with nan is false, so this form refuses it, too.
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no rate, expected GB/s above 0, such as 2.5")
     return value
@@ -126,7 +125,7 @@ def _scale(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html scale.html") from None
     tell(options.json, record, scale_text)
-    return 0 if any(map(attrgetter("fits"), record.worlds)) else PlanError.exit_code
+    return 0 if any(world.fits for world in record.worlds) else PlanError.exit_code
 
 
 def _without_run(overrides: list[str]) -> list[str]:

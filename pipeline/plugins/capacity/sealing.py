@@ -56,7 +56,7 @@ def predict_run(
     training_s = times.training_s(total, looks_of(inputs.train, inputs.schema, total), times.step_ms)
     publish_s = times.publish_s
     if publish_s is None:
-        # A rehearsal publishes nothing.
+        # A rehearsal publishes nothing, so the time is estimated: publishing scores with SCORED models.
         publish_s = SCORED * times.evaluate_s
     known = {
         "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
@@ -66,7 +66,7 @@ def predict_run(
         "evaluate": times.evaluate_s,
         "publish": publish_s,
     }
-    # As the launcher divides the machine where no number is set.
+    # Where no number is set, the launcher divides the CPUs of the machine in this way.
     hardware = inputs.hardware
     threads = config.train.threads_per_rank or max(1, available_cpus() // hardware.ranks_per_host)
     return RunPrediction(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from datetime import date
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +74,7 @@ def _what_if(options: argparse.Namespace) -> int:
         except ConfigError as error:
             refused.append(Refused(settings=settings, error=error))
             cases.append(refused[-1])
-    # No combination is a valid configuration: the first error is that of the command, as of nightjar run.
+    # No combination is a valid configuration: the command ends with the first error, as nightjar run would.
     if len(refused) == len(cases):
         first = refused[0]
         message = first.error.message
@@ -84,7 +83,7 @@ def _what_if(options: argparse.Namespace) -> int:
         raise ConfigError(message, hint=first.error.hint)
     records = what_if(cases, make_plan, progress(options.json, f"planning {len(cases)}"))
     tell(options.json, records, comparison)
-    return 0 if any(map(attrgetter("fits"), records)) else PlanError.exit_code
+    return 0 if any(record.fits for record in records) else PlanError.exit_code
 
 
 def _what_if_nights(options: argparse.Namespace) -> int:
@@ -102,7 +101,7 @@ def _what_if_nights(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html nights.html") from None
     tell(options.json, records, outlooks_text)
-    return 0 if any(map(attrgetter("fits"), records)) else PlanError.exit_code
+    return 0 if any(record.fits for record in records) else PlanError.exit_code
 
 
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:
@@ -129,7 +128,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     nights = read_nights(store, base.dataset, model)
     schema = nights.newest.schema
     profile = read(Profile, store, f"{base.dataset}/profile.json")
-    # As the next night would: from the version that serves, with the batch that it was trained with.
+    # As the next night will: from the version that serves, with the batch that it was trained with.
     config = with_former_batch(night_config(config, nights.newest.last or ANY_DAY, base), store)
     config = with_figures(with_batch(config, schema.rows.get("train", 0)))
     bar = progress(options.json, f"planning {options.nights} nights")

@@ -24,7 +24,7 @@ from pipeline.training.sampler import decoded_share
 
 BESIDE = ("reader", "store", "checkpoint")
 MINUTE_MS = 60_000.0
-# Ranks that are added bring samples/s in proportion; where they bring less than this share of it, there is a wall.
+# Ideally samples/s grow in proportion to the ranks. There is a wall where they grow by less than this share of that.
 GROWS = 0.5
 SETTINGS = {
     "compute": "a smaller dense part (model.*), or ranks of more cores",
@@ -98,12 +98,12 @@ def worlds(
     counts = sorted(set(ranks))
     for done, count in enumerate(counts):
         progress(done, len(counts))
-        # Rounded up to whole hosts, two counts may be one world.
+        # Two counts may be the same world once they are rounded up to whole hosts.
         sized = resized(inputs, count, per_rank)
         if sized.world_size not in found:
             found[sized.world_size] = _predict(sized, rates, checkpoint)
     progress(len(counts), len(counts))
-    # Samples/s of a rank, over those of the smallest world that fits.
+    # Efficiency is samples/s of a rank over those of a rank in the smallest world that fits.
     alone: float | None = None
     records = []
     for world in found.values():
@@ -121,7 +121,7 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
 
     Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
     """
-    # Fewer ranks than a host has are some of one host.
+    # Fewer ranks than a host has make a smaller host.
     local = min(inputs.hardware.ranks_per_host, ranks)
     hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
     if owners:
@@ -192,10 +192,10 @@ def beside_ms(
     store = fetched / rates.read_gb_per_s / BYTES_PER_MS
     if rates.store_gb_per_s:
         store = max(store, inputs.hardware.workers * fetched / rates.store_gb_per_s / BYTES_PER_MS)
-    # All ranks write at the same time, so the one with most rows of tables decides.
     steps = steps_between(inputs, checkpoint, step_ms)
     written = 0.0
     if steps:
+        # All ranks write at the same time, so the one with most bytes of tables decides.
         written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS / steps
     return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written}
 
@@ -208,7 +208,7 @@ def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: flo
         every.append(float(checkpoint.every_steps))
     if checkpoint.every_minutes is not None:
         every.append(checkpoint.every_minutes * MINUTE_MS / step_ms)
-    # Whichever comes first. 0 is not known.
+    # Whichever comes first; 0 stands for an unknown number of steps.
     return min(filter(None, every), default=0.0)
 
 
@@ -220,7 +220,7 @@ def whole_ms(parts: Mapping[str, float], device: str) -> float:
     inside = sum(ms for name, ms in parts.items() if name not in BESIDE)
     if device == "cpu":
         inside += parts["reader"]
-    # They go on at the same time, so the longest counts and not their sum.
+    # All of these go on at the same time, so the longest counts and not their sum.
     return max(inside, *(parts[name] for name in BESIDE))
 
 
@@ -230,8 +230,7 @@ def longest(parts: Mapping[str, float], device: str) -> str:
     beside = max(BESIDE, key=lambda name: parts[name])
     if parts[beside] >= whole:
         return beside
-    # Nothing beside the step is waited for then, but a reader on a CPU is a part of the step, too, and may be its
-    # longest one.
+    # The step waits for nothing beside it. On a CPU the reader is a part of the step and may be its longest one.
     inside = [name for name in parts if name not in BESIDE or (name == "reader" and device == "cpu")]
     return max(inside, key=lambda name: parts[name])
 
@@ -242,7 +241,7 @@ def wall_of(found: list[World], device: str) -> Wall | None:
     Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
     times the ranks there are. None where all worlds pay.
     """
-    # The first world stands before itself: it may fit nowhere, and has no one to be compared with.
+    # The first world is its own predecessor: it may not fit either, but there is none to compare it with.
     for before, each in pairwise([found[0], *found]):
         if not each.fits:
             return Wall(ranks=each.ranks, bound=each.bound, setting=each.setting)
@@ -250,7 +249,7 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             continue
         more = each.ranks / before.ranks
         if each.samples_per_s / before.samples_per_s - 1 < GROWS * (more - 1):
-            # With samples a rank fixed, a step of more ranks has more samples, so both are compared at one batch.
+            # With a fixed number of samples a rank, more ranks have a larger batch: parts are scaled to the former one.
             own, former = each.parts or {}, before.parts or {}
             per_sample = before.batch / each.batch
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}

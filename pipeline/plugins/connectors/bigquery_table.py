@@ -45,7 +45,7 @@ def client_of(data: DataConfig) -> BigQueryReadClient:
     """A client of the service, or of the ``endpoint`` of ``data.options``."""
     endpoint = data.options.get("endpoint")
     if data.options.get("credentials") == ANONYMOUS:
-        # An emulator has no TLS, which the client's own transport insists on.
+        # An emulator has no TLS, which the client's default transport insists on.
         channel = grpc.insecure_channel(endpoint or "localhost:9060", options=_MESSAGE)
         return BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
     settings = {"api_endpoint": endpoint} if endpoint else None
@@ -102,7 +102,7 @@ class BigQuerySnapshot(Snapshot):
 
     def delivery(self, day: date | None) -> Delivery:
         if self.time.timestamp() > time.time():
-            # The service refuses a time that is to come; a night waits for it.
+            # The service refuses a time in the future. A missing part makes a night wait for it.
             missing = f"{self.data.path} is read as of {self.time.isoformat()}, which is to come"
             return Delivery(parts=1, missing=(missing,))
         session = self._session(day)
@@ -110,14 +110,15 @@ class BigQuerySnapshot(Snapshot):
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         session = self._session(day, spec)
+        # As bytes, and taken out of the message once: a source travels to other processes.
+        schema = session.arrow_schema.serialized_schema
         sources: list[Source] = []
         for number, stream in enumerate(session.streams):
             source = StreamSource(
                 data=self.data,
                 spec=spec,
                 stream=stream.name,
-                # As bytes: a source travels to other processes.
-                schema=session.arrow_schema.serialized_schema,
+                schema=schema,
                 block_bytes=block_bytes,
                 label=f"{self.data.path}/{number}",
             )
@@ -133,7 +134,7 @@ class BigQuerySnapshot(Snapshot):
                 if sum(frame.height for frame in frames) >= rows:
                     break
         frame = pl.concat(frames).head(rows) if frames else pl.DataFrame()
-        # The service estimates the rows: what was read may be more.
+        # The service only estimates the number of rows; more may have been read.
         return Excerpt(frame=frame, total=max(session.estimated_row_count, frame.height), parts=1)
 
     @cached_property
@@ -175,13 +176,14 @@ def _schema(session: Any) -> pa.Schema:
 def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
     """The rows of ``day`` in SQL; ingestion itself then decides row by row. "" where the column's type tells none."""
     name, one = data.day_column or data.timestamp or "", timedelta(days=1)
-    # It may let rows of other days through, never keep one of the day out.
+    # The condition may let rows of other days through, but must never keep out one of the day.
     kind = schema.field(name).type
     low, high = int(end_of_day(day - one, data.time_zone)), int(end_of_day(day, data.time_zone))
     if pa.types.is_date(kind):
         return f"`{name}` = CAST('{day}' AS DATE)"
     if pa.types.is_timestamp(kind):
-        # A time without a zone is of the log's own days; one with a zone is an instant, and its day depends on where.
+        # A time without a zone is already in the log's days; one with a zone is an instant, whose day is that in
+        # ``data.time_zone``.
         start, end, as_type = f"{day} 00:00:00", f"{day + one} 00:00:00", "DATETIME"
         if kind.tz is not None:
             start = f"{datetime.fromtimestamp(low, UTC):%Y-%m-%d %H:%M:%S}+00:00"
@@ -192,14 +194,14 @@ def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if data.time_format is not None:
             return ""  # such text has another order than the days
-        # Offsets in the text have another order than time, so a zone takes a day more on either side.
+        # Texts with different UTC offsets do not sort by time, so with a zone a day is added on either side.
         around = one if data.time_zone else timedelta()
         return f"(`{name}` >= '{day - around}' AND `{name}` < '{day + one + around}') OR `{name}` = '{packed}'"
     if not pa.types.is_integer(kind):
         return ""
     if data.day_column is not None:
         return f"`{name}` = {day_number(day)} OR `{name}` = {packed}"
-    # Seconds to nanoseconds since 1970: ingestion tells the unit from the number's size, and so the ranges do not meet.
+    # Seconds to nanoseconds since 1970: ingestion tells the unit by the size of the number, as these ranges do.
     ranges = []
     for unit in (1, 10**3, 10**6, 10**9):
         ranges.append(f"(`{name}` >= {low * unit} AND `{name}` < {high * unit})")

@@ -81,7 +81,7 @@ class DeltaSnapshot(TableSnapshot):
         wanted = day_number(day)
         files = []
         for file, days in zip(self._files, self._days, strict=True):
-            # A file whose log says nothing of its days may hold any of them.
+            # A file may hold any day if the log says nothing about its days.
             if days is None or days[0] <= wanted <= days[1]:
                 files.append(file)
         return files
@@ -96,13 +96,13 @@ class DeltaSnapshot(TableSnapshot):
         column = data.day_column or data.timestamp
         if column is None:
             return [None] * len(self._actions)
-        # Partitions and statistics go by either name, as the writer of the log chose.
+        # Partitions and statistics have the logical or the physical name of a column, depending on the log's writer.
         names = {column}
         if column in self.columns:
             names.add(str(self.columns[column].key))
         days: list[tuple[int, int] | None] = []
         for action in self._actions:
-            # A partition is exact. Statistics are bounds; a table may have them for its first columns alone.
+            # Partitions are exact, statistics are bounds. A table may have statistics only for its first columns.
             bounds: tuple[Any, Any] | None = None
             for name in names:
                 if f"partition.{name}" in action:
@@ -136,7 +136,7 @@ class DeltaSnapshot(TableSnapshot):
                     name = name.removeprefix("partition.")
                     constants[keys.get(name, name)] = value
             rows, deleted, vector = action.get("num_records") or 0, None, ""
-            # The same file with another vector has other rows, so the vector is a part of its mark.
+            # With another deletion vector the same file has other rows, so the vector is part of its mark.
             if path in vectors:
                 rows -= len(vectors[path])
                 # As bytes: a file travels to other processes.
@@ -163,7 +163,7 @@ class DeltaSnapshot(TableSnapshot):
         vectors = {}
         for batch in pa.RecordBatchReader.from_stream(self.table.deletion_vectors()):
             for path, keep in zip(batch.column("filepath"), batch.column("selection_vector"), strict=True):
-                # Absolute addresses here, paths relative to the table in the log.
+                # The addresses here are absolute, those in the log relative to the table.
                 name = unquote(path.as_py()).removeprefix("file://").removeprefix(root.removeprefix("file://"))
                 kept = keep.values.to_numpy(zero_copy_only=False)
                 vectors[name] = np.flatnonzero(~kept.astype(bool)).astype(np.int64)
@@ -190,7 +190,7 @@ def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
             try:
                 table.load_as_version(number - back)
             except (DeltaError, OverflowError):
-                # The log of that version was cleaned up, or there never was one.
+                # The log of that version was cleaned up, or there never was such a version.
                 return None
             return DeltaSnapshot(data, table)
 
@@ -219,7 +219,7 @@ def answering(data: DataConfig) -> Iterator[None]:
             f"{data.path} cannot be read as a Delta Lake table: {error_message(error)}", hint="repair the table"
         ) from None
     except PermissionError:
-        # An OSError that no waiting ends.
+        # It is an OSError, too, but waiting does not help.
         raise
     except OSError as error:
         raise UnreachableError(

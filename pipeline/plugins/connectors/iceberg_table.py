@@ -95,7 +95,7 @@ class IcebergSnapshot(TableSnapshot):
         types = schema_to_pyarrow(self._schema, include_field_ids=False)
         columns = []
         for field in self._schema.fields:
-            # By the number of the field: a file keeps the names that columns had when it was written.
+            # Columns are found by their field id, since a file keeps the names of the time when it was written.
             columns.append(TableColumn(name=field.name, type=types.field(field.name).type, key=field.field_id))
         self._planned: dict[date | None, list[DataFile]] = {}
         identity = str(table.metadata.table_uuid)
@@ -116,7 +116,7 @@ class IcebergSnapshot(TableSnapshot):
             tasks: list[FileScanTask] = []
             if self.number is not None:
                 tasks = self._tasks(AlwaysTrue() if day is None else self._of(day))
-            # By path, so that equal snapshots have their rows in one order, whatever the order of the plan is.
+            # Sorted by path, since the order of a plan may differ from call to call.
             self._planned[day] = sorted(map(self._file, tasks), key=lambda file: file.path)
         return self._planned[day]
 
@@ -129,7 +129,7 @@ class IcebergSnapshot(TableSnapshot):
             with answering(self.data):
                 return retried(lambda: list(self._scan(where).plan_files()), f"planning {self.version}")
         except (NotImplementedError, ValueError) as error:
-            # pyiceberg has no error of its own for what it cannot read yet.
+            # pyiceberg has no error of its own for deletes that it cannot read, so the message has to tell.
             if "equality deletes" not in str(error):
                 raise
             raise DataError(
@@ -144,7 +144,7 @@ class IcebergSnapshot(TableSnapshot):
             return AlwaysTrue()  # ``sources`` tells
         kind, zone, one = self._schema.find_type(name), self.data.time_zone, timedelta(days=1)
         low, start = int(end_of_day(first - one, zone)), first.isoformat()
-        # Nothing bounds all later days above.
+        # With ``on``, for all later days as well, there is no upper bound.
         high: int | None = None
         end: str | None = None
         if not on:
@@ -165,13 +165,13 @@ class IcebergSnapshot(TableSnapshot):
             return _where.Or(_between(name, begin, end), _packed(name, packed, on))
         if not isinstance(kind, IntegerType | LongType):
             return AlwaysTrue()
-        # A whole number may be a day since 1970 or YYYYMMDD, and without a column of days also a time of any unit.
+        # A whole number may count days since 1970 or be YYYYMMDD; without a column of days it may also be a time.
         number = day_number(first)
         after = None if on else number + 1
         whole = _where.Or(_between(name, number, after), _packed(name, int(packed), on))
         if self.data.day_column is not None:
             return whole
-        # 32 bits hold no finer unit than seconds.
+        # Of the units only seconds since 1970 fit into 32 bits.
         units = (1,) if isinstance(kind, IntegerType) else (1, 10**3, 10**6, 10**9)
         for unit in units:
             whole = _where.Or(whole, _between(name, low * unit, high and high * unit))
@@ -191,12 +191,12 @@ class IcebergSnapshot(TableSnapshot):
             if not isinstance(field.transform, IdentityTransform) or name not in self.columns:
                 continue
             value, kind = file.partition[place], self.columns[name].type
-            # Manifests have days and microseconds since 1970, which Arrow takes by a cast alone.
+            # Manifests have days or microseconds since 1970, which Arrow converts only by a cast.
             if isinstance(value, int) and pa.types.is_temporal(kind):
                 whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
                 value = pa.array([value], whole).cast(kind)[0].as_py()
             constants[name] = value
-        # Delete files are read when the file is: which they are is a part of its mark.
+        # With other delete files the same file has other rows, so they are part of its mark.
         deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
         marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
         deleted = partial(_deleted_rows, io, file.file_path, deletes) if deletes else None
@@ -221,17 +221,14 @@ def _between(name: str, low: Any, high: Any) -> BooleanExpression:
 
 def _packed(name: str, value: Any, on: bool) -> BooleanExpression:
     """The day as YYYYMMDD, and with ``on`` all later ones, whose numbers and texts are larger."""
-    made: BooleanExpression = _where.EqualTo(name, value)
-    if on:
-        made = _where.GreaterThanOrEqual(name, value)
-    return made
+    return _where.GreaterThanOrEqual(name, value) if on else _where.EqualTo(name, value)
 
 
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
     """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = retried(lambda: _table(data), f"opening {data.path}")
-        # Newest first, each the parent of the one before; a parent that expired ends them.
+        # Newest first, each the parent of the one before, up to a parent that has expired.
         numbers: list[int] = []
         if data.snapshot is not None:
             numbers.append(_number(table, data))
@@ -275,7 +272,7 @@ def _table(data: DataConfig) -> Table:
 
 
 def _number(table: Table, data: DataConfig) -> int:
-    # A table to which nothing was written yet has no snapshot to name.
+    # A table to which nothing was written yet has no snapshot.
     newest = getattr(table.current_snapshot(), "snapshot_id", "null")
     number = snapshot_number(data, "the id of a snapshot of an Iceberg table", newest)
     if table.snapshot_by_id(number) is None:
@@ -303,7 +300,7 @@ def answering(data: DataConfig) -> Iterator[None]:
             hint="its credentials are in .pyiceberg.yaml: token or credential, and the rights of that account",
         ) from None
     except Exception as error:
-        # A catalog may be a database, whose driver pyiceberg lets speak for itself. A ValueError of one is a setting's.
+        # A catalog may be a database: its driver's errors pass through pyiceberg. A ValueError is about a setting.
         client = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)
         if not (isinstance(error, RESTError | OSError) or client or passes(error)):
             raise

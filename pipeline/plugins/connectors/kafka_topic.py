@@ -69,7 +69,7 @@ def spans_of(text: str) -> list[Span]:
         if match is None:
             raise ValueError(text)
         span = Span(*map(int, match.groups()))
-        # Two spans of one partition might overlap, and their rows would count twice.
+        # Two spans of a partition might overlap, and rows in both would count twice.
         if span.end < span.start or span.partition in spans:
             raise ValueError(text)
         spans[span.partition] = span
@@ -96,8 +96,8 @@ def properties(data: DataConfig) -> dict[str, Any]:
     return {
         "log_level": 2,
         **given,
-        # Behind what is given: no offset of this group is ever stored, and a range that retention has cut is an error
-        # rather than a jump to what is left of it.
+        # Last, so that nothing given can change it: no offset of the group is ever stored, and a range that retention
+        # has cut is an error rather than a jump to what is left.
         "group.id": given.get("group.id", "nightjar"),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -145,7 +145,7 @@ class TopicSnapshot(Snapshot):
         self.data, self.spans, self._open = data, spans, open
         days, total = [], 0
         for day, of_day in spans.items():
-            # ``open_topic`` reads the spans from the mark again.
+            # ``open_topic`` parses the spans in the mark.
             days.append(f"{day or 'all'} {','.join(map(str, of_day))}")
             total += sum(map(attrgetter("size"), of_day))
         self.mark = "; ".join([f"kafka {cluster} {data.path}{schema_mark(data)}", *days])
@@ -156,7 +156,7 @@ class TopicSnapshot(Snapshot):
         for span in self.spans[day]:
             parts += span.size > 0
             rows += span.size
-        # Offsets that were named are complete whatever the time is.
+        # A day is complete once it is over; offsets named by data.snapshot always are.
         over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
         missing: tuple[str, ...] = ()
         if not over:
@@ -177,12 +177,12 @@ class TopicSnapshot(Snapshot):
 
     def excerpt(self, rows: int) -> Excerpt:
         spans = [span for span in self.spans[None] if span.size]
-        # Partitions spread evenly: keys may be dealt to them by what the rows are about.
+        # From partitions spread evenly, since messages may be distributed among them by their content.
         chosen = [spans[round(at)] for at in np.linspace(0, len(spans) - 1, min(len(spans), _EXCERPT_PARTS))]
         each = rows // max(len(chosen), 1)
         decoder, values = decoder_of(self.data), list[bytes | None]()
         for span in chosen:
-            # The newest messages, whose form is the one to expect.
+            # The newest messages, since coming ones will look like them.
             some = Span(span.partition, max(span.start, span.end - each), span.end)
             values += [value for _, value in read_span(self.data, some)]
         frame, bad = decoder.sampled(values)
@@ -201,7 +201,7 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
                 f"there is no topic {data.path}: {reason}",
                 hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
             )
-        # Older brokers have no id of their cluster.
+        # Old brokers tell no id of their cluster.
         cluster, partitions = known.cluster_id or "?", sorted(topic.partitions)
         if mark:
             pinned: dict[date | None, list[Span]] = {}
@@ -264,11 +264,11 @@ def _by_days(consumer: Any, data: DataConfig, cluster: str, watermarks: dict[int
             first, last = offsets[at][place], offsets[at + 1][place]
             start = first if first is not None else high
             end = last if last is not None else high
-            # The first message that is left is of the first day: of what retention removed before it, some may be, too.
+            # Retention has removed messages, and the first one left is of the first day: some of that day may be gone.
             if at == 0 and start == low > 0 and end > start:
                 raise _retained(data, f"before offset {low} of partition {number}", str(day))
             each.append(Span(number, start, max(start, end)))
-            # No message of a later day has come, so some of this one may still be on their way.
+            # No message of a later day has arrived, so some of this day may still be on their way.
             if last is None:
                 unended.add(day)
         spans[day] = each
@@ -343,8 +343,8 @@ def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]
                     raise _retained(data, which, "the range that was pinned")
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                # By offsets rather than by counting: compaction and transactions leave some without a message. The end
-                # of the partition, which is told as an error, says where the last ones of a span are missing.
+                # Messages are not counted, since compaction and transactions leave offsets without one. If the last
+                # offsets of a span have none, the end of the partition, which arrives as an error, ends the span.
                 left = span.end - message.offset() - 1
                 if error is None and left >= 0:
                     yield message.offset(), message.value()

@@ -33,13 +33,13 @@ from pipeline.ingest.values import Reject
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0
-# In all, for answers that a registry has no schema of a number that one message of a block bears.
+# Seconds that may be spent in all on numbers which only one message of a block has and the registry does not know.
 ASK_SECONDS = 30.0
-# The largest number of a schema: registries have them as signed integers.
+# The largest number of a schema: in registries they are signed integers of 32 bits.
 MOST = 2**31 - 1
 _TOMBSTONE = "tombstone", "the message has no value (a tombstone)"
 _EMPTY = "empty message", "the message is empty"
-# The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
+# The rows, for each the position of its value (from 0 on), and the values that are no rows, with positions for lines.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
 _WRONG = (
     EOFError,
@@ -76,8 +76,8 @@ class LineDecoder(Decoder):
         # As the format reads lines in the middle of a file: the first bytes are those of a row.
         text = b"\n" + b"".join(map(_line, values))
         file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
-        # As the first block of a file, in which the format looks for the names of the columns: so many messages tell
-        # whether one is wrong, and fewer may all lack a key.
+        # In the first block of a file the format checks the names of the columns. Enough messages tell whether one is
+        # wrong; a few may all lack a key.
         if len(values) >= TELLING_LINES:
             file = replace(file, start=0, first_line=1)
             text = text[1:]
@@ -115,7 +115,7 @@ class AvroDecoder(Decoder):
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
-        # How many messages bear each number, since one that is alone may be no number at all (``registered``).
+        # How many messages have each schema number: one that occurs only once may be no number at all (``registered``).
         numbers = Counter(map(_number_of, values))
         for at, value in enumerate(values):
             try:
@@ -130,7 +130,7 @@ class AvroDecoder(Decoder):
         columns = []
         for name in spec.columns:
             column = [_pairs(record.get(name)) for record in records]
-            # Not strict: a union may give whole numbers in one record and text in the next.
+            # Not strict, since a union may be a number in one record and text in the next.
             columns.append(pl.Series(name, column, strict=False))
         return pl.DataFrame(columns), np.array(good, np.int64), rejects
 
@@ -157,7 +157,7 @@ class AvroDecoder(Decoder):
             if known is None:
                 raise ValueError(f"the registry has no Avro schema of number {number}")
             schema = known
-        # fastavro reads what it needs: bytes that are left over were written by another schema.
+        # fastavro reads only what it needs; bytes that are left over show that another schema wrote the message.
         stream = io.BytesIO(value)
         record: Any = schemaless_reader(stream, _parsed(schema), None)
         if stream.tell() != len(value):
@@ -168,14 +168,14 @@ class AvroDecoder(Decoder):
 
 
 def _number_of(value: bytes) -> int | None:
-    # The registry's wire format: a zero byte and the number of the schema in four, most significant first.
+    # The registry's wire format: a zero byte, then the schema's number in four bytes, the most significant first.
     if value[:1] != b"\0" or len(value) < 5:
         return None
     return int.from_bytes(value[1:5], "big")
 
 
 def _pairs(value: Any) -> Any:
-    # A map of Avro as Arrow has one, a list of pairs: as a struct it would have a field for every key of any record.
+    # A map becomes a list of pairs, as in Arrow. As a struct it would have a field for every key of any record.
     if not isinstance(value, dict):
         return value
     return [{"key": key, "value": each} for key, each in value.items()]
@@ -208,7 +208,7 @@ def _parsed(schema: str) -> Any:
 
 def schema_mark(data: DataConfig) -> str:
     """What of ``data.options.schema.file`` decides the rows, for their fingerprint; "" where there is none."""
-    # A registry's schemas never change, so its messages bear their mark themselves.
+    # Schemas of a registry never change, and each message has the number of its schema, so these need no mark.
     file = data.options.get(SCHEMA_FILE)
     if data.messages != "avro" or file is None:
         return ""
@@ -217,7 +217,7 @@ def schema_mark(data: DataConfig) -> str:
 
 def _schema_of(file: str) -> str:
     try:
-        # Read and written again, so that its mark does not depend on blanks.
+        # Parsed and written again, so that its mark does not depend on white space.
         schema = json.dumps(json.loads(Path(file).read_text()))
     except (OSError, ValueError) as error:
         raise DataError(
@@ -279,7 +279,7 @@ def _asked(registry: str, number: int) -> str | None:
     except PermissionError as error:
         raise DataError(f"the schema registry refuses {url}: {error}", hint=hint) from None
     except (LookupError, TypeError, ValueError, DataError):
-        # A schema of another kind, such as Protobuf, or an answer that is none: no Avro schema has this number.
+        # The schema is of another kind, such as Protobuf, or the answer is none: no Avro schema has this number.
         return None
 
 
@@ -291,7 +291,7 @@ def _fetched(url: str) -> bytes | None:
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise PermissionError(str(error)) from None
-        # A time-out and too many requests pass; all other answers of this kind say that there is nothing.
+        # Time-outs (408) and too many requests (429) pass; all other codes of this kind say that there is nothing.
         if 400 <= error.code < 500 and error.code not in (408, 429):
             return None
         raise ConnectionError(str(error)) from error
@@ -334,7 +334,7 @@ class MessageBlock:
             if value is None:
                 rejects.append(Reject(int(self.offsets[at]), *_TOMBSTONE))
             elif not value.strip():
-                # No decoder sees it: a line without a row would shift the lines behind it.
+                # Kept from the decoder: a line without a row would shift the numbers of all later lines.
                 rejects.append(Reject(int(self.offsets[at]), *_EMPTY))
             else:
                 filled.append(at)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
-from operator import attrgetter
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -90,7 +89,7 @@ class DataFile:
                 rows = np.arange(first, first + batch.num_rows)
                 table = pa.table({column.name: self._values(batch, column, names) for column in columns})
                 if gone is not None:
-                    # Of all deleted rows of the file those of the batch, lest each batch search through all of them.
+                    # Only the deleted rows of this batch: searching all those of the file for each batch is slow.
                     kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
                     table, rows = table.filter(pa.array(kept)), rows[kept]
                 first += batch.num_rows
@@ -105,11 +104,11 @@ class DataFile:
             return pa.nulls(batch.num_rows, column.type)
         values = batch.column(name)
         one, other = values.type, column.type
-        # Values of these types become the same rows. What lies in lists is left as the file has it.
+        # Values of both types become the same rows. What is in lists stays as the file has it.
         text = any(is_text(one) for is_text in _STRINGS) and any(is_text(other) for is_text in _STRINGS)
         if one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one):
             return values
-        # Types may have been widened since the file was written.
+        # The type of the column may have been widened since the file was written.
         return values.cast(other)
 
 
@@ -159,7 +158,7 @@ def _answered(path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError):
-        # Both are OSErrors, and no waiting ends them.
+        # Both are OSErrors, but waiting does not help.
         raise
     except OSError as error:
         raise UnreachableError(
@@ -242,10 +241,10 @@ class TableSnapshot(Snapshot):
         # What decides the rows: the files of ``data.day``, their deleted rows, the types of the columns that are read.
         marks = set[str]()
         for day in data.days or (None,):
-            marks.update(map(attrgetter("mark"), self.files(day)))
+            marks.update(file.mark for file in self.files(day))
         types = []
         for name in data_spec(data).columns:
-            # Columns that are missing are no error yet: ``sources`` names them all.
+            # A missing column is no error yet: ``sources`` reports them all.
             if name in self.columns:
                 types.append(f"{name}: {self.columns[name].type}")
         text = "\n".join([identity, *types, *sorted(marks)])
@@ -261,16 +260,16 @@ class TableSnapshot(Snapshot):
 
     def delivery(self, day: date | None) -> Delivery:
         files = self.files(day)
-        size = sum(map(attrgetter("bytes"), files))
-        rows = sum(map(attrgetter("rows"), files))
-        # Only where it is asked for: Iceberg makes another plan for it.
+        size = sum(file.bytes for file in files)
+        rows = sum(file.rows for file in files)
+        # Found out only if needed: Iceberg makes another plan for it.
         later = day is not None and self.data.watermark.later_rows and self.has_later(day)
         return Delivery(parts=len(files), bytes=size, rows=rows, later=later)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         require_columns(spec, list(self.columns), self.version, header=False)
         read = tuple(self.columns[name] for name in spec.columns)
-        # The types of the table, which its files are cast to; some of them may still have older ones.
+        # The types of the table are checked: older ones in its files are cast to them.
         check_types(spec, pa.schema([(column.name, column.type) for column in read]), self.version)
         sources: list[Source] = []
         for file in self.files(day):
@@ -280,7 +279,7 @@ class TableSnapshot(Snapshot):
 
     def excerpt(self, rows: int) -> Excerpt:
         files = self.files(None)
-        # Spread evenly, as files are by day or by other columns: a few neighbours would show little of the table.
+        # Spread evenly, since neighbouring files may be of the same day or partition and show little of the table.
         chosen = [files[round(at)] for at in np.linspace(0, len(files) - 1, min(len(files), EXCERPT_FILES))]
         frames = []
         for file in chosen:
@@ -292,7 +291,7 @@ class TableSnapshot(Snapshot):
                     if left <= 0:
                         break
         frame = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()
-        return Excerpt(frame=frame, total=sum(map(attrgetter("rows"), files)), parts=len(files))
+        return Excerpt(frame=frame, total=sum(file.rows for file in files), parts=len(files))
 
 
 def days_between(

@@ -93,8 +93,8 @@ class Api:
         try:
             return self.get(path)
         except RefusedError as error:
-            # Not any 404: one of a server that warms up says nothing of the object. A job that is taken for lost is
-            # submitted again, and both would write to the same checkpoints.
+            # Not every 404: that of a server which warms up says nothing about the object. A job that is wrongly taken
+            # for lost is submitted again, and both would write to the same checkpoints.
             if error.status == 404 and not error.passing:
                 return None
             raise
@@ -113,6 +113,7 @@ class Api:
 
     def apply(self, path: str, body: Mapping[str, Any], manager: str, **query: str) -> Object:
         """Server-side apply: create the object, or set these fields of it as those of ``manager``."""
+        # Forced: fields that somebody else has set become those of ``manager``, where it would be a conflict otherwise.
         query = {"fieldManager": manager, "force": "true", **query}
         return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
 
@@ -132,11 +133,12 @@ class Api:
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
         """The lines of a log as they come; ends when the server ends it."""
-        # Two limits, to connect and of silence: a quiet pod is no failure, but a connection may be dead unnoticed.
+        # One limit to connect and one of silence: a quiet pod is no failure, but a connection may be dead unnoticed.
         response = self._request("GET", path, None, query, timeout=(self.timeout_seconds, LOG_SECONDS))
         raw, rest = response.response, b""
         with answers(self.server):
             for chunk in raw.stream(1 << 16):
+                # A chunk may end anywhere, so the beginning of a line waits for the next one.
                 *whole, rest = (rest + chunk).split(b"\n")
                 yield from whole
         if rest:
@@ -147,7 +149,7 @@ class Api:
 
         def ask() -> float:
             stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
-            # A proxy may leave the header out: then nothing is known, and nothing is wrong.
+            # A proxy may leave the header out: then the skew is not known, which is no error.
             if not stated:
                 return 0.0
             return self.clock.time() - parsedate_to_datetime(stated).timestamp()
@@ -167,12 +169,12 @@ class Api:
     def _once(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], content: str
     ) -> Object:
-        # Half a body is no JSON, and so counts as silence, like a connection that breaks.
+        # Read and parsed inside of ``answers``: a truncated body is no JSON, and counts like a connection that breaks.
         with answers(self.server):
             text = self._request(method, path, body, query, content).read()
             answer = json.loads(text or b"{}")
         if not isinstance(answer, dict):
-            # A proxy's words, say.
+            # Probably the answer of a proxy.
             raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
         return answer
 
@@ -191,7 +193,7 @@ class Api:
                     raise
                 if pause == FIRST_PAUSE:
                     log.warning("%s; asking again for up to %.0f s", error.message, left)
-                # Scattered, so that all launchers of a cluster do not ask at once when its server is back.
+                # With jitter, so that the launchers of a cluster do not all ask at once when its server is back.
                 self.clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
@@ -208,6 +210,7 @@ class Api:
         content: str = "application/json",
         timeout: Any = None,
     ) -> Any:
+        # Logs are plain text, all other answers are JSON.
         serialized = self.client.param_serialize(
             method,
             path,
@@ -232,6 +235,7 @@ def answers(server: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        # urllib3's MaxRetryError has the cause in ``reason``; its own words also repeat the host and the URL.
         reason = getattr(error, "reason", None) or error
         raise UnansweredError(
             f"the Kubernetes API server {server} does not answer: {reason}",
@@ -254,12 +258,12 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
 def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
     """How long this answer says nothing about what was asked for."""
     if status == 403 and ("admission webhook" in message or "exceeded quota" in message):
-        # Admission has judged the object.
+        # Admission has judged the object, and will judge it the same again.
         return 0.0
-    # Any other 403 may be of a server that does not know the roles yet.
+    # Any other 403 may come from a server that does not know the roles yet.
     if status in (401, 403, 408, 429) or status >= 500:
         return float("inf")
-    # A 404 that names no object is of the path: custom resources become known some time after the server's start.
+    # A 404 that names no object is about the path: custom resources become known some time after the server starts.
     named = stated.get("reason") == "NotFound" and (stated.get("details") or {}).get("name")
     if status == 404 and not named:
         return WARM_UP_SECONDS

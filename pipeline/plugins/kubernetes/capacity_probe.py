@@ -37,12 +37,12 @@ class JobRoom:
 
     def hosts(self) -> int | None:
         """Pods that run; None where the job has ended."""
-        # Asked between two steps of a training: an answer that is late is worth less than the steps.
+        # Asked between two steps of a training, which must not wait long for the answer.
         api = self.api.brisk(ASKING_SECONDS)
         job = api.find(self.job)
         if job is None or not self.runs(job):
             return None
-        # A pod that is pending holds no place yet.
+        # A pending pod has no place yet.
         pods = api.get(self.pods, labelSelector=self.selector).get("items", [])
         return sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
 
@@ -60,17 +60,17 @@ def room_of(step: Step) -> Step:
 def as_room(job: Object, step: Step) -> Object:
     """``job`` of ``step`` as one whose pods wait, each of them wherever it finds a place."""
     room: Object = copy.deepcopy(job)
-    # The kinds of jobs keep their pods at different places, and some have the labels twice: all of them are found.
+    # Where pods and their labels are in a job depends on its kind, so all of them are searched for.
     for labels in _values(room, "labels"):
         if labels.get(STAGE_LABEL) == step.name:
             labels[STAGE_LABEL] = room_of(step).name
     for pod in list(_values(room, "spec")):
         if "containers" not in pod:
             continue
-        # Nothing is to be saved: the place is free the moment that the stage wants it.
+        # There is nothing to save, so the place is free as soon as the stage wants it.
         pod["terminationGracePeriodSeconds"] = 1
         pod.pop("initContainers", None)
-        # Sidecars of ``launch.pods.patch`` have nobody to serve.
+        # Only the stage's container stays: sidecars of ``launch.pods.patch`` have nothing to serve.
         (waiting,) = [each for each in pod["containers"] if each["name"] == CONTAINER]
         waiting["command"] = list(WAITING)
         pod["containers"] = [waiting]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.plugins.kubernetes.pod_templates import CONTAINER, Object
 
-# Reasons of a waiting container that no waiting mends.
+# Reasons of a waiting container that do not go away by waiting.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 # A registry may be away, or the image still on its way into it.
 LATE_IMAGE = ("ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable")
@@ -76,7 +76,7 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
         words.append(str(condition.get("message") or ""))
     if job.get("spec", {}).get("suspend"):
         words.insert(0, f"it is suspended, until Kueue admits it into queue {queue!r}")
-    # A full quota explains all others, as that pods could not be created.
+    # A full quota comes first: it explains the others, such as that pods could not be created.
     words = sorted(filter(None, (*words, *warnings)), key=lambda word: "exceeded quota" not in word)
     text = next(iter(words), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]
@@ -87,7 +87,7 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
 
 def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
     """The pod that ended a stage by being killed, in words; "" where none was, for then its own words count."""
-    # The first end is the cause: torchrun ends the other hosts when it misses one.
+    # The pod that ended first is the cause: torchrun ends the other hosts when one is missing.
     for pod in sorted(pods, key=_ended):
         status, name = pod.get("status", {}), pod["metadata"]["name"]
         if is_lost(pod):
@@ -101,7 +101,7 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
             return f"pod {name} ran out of memory; launch.pods.resources.{stage}.memory_gib is its limit"
         if ended.get("exitCode") == SIGKILL:
             return f"pod {name} was killed (exit code {SIGKILL}): most often its node went away or ran out of memory"
-        # It ended by itself: what it said last is the better explanation.
+        # It ended by itself, so what it printed last explains it better.
         if ended.get("exitCode") and "deletionTimestamp" not in pod["metadata"] and ended["exitCode"] != SIGTERM:
             return ""
     if any("deletionTimestamp" in pod["metadata"] for pod in pods) or len(pods) < hosts:
@@ -138,5 +138,5 @@ def _terminated(pod: Object) -> dict[str, Any]:
 def _ended(pod: Object) -> tuple[str, bool]:
     """When the pod's container ended, to sort by; of those that ended in the same second the killed ones first."""
     ended = _terminated(pod)
-    # One that still runs comes behind all times, which begin with a year.
+    # A pod that still runs is sorted after all times, which begin with a year.
     return str(ended.get("finishedAt") or "9999"), ended.get("exitCode") != SIGKILL

@@ -62,7 +62,7 @@ def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url:
 def indexed_job(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
     """Build the ``batch/v1`` job of a stage, a pod for each host. TorchX knows no such jobs."""
     hosts = hosts_of(step.name, config)
-    # ``$(FIRST_POD)`` in the command is the name of the first pod: the kubelet puts in what ``env`` says.
+    # The kubelet replaces ``$(FIRST_POD)`` in the command by the value in ``env``, the name of the first pod.
     first = f"{name}-0.{name}" if hosts > 1 else "localhost"
     env = {"FIRST_POD": first, **pod_environment(step.name, config)}
     template = _template(config, step, attempt, pod_command(step.name, config, config_url, name), env)
@@ -99,7 +99,7 @@ def _indexed(template: Object, hosts: int) -> Object:
         "backoffLimit": 0,
         "template": template,
     }
-    # The deadline is the whole job's: one of each pod would begin when that pod does.
+    # The deadline is for the whole job; that of a pod would begin only when the pod does.
     seconds = template["spec"].pop("activeDeadlineSeconds", None)
     if seconds is not None:
         spec["activeDeadlineSeconds"] = seconds
@@ -170,7 +170,7 @@ def as_yaml(objects: Sequence[Object]) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        # Labels and limits are one object at several places, which YAML would write as &id001 and *id001.
+        # Labels and limits are the same object in several places, which YAML would write as &id001 and *id001.
         def ignore_aliases(self, data: object) -> bool:
             return True
 
@@ -200,7 +200,7 @@ class IndexedRunner(ClusterRunner):
             except RefusedError as error:
                 if error.status != 409:
                     raise
-            # Where it is gone meanwhile our own body stands for it, which has no resource version: it is made again.
+            # If it is gone meanwhile, ``service`` stands in for it. That has no resource version, so it is made again.
             former = (self.api.find(f"{services}/{metadata['name']}") or service)["metadata"]
             owners = [owner["uid"] for owner in former.get("ownerReferences", [])]
             if metadata["uid"] in owners and "deletionTimestamp" not in former and "resourceVersion" in former:

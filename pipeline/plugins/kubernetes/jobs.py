@@ -79,12 +79,12 @@ class ClusterRunner(ABC):
 
     def goes_on(self) -> bool:
         """Whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
-        # Not patiently: this is asked when a run has ended, and its launcher is to end, too.
+        # Without patience: this is asked when the run has ended, and its launcher should end as well.
         api, ours = self.api.brisk(BRISK_SECONDS), f"{RUN_LABEL}={run_label(str(self.config.run))}"
         for job in api.get(self.jobs, labelSelector=ours).get("items", []):
             if self.phase_of(job) == "running" and "deletionTimestamp" not in job["metadata"]:
                 return True
-        # Pods outlive the job that was deleted by their grace time, and a lost node's even longer.
+        # Pods outlive a deleted job by their grace period, and on a lost node even longer.
         pods = api.get(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=ours).get("items", [])
         return any(map(is_alive, pods))
 
@@ -108,6 +108,7 @@ class ClusterRunner(ABC):
             else:
                 log.info("%-10s job %s of other settings is ended", step.name, name)
                 self.delete(name)
+                # Its pods may still write to the same checkpoints until the last of them is gone.
                 last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
                 while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
                     if self.clock.monotonic() > last:
@@ -121,7 +122,7 @@ class ClusterRunner(ABC):
         self._await_end(step)
         build = type(self).build
         job = self._create(step, lambda name, attempt: build(self.config, step, name, attempt, config_url), self.api)
-        # A launcher that dies before this line leaves a job without what its pods need: ``find`` makes that, too.
+        # A launcher that dies before this line leaves a job without what its pods need; ``find`` completes it, too.
         self.complete(step, job)
         name = job["metadata"]["name"]
         log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
@@ -129,8 +130,9 @@ class ClusterRunner(ABC):
 
     def room(self, step: Step, hosts: int) -> JobRoom:
         """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
-        # Before the request, whose answer may be lost: ``close`` gives back what nobody knows of, too.
+        # Noted before the request, whose answer may be lost, so that ``close`` gives the room back in any case.
         self._lent[step.name] = step
+        # A copy, so that the job is built for ``hosts`` hosts and the run keeps its own number of them.
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
         build = type(self).build
@@ -198,7 +200,7 @@ class ClusterRunner(ABC):
         """Follow no logs any more; jobs outlast their launcher, but those that hold room do not."""
         for job in self._followed:
             job.leave()
-        # Nobody would use that room. Where the server does not answer, its pods end by themselves (HOLD_SECONDS).
+        # Nobody would use the room any more. If the server does not answer, its pods end by themselves (HOLD_SECONDS).
         for step in self._lent.values():
             with suppress(LaunchError):
                 self._give_back(step, self.api.brisk(ASKING_SECONDS))
@@ -225,7 +227,7 @@ class ClusterJob:
         except LaunchError as error:
             hint = f"job {self.name} goes on; the same command, once the server answers, attaches to it"
             raise LaunchError(error.message, hint=f"{hint}; {error.hint}") from None
-        # Nobody knows what pods did while the server was silent: that time does not count against them.
+        # What pods did while the server was silent is not known, so that time does not count against them.
         silent = self.clock.monotonic() - asked
         self._pending_since += silent
         self._image_since += silent
@@ -267,23 +269,22 @@ class ClusterJob:
         config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = list(filter(None, map(pending_problem, self._pods)))
         now = self.clock.monotonic()
-        if not any(map(attrgetter("image"), problems)):
+        if not any(problem.image for problem in problems):
             self._image_since = now
         short = len(self._pods) < hosts
         if not problems and not short:
             self._pending_since = now
             return
-        no_room = short or any(map(attrgetter("no_room"), problems))
-        # Hosts that the stage can do without are waited for less long.
-        name, minutes = "pending_minutes", config.launch.pending_minutes
-        if no_room and allowed_pending_minutes(config, hosts) != minutes:
-            name, minutes = "shrink_after_minutes", allowed_pending_minutes(config, hosts)
+        no_room = short or any(problem.no_room for problem in problems)
+        # Where the stage may go on with fewer hosts, it waits less long for room.
+        minutes = allowed_pending_minutes(config, hosts) if no_room else config.launch.pending_minutes
+        name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
         late = now - self._pending_since > 60 * minutes
-        # A time of its own: a node that is just added may pull for longer than pods wait for a place.
+        # Images have a limit of their own: a new node may pull one for longer than pods may wait for a place.
         if now - self._image_since > 60 * config.launch.image_minutes:
             late, name, minutes, no_room = True, "image_minutes", config.launch.image_minutes, False
-            problems = list(filter(attrgetter("image"), problems))
-        hopeless = any(map(attrgetter("hopeless"), problems))
+            problems = [problem for problem in problems if problem.image]
+        hopeless = any(problem.hopeless for problem in problems)
         if not late and not hopeless:
             return
         if no_room and short:
@@ -307,7 +308,7 @@ class ClusterJob:
             events = self.runner.api.brisk(BRISK_SECONDS).get(path, fieldSelector=about).get("items", [])
         except LaunchError:
             return []  # they explain, and decide nothing
-        # Newer controllers write ``eventTime`` alone.
+        # Newer controllers write only ``eventTime``.
         events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), reverse=True)
         return [str(event.get("message", "")) for event in events if event.get("type") == "Warning"]
 

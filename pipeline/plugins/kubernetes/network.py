@@ -85,12 +85,12 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
     spec = policy.get("spec") or {}
     selector = spec.get("podSelector") or {}
     wanted = selector.get("matchLabels") or {}
-    # An empty selector is of all pods of the namespace. A policy without types is of connections to its pods.
+    # An empty selector selects all pods of the namespace. A policy without types is about incoming connections.
     if not wanted.items() <= labels.items() or "Ingress" not in (spec.get("policyTypes") or ["Ingress"]):
         return False
     for expression in selector.get("matchExpressions") or ():
         value, values = labels.get(expression["key"]), expression.get("values") or ()
-        # NotIn holds for pods without the label, too. What is left is DoesNotExist.
+        # NotIn also holds for pods without the label. The operator that is left is DoesNotExist.
         answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
         if not answers.get(expression["operator"], value is None):
             return False
@@ -100,14 +100,14 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 def opens(policy: Object, port: int) -> bool:
     """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
     for rule in (policy.get("spec") or {}).get("ingress") or ():
-        # A rule that names no port is of all of them; a port by name is another one than ours.
+        # A rule without ports covers all of them. Only ports by number are compared, not those by name.
         covers = not rule.get("ports")
         for each in rule.get("ports") or ():
             first = each.get("port", port)
             covers = covers or (isinstance(first, int) and first <= port <= each.get("endPort", first))
         if not covers:
             continue
-        # Without peers it is of everybody.
+        # A rule without peers lets everybody in.
         if not rule.get("from"):
             return True
         for peer in rule["from"]:
@@ -124,7 +124,7 @@ def _create_policy(api: Api, policy: Object) -> str:
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
     denied = []
     for verb in verbs:
-        # To list serves to find others, and is missed only then.
+        # Listing only serves to find other policies; without that right ours can still be made.
         if verb != "list" and not allowed(api, namespace, group, resource, verb):
             denied.append(verb)
     if denied:
@@ -136,7 +136,7 @@ def _create_policy(api: Api, policy: Object) -> str:
         except RefusedError as error:
             if error.status != 409:
                 raise
-            # Listed, since the Role has no right to get one by its name.
+            # Listed, since the Role has no right to get a single one.
             for former in api.get(collection).get("items", []):
                 if former["metadata"]["name"] != name:
                     continue
@@ -152,7 +152,7 @@ def _create_policy(api: Api, policy: Object) -> str:
 def _warn(api: Api, config: Config, why: str) -> None:
     """Say what the missing policy means, unless others select the pods of all stages."""
     group, resource, _ = NETWORK
-    # Stage by stage, for a policy may select one of them: its pods are as safe as the weakest.
+    # Stage by stage, since a policy may select the pods of only some stages.
     found = "these credentials may not list others"
     if allowed(api, config.launch.namespace, group, resource, "list"):
         policies = api.get(_collection(config.launch.namespace)).get("items", [])

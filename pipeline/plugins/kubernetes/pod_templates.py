@@ -76,7 +76,7 @@ def run_label(run: str, longest: int = LONGEST) -> str:
         slug = f"r-{slug}".strip("-")
     if slug == run and len(slug) <= longest:
         return slug
-    # Two runs may have one slug, as ``a.b`` and ``a-b``: digits of the name itself tell them apart.
+    # Two runs may have the same slug, such as ``a.b`` and ``a-b``: a hash of the whole name tells them apart.
     return f"{slug[: longest - 7].strip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
 
 
@@ -162,7 +162,6 @@ def pod_template(
     if pods.tolerations:
         spec["tolerations"] = []
         for toleration in pods.tolerations:
-            # Empty fields mean something else than missing ones: an empty key with Exists tolerates every taint.
             spec["tolerations"].append({key: value for key, value in vars(toleration).items() if value})
     annotations = {
         # A service mesh's sidecar would keep the pod from ending.
@@ -281,7 +280,7 @@ def patched(template: Object, pods: PodConfig, stage: str) -> Object:
     Raises:
         ConfigError: A fragment changes what the launcher relies on, or its lists lack the field they go by.
     """
-    # Checked after each fragment, so that the error names the one that did it.
+    # Checked after each fragment, so that the error names the one to blame.
     result, expected = template, _essentials(template)
     for name in (PATCH_ALL, stage):
         fragment = pods.patch.get(name)

@@ -32,7 +32,7 @@ class PodLogs:
             if name in self._followers:
                 self._followers[name].ended = status.get("phase") in ("Succeeded", "Failed")
                 continue
-            # Before the container of the stage has started there is no log, and to ask for it is an error.
+            # Before the stage's container has started there is no log, and asking for it is an error.
             for container in status.get("containerStatuses") or []:
                 state = container.get("state", {})
                 if container.get("name", CONTAINER) == CONTAINER and ("running" in state or "terminated" in state):
@@ -45,7 +45,7 @@ class PodLogs:
 
     def finish(self) -> None:
         """Wait, not for long, until all lines of pods that have ended are here."""
-        # One limit for all of them: a job may have hundreds of pods, and its node's kubelet may be gone.
+        # One limit for all followers: there may be hundreds, and the kubelet that they ask may be gone.
         last = time.monotonic() + REST_SECONDS
         for follower in self._followers.values():
             follower.ended = True
@@ -72,13 +72,13 @@ class _LogFollower:
         self._kept: deque[bytes] = deque()
         self._size = 0
         self._last = b""
-        # A daemon: a log that goes on must not keep the launcher from ending.
+        # A daemon, so that a log that goes on does not keep the launcher from ending.
         self.thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self.thread.start()
 
     def drain(self) -> bytes:
         """The lines that came since the last call."""
-        # A deque's own ends are safe between threads: the follower appends, and nobody needs a lock.
+        # append and popleft of a deque are atomic, so this thread and the follower's need no lock.
         lines = []
         while self._fresh:
             lines.append(self._fresh.popleft())
@@ -108,8 +108,8 @@ class _LogFollower:
         if not STAMP.fullmatch(stamp):  # the kubelet's own words, such as why it cannot read the rest
             stamp, text = self._last, line
         elif stamp <= known:
+            # ``sinceTime`` counts in whole seconds, so the earlier lines of that second come again.
             return
-        # A log starts again at the second of ``sinceTime``, so what came in that second before comes twice.
         self._last = stamp
         self._fresh.append(text + b"\n")
         self._kept.append(text + b"\n")

@@ -58,7 +58,7 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
         for group, resource, verbs in rights(launch):
             denied = [verb for verb in verbs if not allowed(api, launch.namespace, group, resource, verb)]
             if denied:
-                # As kubectl names them: the core group has no name.
+                # Named as kubectl does: the core group has no name.
                 name = f"{resource}.{group}" if group else resource
                 missing.append(f"{', '.join(denied)} {name}")
         if not missing:

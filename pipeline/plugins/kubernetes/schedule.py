@@ -117,7 +117,7 @@ def network_policy(config: Config) -> Object:
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
     """The CronJob: one launcher at a time, which continues where the last one stopped."""
     schedule = config.schedule
-    # $$ is a $ to the kubelet, which would put a variable in place of $(NAME).
+    # The kubelet would replace $(NAME) by a variable; it takes $$ for a $.
     inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
     command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
     labels = {**NIGHTJAR_LABELS, "nightjar/schedule": schedule.name}
@@ -190,7 +190,7 @@ def _path(item: Object) -> str:
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:
     """Delete ``objects``, last first; returns a line for each. Launchers end with their CronJob, stages go on."""
-    # The CronJob goes before the accounts and rights that its launchers need until they end.
+    # The CronJob goes first: its launchers need their accounts and rights until they end.
     lines = []
     for item in reversed(objects):
         done = "does not exist" if api.find(_path(item)) is None else "deleted"
@@ -241,7 +241,7 @@ def status(api: Api, cron: Object) -> Status:
     live = _live(api, cron)
     namespace = cron["metadata"]["namespace"]
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
-    # By the owner's uid: jobs of a CronJob that was deleted and made again have an owner of the same name.
+    # By the owner's uid, since a CronJob that was deleted and made again has the same name.
     owned = []
     for job in jobs:
         owners = [owner["uid"] for owner in job["metadata"].get("ownerReferences", [])]
@@ -282,7 +282,8 @@ def night_job(config: Config, name: str) -> NightJob:
     if job is None:
         raise LaunchError(f"there is no job {name!r} in namespace {namespace}", hint="leave job= out")
     metadata, made = job["metadata"], job["metadata"]["creationTimestamp"]
-    # The night is that of the time it was due: a job may be made late, after midnight even. One made by hand has none.
+    # The night is that of the time it was due, since a job may be made late, even after midnight. One that was made by
+    # hand has no such time.
     due = (metadata.get("annotations") or {}).get(SCHEDULED) or made
     started = (job.get("status") or {}).get("startTime") or made
     seconds = job["spec"].get("activeDeadlineSeconds")
@@ -295,7 +296,7 @@ def end_leftovers(config: Config, model: str, day: date, kept: Iterable[date]) -
 
     Their launchers are gone, for this process holds the model: nobody would look at what they make.
     """
-    # By the names that nights of the model have, so that no other run of the namespace is touched.
+    # Found by the names of the model's nights, so that no other run in the namespace is touched.
     days = {day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)} - set(kept)
     labels = {run_label(run_name(model, each)) for each in days}
     api = _api(config)

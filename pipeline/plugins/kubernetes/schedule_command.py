@@ -45,12 +45,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = SCHEDULE, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    render = _command(
-        commands,
-        "render",
-        lambda options: _emit(_schedule_objects(options)[1], options.out),
-        "print the objects as YAML, without a cluster",
-    )
+    render = _command(commands, "render", _render_schedule, "print the objects as YAML, without a cluster")
     render.add_argument("--out", help=OUT)
     _command(commands, "apply", _apply, "create the objects in the cluster, or bring them up to date")
     status = _command(commands, "status", _status, "show the last start, and how the nights ended")
@@ -80,6 +75,10 @@ def _render_launch(options: argparse.Namespace) -> int:
     url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
     objects = stage_objects(config, steps(config, store, forced=False), url)
     return _emit([run_policy(config), *objects], options.out)
+
+
+def _render_schedule(options: argparse.Namespace) -> int:
+    return _emit(_schedule_objects(options)[1], options.out)
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:

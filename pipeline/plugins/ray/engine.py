@@ -9,7 +9,6 @@ the order of the parts, so the dataset is the same as out of the local engine.
 from __future__ import annotations
 
 import io
-import itertools
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,13 +35,13 @@ from pipeline.store.artifacts import Draft
 
 CALL_SECONDS = 10
 LOOPBACK = "127.0.0.1"
-# Parts for each core that are under way at a time.
+# Parts that are under way at a time, for each core.
 AHEAD = 3
-# Each range of hashes is merged by a process of its own. To start one takes a second of a core; what four cores count
-# keeps it busy for a quarter of the time.
+# Each range of hashes is merged by a process of its own, which takes a second of a core to start. What four cores
+# count keeps it busy for a quarter of the time.
 CORES_PER_RANGE = 4
 MOST_RANGES = 64
-# Quiet, and one thread of Polars on each core, for there is a task on each.
+# Without Ray's own output, and with one thread for Polars, since there is a task on each core.
 INIT_OPTIONS: dict[str, Any] = {
     "log_to_driver": False,
     "logging_level": "ERROR",
@@ -73,8 +72,8 @@ class RayEngine(IngestEngine):
             self.callback(ray.kill, each)
         self._remote: dict[Callable[..., Any], Any] = {}
         self._numbering = Numbering()
-        # What lies with the workers: the typed rows of every part, whose number is known here, and by table the fitted
-        # mapping, what pass 2 needs of it, and the hashes of its ids.
+        # References to what the workers keep: typed rows of every part, whose numbers ``_kept`` has, and by table the
+        # fitted mapping, what pass 2 needs of it, and the hashes of its ids.
         self._typed: list[Any] = []
         self._kept: list[int] = []
         self._fitted: dict[str, Any] = {}
@@ -94,7 +93,7 @@ class RayEngine(IngestEngine):
     def map_blocks(
         self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        # Put into the object store once, since it goes with every part. A generator starts no task until it is taken.
+        # Put into the object store once, since it goes with every part. Tasks start only as the generator is read.
         look_at, shared = self._task(work.look_at), self._ray.put(work_on)
         for number, frames in enumerate(self._ahead(look_at(part, shared) for part in parts)):
             for data in self._get(frames):
@@ -102,8 +101,8 @@ class RayEngine(IngestEngine):
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows and counts of ids stay with Ray."""
-        # The parts are numbered over all sources: the order of the dataset's rows is that of the numbers.
-        parts = self._numbering.start(list(itertools.chain.from_iterable(map(self.parts, sources))))
+        # Parts are numbered over all sources, since the rows of the dataset are in the order of these numbers.
+        parts = self._numbering.start([part for source in sources for part in source.parts()])
         self._typed, self._kept = [], []
         shared = self._ray.put(job)
         for merger in self._mergers:
@@ -134,7 +133,7 @@ class RayEngine(IngestEngine):
         """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
         if alone.enough:
             return
-        # The counts wander from task to task, day by day, and never come back here: they grow with the ids.
+        # The counts grow with the ids, so they go from task to task, day by day, and never come to the driver.
         if self._alone is None:
             self._alone = self._ray.put(alone)
         self._alone, looked = self._task(work.look_alone, 2)(self._alone, first_test_day, self._typed)
@@ -147,7 +146,7 @@ class RayEngine(IngestEngine):
         self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
     ) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
-        # Nothing is waited for until all tables are under way: references stand for what tasks are yet to make.
+        # All tables are started before anything is waited for: tasks take references to what is yet to be made.
         fit_mapping, shared, light = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
             name = feature.name
@@ -166,7 +165,7 @@ class RayEngine(IngestEngine):
         """The state of another dataset, handed to the workers; what is left has no ids."""
         light = {}
         for name, mapping in state.sparse.items():
-            # Three objects, of which no task needs more than one.
+            # Three objects, since no task needs more than one of them.
             self._fitted[name] = self._ray.put(mapping)
             self._tables[name] = self._ray.put(mapping.applied())
             self._known[name] = self._ray.put(work.hashes_of(mapping))
@@ -181,7 +180,7 @@ class RayEngine(IngestEngine):
         light = self._ray.put(replace(job, state=FittedState(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
         transform_part = self._task(work.transform_part, 1 + len(writers))
-        # References that are given up free their objects as soon as the tasks that read them are done.
+        # Given up here, so that Ray frees the typed rows when pass 2 has ended.
         parts = zip(self._typed, self._kept, strict=True)
         self._typed, self._kept = [], []
         transformed = (transform_part(typed, light, list(writers), *tables) for typed, rows in parts if rows)
@@ -191,7 +190,7 @@ class RayEngine(IngestEngine):
             for folder, part, height in zip(writers, rows, counts, strict=True):
                 if folder in job.splits:
                     done += height
-                # Events of histories are looked up by the driver; all other rows stay with the workers.
+                # The driver needs the events of histories; all other rows stay with the workers.
                 if height and folder == EVENTS:
                     events = work.frame_of(self._get(part))
                 elif height:
@@ -214,7 +213,7 @@ class RayEngine(IngestEngine):
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
         # By the workers that hold them, beside all else; ``end_day`` waits for the files.
-        # The copy of the draft has no files: each task tells those it wrote, and only these are added.
+        # The copy of the draft starts without files, so each task returns only those that it wrote.
         write_mapping, copied, written = self._task(work.write_mapping), replace(draft, files={}), []
         for feature in spec.owners:
             fitted = self._fitted[feature.name]
@@ -247,7 +246,7 @@ class RayEngine(IngestEngine):
 
     def _ahead(self, tasks: Iterator[Any]) -> Iterator[Any]:
         """Yield ``tasks``, which start as they are taken, some of them ahead."""
-        # As many as keep the cores busy: what all parts of a log make at once would fill the object store.
+        # Only as many as keep the cores busy: the results of all parts at once would fill the object store.
         ahead: deque[Any] = deque()
         for item in tasks:
             ahead.append(item)
@@ -265,7 +264,7 @@ class RayEngine(IngestEngine):
         try:
             return self._ray.get(refs)
         except errors.RayError as error:
-            # A task that waited for one that failed has its error wrapped in another, as often as there are tasks.
+            # The error of a task is wrapped once more by every task that waited for its result.
             cause: BaseException = error
             while isinstance(cause, errors.RayTaskError) and isinstance(cause.cause, Exception):
                 cause = cause.cause
@@ -339,7 +338,7 @@ class _SplitFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        # After an error nothing is finished: the draft is thrown away.
+        # After an error the draft is thrown away, so nothing has to be finished.
         if kind is not None:
             return
         if self._waiting:
@@ -360,8 +359,8 @@ class _SplitFiles:
             self._group(self._config.rows_per_group)
 
     def _group(self, rows: int) -> None:
-        # Row groups have the sizes of the local engine's, however the rows were dealt out: a group takes the end of one
-        # part and the begin of the next.
+        # Row groups have the same sizes as in the local engine, however the rows were divided into parts: a group may
+        # take the end of one part and the beginning of the next.
         parts, spans, left = list[Any](), list[tuple[int, int]](), rows
         while left:
             part, start, stop = self._pending.pop(0)
@@ -377,8 +376,7 @@ class _SplitFiles:
             self._file()
 
     def _file(self) -> None:
-        # Written by a worker as soon as its row groups are encoded, wherever they are: the driver names the file and
-        # sees none of the bytes.
+        # A worker writes the file once its row groups are encoded. The driver only names it and sees none of the bytes.
         name = f"{self._folder}/part-{len(self.files):05d}.parquet"
         groups, rows = zip(*self._encoded, strict=True)
         sizes = list(rows)

@@ -76,7 +76,7 @@ class Merger:
     def close(self) -> None:
         """Add the day to the days before it."""
         assert self.day is not None
-        # Not before the tables are fitted: a mapping goes on from the one before by the day's counts alone.
+        # Only after the tables are fitted: a mapping continues the one before with the counts of this day alone.
         if self.total is None:
             self.total = self.day
         else:
@@ -90,7 +90,7 @@ class Merger:
         assert split_counts is not None
         counts = [split_counts.train.counts[feature.name] for feature in features]
         total = counts[0]
-        # Merged into new counts, for those of the features are asked for again.
+        # Merged into new counts, since those of the single features are needed again.
         if len(counts) > 1:
             total = features[0].mapping.counts(features[0], len(split_counts.spec.sparse))
             for share in counts:
@@ -102,7 +102,7 @@ class Merger:
 
 def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
     """The counts of a feature, from those of every range."""
-    # Counts that are no table of ids, such as a sketch, are not divided by hashes: the first worker has them all.
+    # Counts that are no table of ids, such as a sketch, are not divided by hashes: the first piece has all of them.
     by_id = [piece for piece in pieces if isinstance(piece, VocabCounts)]
     if not by_id:
         return pieces[0]
@@ -116,7 +116,7 @@ def fit_mapping(
 
     ``known``: the hashes of the mapping ``before``.
     """
-    # Four results of one task, so that each goes where it is needed: the driver takes the third alone.
+    # Four results of one task, so that each goes only where it is needed: the driver takes only the third.
     fitted = feature.mapping.fit(feature, whole(known, pieces), before, day)
     return fitted, fitted.applied(), fitted.told(), hashes_of(fitted)
 
@@ -131,7 +131,7 @@ def hashes_of(fitted: FittedMapping) -> pl.Series:
 def wanted_of(known: pl.Series, then: Mapping[str, Any] | None) -> pl.Series:
     """The hashes to hear of, whatever their counts: the ``known`` ones, and those of the day compared with."""
     named: Sequence[int] = []
-    # The other day may have mapped the feature otherwise, and then its keys are no hashes of ids.
+    # On the other day the feature may have had another mapping, and then its keys are no hashes of ids.
     if then is not None and then.get("mapping") == VocabCounts.IDS:
         named = then.get("keys", [])
     return pl.concat([known, pl.Series(named, dtype=pl.UInt64)])
@@ -159,7 +159,7 @@ def look_alone(
     """``alone`` after as many of ``parts`` (references to their typed rows) as it takes; its rows and positives."""
     import ray
 
-    # Taken one by one inside of the task: as its arguments all typed rows of the log would be fetched first.
+    # Fetched one by one inside of the task: as arguments, the typed rows of the whole log would be fetched first.
     for part in parts:
         if alone.enough:
             break
@@ -193,7 +193,7 @@ def transform_part(
             continue
         frame = pl.concat([rows[folder] for rows in blocks])
         heights.append(frame.height)
-        # The task has as many results as there are folders, so an empty one has a place, too.
+        # The task returns a result for every folder, so an empty one is None.
         parts.append(bytes_of(frame) if frame.height else None)
     return heights, *parts
 
@@ -221,7 +221,7 @@ def encode_group(spans: Sequence[tuple[int, int]], compression: str, *parts: np.
 def write_file(
     draft: Draft, name: str, compression: str, sizes: Sequence[int], *groups: Encoded
 ) -> dict[str, FileEntry]:
-    """Write a file of row groups that others have encoded; its entry comes back with the draft's."""
+    """Write a file of row groups that other tasks have encoded; returns the files of ``draft``, with this one."""
     with draft.open(name) as sink:
         file = RowsFile(sink, groups[0].schema, compression)
         for rows, group in zip(sizes, groups, strict=True):

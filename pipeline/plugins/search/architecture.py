@@ -37,9 +37,9 @@ class Choices(nn.Module):
         super().__init__()
         self.decisions = tuple(decisions)
         self.sizes = [len(decision.choices) for decision in decisions]
+        # One matrix for all decisions, so that a draw takes a few kernels rather than a few for each of hundreds of
+        # pairs. What lies outside of a decision's own choices is masked before each softmax.
         self.logits = nn.Parameter(torch.zeros(len(decisions), max(self.sizes)))
-        # One rectangle of logits, so that a draw is a few kernels rather than a few for each of hundreds of pairs. What
-        # lies outside a decision's own choices is masked before each softmax.
         outside = torch.arange(max(self.sizes)) >= torch.tensor(self.sizes)[:, None]
         self.register_buffer("outside", outside, persistent=False)
         self.generator = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ class Choices(nn.Module):
         # scaled, not for one that is gone.
         drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
         gates = self._gates(drawn + (relaxed - relaxed.detach()))
-        # Drawn and then replaced: the generator moves alike whatever is in ``whole``.
+        # Replaced after the draw, so that the generator advances by as much whatever is in ``whole``.
         first = self.whole()
         for name in gates.keys() & set(whole):
             gates[name] = first[name]
@@ -80,9 +80,8 @@ class Choices(nn.Module):
 
         ``scale``: log loss that makes a choice e times as likely as another.
         """
-        for place, decision in enumerate(self.decisions):
-            if decision.name == name:
-                self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
+        place = [decision.name for decision in self.decisions].index(name)
+        self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
 
     def probabilities(self) -> Tensor:
         """[decisions, most choices]; 0 where a decision has fewer choices."""
@@ -95,7 +94,7 @@ class Choices(nn.Module):
     def best(self) -> dict[str, Any]:
         """The most probable choice of each decision."""
         best: dict[str, Any] = {}
-        # Of equal probabilities argmax has the first, so a decision that is still open stays as configured.
+        # argmax takes the first of equal probabilities, so a decision that is still open stays as configured.
         for decision, place in zip(self.decisions, self.probabilities().argmax(1).tolist(), strict=True):
             best[decision.name] = decision.choices[place]
         return best
@@ -148,8 +147,8 @@ def tabulate(
     """
     start = weights.of(price(at), original)
     table = torch.zeros(len(decisions), max(len(decision.choices) for decision in decisions))
-    # Each price is a prediction by the planner, and n features have n (n - 1) / 2 pairs. These cost alike, so one of
-    # them is priced for all.
+    # Each price is a prediction by the planner, and n features have n (n - 1) / 2 pairs. All pairs cost the same, so
+    # only one of them is priced.
     known: dict[Any, list[float]] = {}
     for decision, row in zip(decisions, table, strict=True):
         current = at[decision.name]

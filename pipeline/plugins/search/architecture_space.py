@@ -88,8 +88,8 @@ class ArchitectureSpace:
     def price(self, chosen: Mapping[str, Any]) -> Price:
         """Of these choices, with each table where the original plan has it.
 
-        A plan of its own for each choice would run the planner once for each, and the difference of two prices would
-        be that of two plans, too: of tables that moved as well as of the choice.
+        With a plan of its own for each choice, the planner would run once for each, and the difference of two prices
+        would also include the tables that moved between the two plans.
         """
         inputs = PlanInputs.of(self.configured(chosen), self.schema, self.profile)
         plan = _widened(self.plan, inputs)
@@ -123,7 +123,7 @@ def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
             continue
         shards = []
         for shard in table.shards:
-            # Both ends are rounded in the same way, so that the shards of a row leave no gap and do not overlap.
+            # Both ends are rounded in the same way, so that the shards of a row neither overlap nor leave a gap.
             start = shard.column * dim // table.dim
             columns = (shard.column + shard.columns) * dim // table.dim - start
             # A narrow table may have fewer columns than it had shards.

@@ -57,7 +57,7 @@ class SearchStore:
         """Replace what was kept, atomically. The file is put together in memory first."""
         tensors = {name: each.detach() for name, each in state.tensors.items()}
         buffer = io.BytesIO()
-        # Room for the digest, which is known only when all that follows is written.
+        # Room for the digest, which is known only once all that follows is written.
         buffer.write(bytes(DIGEST))
         write_tensors(buffer, tensors, {"key": self.key, "values": json.dumps(state.values)})
         with buffer.getbuffer() as whole:
@@ -113,7 +113,7 @@ class Learner:
         with torch.no_grad():
             gates = self.choices.draw(temperature, self.net.measured if whole else ())
         loss = self._loss(rows, gates)
-        # The dense optimizer takes the rate from its groups, the tables from the factor: both follow one schedule.
+        # The dense optimizer takes its rate from its groups, the tables take the factor: both follow one schedule.
         factor = lr_factor(self.config.train, step, self.total)
         self.dense.zero_grad(set_to_none=True)
         loss.backward()
@@ -125,8 +125,8 @@ class Learner:
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
         """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
-        # Weights stay in this step, and must not even have gradients: those of the tables' rows would be added to the
-        # ones of the next step of the weights, since ``SearchTables.step`` clears them only after it has used them.
+        # The weights do not change in this step, and must not get gradients either: ``SearchTables.step`` clears those
+        # of the rows only after it has used them, so they would be added to those of the next step of the weights.
         weights = [*self.net.parameters(), self.tables.rows]
         for each in weights:
             each.requires_grad_(False)
@@ -160,7 +160,7 @@ class Learner:
         """
         added = {name: torch.zeros(len(chosen[name])) for name in sorted(self.net.measured)}
         for rows in batches:
-            # Choices act behind the lookup, so that one lookup serves all of them.
+            # Choices act after the lookup, so one lookup serves all of them.
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
             base = self._loss(rows, chosen, embeddings)
             for name, losses in added.items():
@@ -179,7 +179,7 @@ class Learner:
         for name, each in self.tables.state.items():
             tensors[f"tables/{name}"] = each
         tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
-        # Draws after a stop are those that would have come without one.
+        # A search that goes on after a stop draws what it would have drawn without it.
         tensors["generator"] = self.choices.generator.get_state()
         values: dict[str, Any] = {}
         for name, (optimizer, parameters) in self._optimizers().items():
@@ -218,8 +218,8 @@ class Learner:
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)
-        # Of a log whose rows without a click were sampled: what makes up for those that were left out.
+        # Where rows without a click were sampled, the log odds of the kept rows are higher by this offset.
         if rows.offset is not None:
             logits = logits + rows.offset
-        # The weights of a batch have the sum 1, so that the sum is the mean, and padding counts for nothing.
+        # The weights of a batch sum to 1 and are 0 for padding, so this sum is the mean over the rows.
         return functional.binary_cross_entropy_with_logits(logits, rows.labels, rows.weights, reduction="sum")

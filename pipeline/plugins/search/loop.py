@@ -68,8 +68,8 @@ def search(
 def table_bytes(space: ArchitectureSpace, dim: int) -> int:
     """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
-    # All tables are one tensor, and each column of a state is another, which has room for every row even where only
-    # some tables have an optimizer with that column.
+    # All tables are one tensor, and each column of optimizer state is another one, with room for every row even where
+    # the optimizers of only some tables use that column.
     columns = {}
     for table in space.schema.tables:
         for column in rules.of(table.name).columns:
@@ -130,7 +130,7 @@ class _Course:
         self.done, self._earlier = 0, 0.0
         self.held_used = 0  # batches
         state = kept.read() if kept is not None else None
-        # Another order of rows, as of a dataset that was made anew, would have ``done`` count other rows.
+        # With another order of rows, such as that of a new dataset, ``done`` would stand for other rows.
         if state is not None and state.values.get("shuffle_key") == parts.order.key:
             self._restore(state)
 
@@ -146,10 +146,10 @@ class _Course:
         for step in range(self.done, total):
             self._step(step, next(learnt), held)
             self.done = step + 1
-            # The last measurement decides, so it comes when nothing learns any more.
+            # The last measurement decides, so it comes when all learning is over.
             if self.done == total:
                 self._around(total, held)
-            # Points lie evenly; with fewer steps than POINTS every step is one.
+            # Points are spread evenly; with fewer steps than POINTS every step is one.
             if self.done * POINTS // total > step * POINTS // total:
                 self._point(self.done)
                 self._keep()
@@ -162,8 +162,8 @@ class _Course:
         return float(start * (end / start) ** done)
 
     def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
-        # Counted here, since steps of the weights alone take no held batch and a measurement takes many: a search that
-        # goes on after a stop has to skip as many as were used.
+        # A search that goes on after a stop skips as many held batches as were used. The step does not tell how many:
+        # a step of the weights alone takes none, a measurement takes many.
         for rows in held:
             self.held_used += 1
             yield rows
@@ -175,7 +175,7 @@ class _Course:
             self._sums.append((loss, None, None))
             return
         steps, since = self.parts.steps - self.first, step - self.first
-        # True for the first step of each of TABLES equal stretches. In the very first one the right side is negative.
+        # True for the first step of each of TABLES equal stretches; at since == 0 the right side is negative.
         if since * TABLES // steps > (since - 1) * TABLES // steps:
             self._around(step, held)
         loss = self.learner.learn_weights(rows, step, temperature)
@@ -193,7 +193,7 @@ class _Course:
         if step == 0:
             return
         if step == self.first:
-            # From here on narrower widths are drawn, which keep the first columns of a table.
+            # From here on narrower widths are drawn, and these keep the first columns of a table.
             self.learner.sort_columns()
         count, scale = COMPARED, OPEN
         if step == self.parts.steps:

@@ -40,7 +40,7 @@ class Widths(SearchPart):
             for power in reversed(range(widest.bit_length())):
                 if least <= 2**power < widest:
                     choices.append(2**power)
-            # A table that is as narrow as can be leaves nothing to decide.
+            # A table that is already as narrow as possible leaves nothing to decide.
             if len(choices) > 1:
                 decisions.append(Decision(name=_WIDTH_OF + table.name, choices=tuple(choices)))
         return decisions
@@ -66,7 +66,7 @@ class Widths(SearchPart):
         tables = dict(config.model.tables)
         for name, dim in chosen.items():
             table = name.removeprefix(_WIDTH_OF)
-            # The width that a table has anyway is not written: best.yaml lists what is different.
+            # A width that the table has anyway is not written: best.yaml lists only what is different.
             if dim != config.model.dim_of(table):
                 tables[table] = replace(config.model.table(table), dim=dim)
         return replace(config, model=replace(config.model, tables=tables))
@@ -88,7 +88,7 @@ class Interactions(SearchPart):
         dropped = {frozenset(pair) for pair in cast("DlrmConfig", config.model).drop_pairs}
         decisions = []
         for one, other in itertools.combinations([column.name for column in schema.sparse], 2):
-            if {one, other} not in dropped:
+            if frozenset((one, other)) not in dropped:
                 decisions.append(Decision(name=one + _BETWEEN + other, choices=(True, False), like="a pair"))
         return decisions
 
@@ -96,11 +96,12 @@ class Interactions(SearchPart):
         import torch
 
         names = [each.name for each in decisions]
-        at = dict(zip(map(_BETWEEN.join, net.pairs), itertools.count()))
-        places = torch.tensor(list(map(at.__getitem__, names)))
+        at = {_BETWEEN.join(pair): place for place, pair in enumerate(net.pairs)}
+        places = torch.tensor([at[name] for name in names])
 
         def keep(products: Tensor, gates: Gates) -> Tensor:
-            # A gate's first value is that of True, by which it keeps the product. Pairs of no decision stay at 1.
+            # The first value of a gate is that of the choice True, which keeps the product. Pairs without a decision
+            # keep a factor of 1.
             kept = torch.stack([gates[name][0] for name in names])
             return products * torch.ones(len(at)).index_copy(0, places, kept)
 
@@ -144,7 +145,7 @@ class Mlps(SearchPart):
         from pipeline.plugins.search.architecture import first_values
 
         for each in decisions:
-            # "top_mlp layer 2", or "top_mlp layers" for how many there are: ``decisions`` names them so.
+            # Names are "top_mlp layer 2" for a width and "top_mlp layers" for the number of layers (``decisions``).
             setting, _, rest = each.name.partition(" ")
             if rest == "layers":
                 net.at(f"{setting} depth", _ends(each.name))
@@ -153,17 +154,17 @@ class Mlps(SearchPart):
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
         mlps: dict[str, Any] = {}
-        # The layers behind the last one have decisions, too, since the super-net has them: they are cut off.
+        # The super-net has all layers, so those after the chosen last one have decisions too: they are cut off here.
         for setting in SETTINGS:
             widths = []
             for number, width in enumerate(getattr(config.model, setting), 1):
-                # A layer that cannot be narrower has no decision.
+                # A layer that cannot be narrower has no decision, and keeps its width.
                 widths.append(chosen.get(f"{setting} layer {number}", width))
             mlps[setting] = widths[: chosen.get(f"{setting} layers", len(widths))]
         return replace(config, model=replace(cast("DlrmConfig", config.model), **mlps))
 
 
-# Functions of their own, since a lambda in the loop above would see the name that the loop ends with.
+# Functions of their own, since a lambda in the loop of ``attach`` would see the name that the loop ends with.
 def _narrows(name: str, masks: Tensor) -> Callable[[Tensor, Gates], Tensor]:
     return lambda hidden, gates: hidden * (gates[name] @ masks)
 

@@ -60,12 +60,12 @@ class PartReader(SplitReader):
         self._picks: dict[tuple[str, int], np.ndarray] = {}
         parts, rows = [], 0
         for number, group in enumerate(self.groups):
-            # Both parts draw the same permutation of a group, by the seed and its number, and cut it at one place.
+            # Both parts draw the same permutation of a group and cut it at the same place, so they share no row.
             mixed = np.random.default_rng([seed, number]).permutation(group.rows)
             cut = round(share * group.rows)
             picks = mixed[:cut] if held else mixed[cut:]
             self._whole[group.file, group.index] = group
-            # Sorted: the order of the rows is the sampler's business.
+            # Sorted, since the order of the rows is the sampler's business.
             self._picks[group.file, group.index] = np.sort(picks)
             if len(picks):
                 parts.append(replace(group, rows=len(picks)))
@@ -74,7 +74,7 @@ class PartReader(SplitReader):
 
     def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
         whole, picks = self._whole[group.file, group.index], self._picks[group.file, group.index]
-        # Parquet decodes whole row groups, so all rows are read before those of the other part are left out.
+        # Parquet decodes whole row groups, so all rows are read before those of the other part are dropped.
         decoded = self.allocate(whole.rows)
         decoded.ragged = super().read(whole, decoded, 0)
         kept = take_each(decoded, [picks])[0]
@@ -113,7 +113,7 @@ class SplitBatches:
     ) -> Iterator[tuple[Iterator[SearchBatch], Iterator[SearchBatch]]]:
         """Batches for the weights from batch ``start`` on, and held ones from ``held_start`` on, without an end."""
         learnt, held = self._readers
-        # More epochs of the held rows than any search has steps: they begin anew as often as it takes.
+        # More epochs than any search has steps, so the held rows begin anew as often as needed.
         endless = 1 << 30
         of_rows = partial(SearchBatch.of, counts=self._counts)
         with self._batches(learnt, self._epochs, start) as one, self._batches(held, endless, held_start) as other:

@@ -51,7 +51,7 @@ def _search(options: argparse.Namespace) -> int:
     from pipeline.records.search import search_directory
     from pipeline.store.artifacts import Store
 
-    # ``search`` is a group of settings, which a bare ``search=first`` would replace: here it is short for the name.
+    # To Hydra ``search=first`` would choose an option of the group ``search``; here it is short for search.name=first.
     given = []
     for text in options.overrides:
         given.append(f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text)
@@ -62,16 +62,16 @@ def _search(options: argparse.Namespace) -> int:
     require_triple()
     store = Store(config.store)
     store.answers()
-    # Imports torch, so it waits until all that takes no time has been checked.
+    # Imports torch, which takes seconds: all quick checks come before it.
     from pipeline.plugins.search.learning import SearchStore
 
     kept = SearchStore(store, f"{SEARCHING}/{name}", _key(config))
     hint = "run the same command again once that one has ended, or search=<another name>"
     try:
         with handled(), folder_lock(store, kept.folder, f"search {name!r}", config.launch.lease_seconds, hint=hint):
-            # Looked up under the lock: a search that has just ended is found, and not made again.
+            # Looked up under the lock, so that a search that has just ended is found and not run again.
             record = _found(config, store) or _searched(config, store, given, options, kept)
-            # Only now, when the result is committed: a kill before this line leaves both, and the result is found.
+            # Only once the result is committed: after a kill before this line both are there, and the result is found.
             kept.remove()
     except Interrupted as stop:
         return complain(f"{stop}: the same command goes on with the search", exit_code_of(stop))

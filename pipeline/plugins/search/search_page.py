@@ -52,7 +52,7 @@ def _part_text(record: SearchRecord, part: str) -> str:
         if each.chosen == configured:
             continue
         changed += 1
-        # A model with 30 features has 435 pairs: a terminal is for the first ones.
+        # A model with 30 features has 435 pairs: the terminal shows only the first ones.
         if len(rows) < MOST_LISTED:
             rows.append((name, _shown(each.chosen), _shown(configured), units.decimal(each.probability, 2)))
     text = f"{part}: {changed} of {units.plural(len(own), 'decision')} changed"
@@ -102,7 +102,7 @@ def _share(after: float, before: float) -> str:
 
 
 def _shown(choice: object) -> str:
-    # A pair of features is the one kind of decision with a yes or no; all others are widths and numbers of layers.
+    # Only pairs of features are decided by yes or no; all other choices are widths and numbers of layers.
     if isinstance(choice, bool):
         return "kept" if choice else "dropped"
     return str(choice)
@@ -143,7 +143,7 @@ def _course(record: SearchRecord) -> list[Figure]:
     for point in record.points:
         loss.append((point.step, point.loss))
         temperatures.append((point.step, point.temperature))
-        # Both are absent while the weights learn alone: their curves begin later.
+        # Both are absent while only the weights learn, so their curves begin later.
         if point.held_loss is not None:
             held_loss.append((point.step, point.held_loss))
         if point.cost is not None:

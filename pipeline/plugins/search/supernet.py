@@ -38,12 +38,12 @@ class SearchTables:
             end += table.rows
             self.ends[table.name] = end
         self.owners = [column.owner for column in schema.sparse]
-        self.first = torch.tensor(list(map(first.__getitem__, self.owners)))
+        self.first = torch.tensor([first[owner] for owner in self.owners])
         self.mean = torch.tensor([model.table(owner).pooling == "mean" for owner in self.owners])
         # One tensor for all tables, so that a batch is one lookup and one sparse gradient.
         generator = torch.Generator().manual_seed(seed)
         self.rows = nn.Parameter(torch.rand(end, self.dim, generator=generator).mul_(2).sub_(1))
-        self.state: dict[str, Tensor] = {}
+        columns: dict[str, bool] = {}
         for table in self.tables:
             bound = model.table(table.name).init_bound
             if bound is None:
@@ -51,23 +51,25 @@ class SearchTables:
             own = self.rows.data[first[table.name] : self.ends[table.name]]
             own.mul_(bound)
             own[:, model.dim_of(table.name) :] = 0
-            # A column of state has a place for every row, whether or not the optimizer of its table uses it.
-            for column in rules.of(table.name).columns:
-                shape = self.rows.shape if column.per_value else self.rows.shape[:1]
-                self.state[column.name] = torch.zeros(shape)
+            columns |= {column.name: column.per_value for column in rules.of(table.name).columns}
+        # A column of state has a place for every row, whether or not the optimizer of its table uses it. Made once, not
+        # for each table: it is as large as ``rows``.
+        self.state: dict[str, Tensor] = {}
+        for name, per_value in columns.items():
+            self.state[name] = torch.zeros(self.rows.shape if per_value else self.rows.shape[:1])
 
     def __call__(self, ids: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
         """Of ``ids`` feature by feature; ``lengths`` [F * B]; ``weights``: of the ids."""
         features = len(self.first)
         counts = lengths.view(features, -1)
-        # Ids of each feature move to where its table begins in ``rows``.
+        # The ids of a feature are shifted to where its table begins in ``rows``.
         ids = ids.long() + self.first.repeat_interleave(counts.sum(1))
         offsets = torch.cat([lengths.new_zeros(1, dtype=torch.int64), lengths.long().cumsum(0)])
         pooled = nn.functional.embedding_bag(
             ids, self.rows, offsets, mode="sum", sparse=True, per_sample_weights=weights, include_last_offset=True
         ).view(features, -1, self.dim)
         if self.mean.any():
-            # embedding_bag has no weights with mode="mean"; and a bag without ids must not become 0 / 0.
+            # embedding_bag takes no weights with mode="mean". A bag without ids must not become 0 / 0.
             pooled = pooled / torch.where(self.mean[:, None], counts.clamp_min(1), 1)[:, :, None]
         return pooled.transpose(0, 1)
 
@@ -78,8 +80,8 @@ class SearchTables:
         gradient = self.rows.grad.coalesce()
         touched, values = gradient.indices()[0], gradient.values()
         self.rows.grad = None
-        # Coalesced indices are sorted, so the touched rows of a table lie side by side, and so do those of neighbouring
-        # tables that learn alike: one update serves them all.
+        # Coalesced indices are sorted, so the touched rows of a table are contiguous, and so are those of neighbouring
+        # tables with the same optimizer: one update serves them all.
         ends = torch.searchsorted(touched, torch.tensor(list(self.ends.values()))).tolist()
         low = 0
         for _, group in groupby(zip(self.ends, ends, strict=True), lambda item: self.rules.kind(item[0])):
@@ -96,11 +98,11 @@ class SearchTables:
         """
         turned, low = project.clone(), 0
         for name, high in self.ends.items():
-            # Features that share the table look at it each through a projection of its own: the axes are of all.
+            # Features that share a table have a projection each: the axes have to fit all of their vectors.
             mine = [place for place, owner in enumerate(self.owners) if owner == name]
             rows = self.rows.data[low:high]
             together = torch.cat([project[place] for place in mine], dim=1)  # [D, columns of the vectors]
-            # The Gram matrix in place of the rows: a table has millions of these, and as many columns as it is wide.
+            # By the Gram matrix, which is as small as the table is narrow; the rows themselves may be millions.
             _, axes = torch.linalg.eigh((together.mT @ (rows.mT @ rows) @ together).double())
             axes = axes.flip(1)[:, : self.dim].to(rows.dtype)  # of the largest variance first
             self.rows.data[low:high] = rows @ (together @ axes)
@@ -154,8 +156,8 @@ class SuperNet(nn.Module):
         dropped = {frozenset(pair) for pair in model.drop_pairs}
         self.pairs = [pair for pair in combinations(names, 2) if frozenset(pair) not in dropped]
         self.fixed = shift * len(names)  # pairs with the numeric features' vector come first; parts see the others
-        # Places in the flattened matrix of all products, row by row: kept pairs are gathered, and no triangle of it is
-        # copied. Those with the numeric features' vector are in its first row.
+        # Places of the kept pairs in the matrix of all products, flattened row by row. Those with the numeric features'
+        # vector are in its first row.
         places = list(range(1, self.fixed + 1))
         for one, other in self.pairs:
             places.append((names.index(one) + shift) * vectors + names.index(other) + shift)
@@ -200,7 +202,7 @@ class _Mlp(nn.Module):
         self.dtype = dtype
         sizes = [inputs, *widths]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
-        # An MLP may end behind each of its layers; one without layers ends behind its inputs.
+        # An MLP may end after each of its layers; one without layers ends after its inputs.
         self.ends = nn.ModuleList(nn.Linear(size, width) for size in reversed(widths or sizes))
 
     def forward(self, values: Tensor, act: Callable[[str, Tensor], Tensor]) -> Tensor:
@@ -208,7 +210,7 @@ class _Mlp(nn.Module):
         for number, layer in enumerate(self.layers, 1):
             with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
                 values = layer(values).relu()
-            # Parts act in float32, as do the ends: autocast is for the products of the layers alone.
+            # Parts and ends work in float32: autocast is only for the matrix products of the layers.
             values = act(f"layer {number}", values.float())
             hidden.append(values)
         ends = [end(each) for end, each in zip(self.ends, reversed(hidden), strict=True)]

@@ -36,7 +36,7 @@ def final_figures(result: Result) -> dict[str, float]:
         return {}
     figures = {name: getattr(scores, name) for name in EVALUATED}
     for task, own in (scores.tasks or {}).items():
-        # A task has figures of its own, which differ by its kind: all numbers in its record but that of the rows.
+        # Which figures a task has depends on its kind: all numbers in its record count, except that of its rows.
         for name, value in own.to_json().items():
             if name not in ("kind", "samples"):
                 figures[f"{task}_{name}"] = value
@@ -44,7 +44,7 @@ def final_figures(result: Result) -> dict[str, float]:
 
 
 def _known(figures: Mapping[str, Any]) -> dict[str, float]:
-    # A chart cannot have nan, and JSON none: a figure that is not known, as GAUC without groups, is left out.
+    # Neither charts nor JSON can have nan: a figure that is not known, such as GAUC without groups, is left out.
     known = {}
     for name, value in figures.items():
         if units.known(value):

@@ -49,14 +49,14 @@ def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
     made = []
     for name, value in tags.items():
         if value is not None:
-            # A longer one would have the whole batch refused.
+            # The server would refuse the whole batch because of one longer value.
             made.append({"key": name, "value": str(value)[:MAX_TAG_LENGTH]})
     return made
 
 
 def experiment_id(server: MlflowServer, name: str) -> str:
     """The experiment of ``name``, made where there is none."""
-    # Twice: between the answer that there is none and its creation another launcher may make it.
+    # Tried twice: another launcher may create it between our two requests.
     for _ in range(2):
         try:
             return str(server.get("experiments/get-by-name", experiment_name=name)["experiment"]["experiment_id"])
@@ -104,7 +104,7 @@ class _MlflowRun(RunTracking):
     def __init__(self, track: TrackConfig, store: str, run: str, model: str) -> None:
         self.server, self.experiment = server_of(track), track.mlflow.experiment or model
         self.store, self.run, self.model = store, run, model
-        # What the server has is read from it once, and kept here as long as no call fails.
+        # What the server has is read once, and remembered as long as no call fails.
         self.id: str | None = None
         self.points: dict[Point, float] = {}  # on the server
         self.params: dict[str, str] = {}  # there, too
@@ -151,7 +151,7 @@ class _MlflowRun(RunTracking):
         with self._forget_id_on_error():
             self._send_missing(points, params)
             self._log("tags", tags_of(tags), MAX_PARAMS)
-            # MLflow knows no other ends: a gate that holds a version back is a run that went well.
+            # A run whose version the gate holds back went well: only errors make it FAILED.
             status = "FINISHED" if result.status == "done" else "FAILED"
             self.server.post("runs/update", run_id=self.id, status=status, end_time=_now())
             self.running = False
@@ -197,7 +197,7 @@ class _MlflowRun(RunTracking):
         if run is None:
             return
         run_id, data = str(run["info"]["run_id"]), run["data"]
-        # A run has the last value of each metric: its points come from the histories.
+        # The run itself has only the last value of each metric; all points come from the histories.
         self.points = {}
         for metric in data.get("metrics", []):
             key = str(metric["key"])
@@ -213,6 +213,7 @@ class _MlflowRun(RunTracking):
             if self.params.get(name, value) != value:
                 return True
         for point, figure in points.items():
+            # Times and rates differ even in a resumed training, so they contradict nothing.
             exact = point in self.points and EXACT.match(point[0])
             if exact and not math.isclose(self.points[point], figure, rel_tol=1e-9):
                 return True
@@ -229,6 +230,7 @@ class _MlflowRun(RunTracking):
             "runs/create",
             experiment_id=experiment_id(self.server, self.experiment),
             run_name=self.run,
+            # MLflow may have been away when the training began.
             start_time=min(self.times.values(), default=_now()),
             tags=tags_of(tags),
         )
@@ -256,7 +258,7 @@ def _move_alias(server: MlflowServer, name: str, entry: Mapping[str, Any]) -> No
     try:
         current = server.get("registered-models/alias", name=name, alias=ALIAS)["model_version"]["version"]
     except MlflowError as error:
-        # Of an alias that nobody has set MLflow says one or the other.
+        # MLflow answers with one or the other where nobody has set the alias.
         if error.code not in (MISSING, "INVALID_PARAMETER_VALUE"):
             raise
         current = None
@@ -286,6 +288,7 @@ class _Mlflow(Tracker):
         try:
             server.post("registered-models/create", name=name, tags=[{"key": "nightjar.model", "value": served.model}])
         except MlflowError as error:
+            # All versions of a model share one entry, so from the second one on it is there.
             if error.code != EXISTS:
                 raise
         entries: dict[str, dict[str, Any]] = {}
@@ -296,7 +299,7 @@ class _Mlflow(Tracker):
                 entries[version_name] = entry
         for version in served.versions:
             if version.version not in entries:
-                # An entry is useful without the run that made it, which may be of a time before the tracker.
+                # The run may be older than the tracker and unknown to MLflow; the entry is useful without it.
                 run = find_run(server, experiment, store.url, version.run) if version.run else None
                 answer = server.post(
                     "model-versions/create",

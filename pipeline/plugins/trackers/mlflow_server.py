@@ -43,7 +43,7 @@ class _OwnLogin(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         """The request that follows."""
-        # urllib carries all headers along, wherever the redirection leads.
+        # urllib sends all headers along, the login among them, wherever the redirection leads.
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
         same_server = (old.scheme, old.netloc) == (new.scheme, new.netloc)
@@ -105,7 +105,7 @@ class MlflowServer:
         headers = {"Content-Type": "application/json", "User-Agent": "nightjar"}
         if self.login is None:
             return headers
-        # Read for each call: a token may be renewed while a training lasts.
+        # Read for each call, since a token may be renewed during a training.
         try:
             secret = Path(self.login).read_text().strip()
         except OSError as error:

@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import ConfigError, LaunchError
@@ -48,7 +47,7 @@ def run_piece(result: Result, store: str, model: str) -> SpanData:
     """The span of a run, over those of its stages."""
     stages = []
     for name, stage in result.stages.items():
-        # A stage without a time was not run.
+        # A stage without a start was not run.
         if stage.started is not None:
             stages.append(_stage_piece(name, stage, result))
     now = time.time()
@@ -65,8 +64,8 @@ def run_piece(result: Result, store: str, model: str) -> SpanData:
         attributes |= {"nightjar.verdict": result.gate.verdict, "nightjar.version": result.gate.version}
     return SpanData(
         f"run {result.run}",
-        min(map(attrgetter("begin"), stages), default=now),
-        max(map(attrgetter("end"), stages), default=now),
+        min((stage.begin for stage in stages), default=now),
+        max((stage.end for stage in stages), default=now),
         attributes,
         result.error,
         stages,
@@ -96,13 +95,13 @@ def _stage_piece(name: str, stage: StageOutcome, result: Result) -> SpanData:
         end = attempt.started + attempt.seconds
         code = {"nightjar.exit_code": _exit_code(attempt.error)}
         attempts.append(SpanData(f"attempt {number}", attempt.started, end, code, attempt.error))
-    # None is left out of a span.
+    # Attributes that are None are left out of the span.
     attributes: dict[str, Any] = {"nightjar.stage": name, "nightjar.status": stage.status}
     attributes |= {"nightjar.artifact": stage.artifact, "nightjar.key": None, **_amounts(name, result)}
     if stage.artifact is not None:
         attributes["nightjar.key"] = stage.artifact.rpartition("/")[2]
     error = None
-    # The run's error is that of the stage that it failed in.
+    # A run ends with the error of the stage that failed.
     if stage.status == "failed" and result.error is not None:
         error = result.error
         attributes["nightjar.exit_code"] = error.exit_code
@@ -136,7 +135,7 @@ def send(endpoint: str, model: str, piece: SpanData, trace: str, parent: str | N
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    # The exporter takes the address as it is; people give that of the collector, as its own variables have it.
+    # The exporter uses the address as given, but users give that of the collector, as in OTEL_EXPORTER_OTLP_ENDPOINT.
     url = endpoint.rstrip("/")
     if not url.endswith("/v1/traces"):
         url = f"{url}/v1/traces"
@@ -156,7 +155,7 @@ def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterat
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.status import Status, StatusCode
 
-    # Spans are made by hand, without a tracer: it would draw their ids, and take the time of now.
+    # Made without a tracer, which would draw random ids and take the present for the time.
     own = seed(trace, parent, piece)
     events, status = [], Status(StatusCode.OK)
     if piece.error is not None:
@@ -192,7 +191,7 @@ def seed(trace: str, parent: str | None, piece: SpanData) -> str:
 def _context(trace: str, span: str) -> Any:
     from opentelemetry.trace import SpanContext, TraceFlags
 
-    # 16 bytes name a trace and 8 a span (W3C Trace Context).
+    # A trace id has 16 bytes and a span id 8 (W3C Trace Context).
     def digits(text: str, size: int) -> int:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")
 
@@ -221,7 +220,7 @@ class _Trace(RunTracking):
         path = f"{run_directory(self.run)}/{NIGHT}"
         if self.store.exists(path):
             night = read(NightRecord, self.store, path)
-            # The night's span is sent when the night is over. Its id is known before: it depends on the start alone.
+            # The night's span is sent when the night is over, but its id, which depends on the start, is known now.
             if night.outcome == RUNNING and night.started is not None:
                 trace = _night_trace(self.store, night)
                 parent = seed(trace, None, night_piece(night))

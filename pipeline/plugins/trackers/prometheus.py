@@ -49,7 +49,7 @@ class _Gauges:
 
         registry = CollectorRegistry()
         for name, labelled in self.values.items():
-            # All values of a gauge have the same labels, in the order of their names.
+            # All values of a gauge have the same label names, so the first one tells them.
             names = [label for label, _ in next(iter(labelled))]
             text = HELP.get(name.removeprefix("nightjar_"), name.replace("_", " "))
             gauge = Gauge(name, text, names, registry=registry)
@@ -72,7 +72,7 @@ class _RunMetrics(RunTracking):
         if not records:
             return
         last = records[-1]
-        # These are no curves, but somebody who looks at a run wants them.
+        # No curves, so ``curve_figures`` lacks them, but a dashboard of a run shows how far it is.
         figures = {name: last.get(name) for name in ("step", "steps_total", "eta_seconds")}
         for name, value in {**figures, **curve_figures(last)}.items():
             self.gauges.set(f"training_{RENAMED.get(name, name)}", value)
@@ -115,7 +115,7 @@ class _Prometheus(Tracker):
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
         gauges = _Gauges(track, record.model, "night")
-        # Prometheus has no texts: a gauge for each outcome, of which one is 1.
+        # Prometheus has no strings: each outcome is a gauge of 0 or 1, and at most one of them is 1.
         for outcome in (PUBLISHED, HELD, FAILED):
             gauges.set("night_outcome", float(record.outcome == outcome), outcome=outcome)
         day = datetime.fromisoformat(record.date).replace(tzinfo=UTC)

@@ -35,7 +35,7 @@ class _EventFile(RunTracking):
         """Write those that are new."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        # A resumed training repeats steps, with other times: a record that differs is new.
+        # A resumed training repeats steps with other times, so a record that differs from the written one is new.
         new_records = [record for record in records if self.written.get(record["step"]) != record]
         events: list[Any] = []
         if new_records and new_records[0]["step"] <= self._last:
@@ -56,7 +56,7 @@ class _EventFile(RunTracking):
         figures = {f"eval/{name}": value for name, value in final_figures(result).items()}
         for name, stage in result.stages.items():
             figures[f"seconds/{name}"] = stage.seconds
-        # The page of hyper-parameters shows them beside scalars of the same file, so these come with the session.
+        # TensorBoard's HPARAMS page shows scalars beside the hyper-parameters of the same file.
         chosen = {name: value for name, value in settings.items() if name.startswith(HPARAMS)}
         self._write([*_session(chosen, result.status), self._event(step, figures, {})])
 
@@ -93,7 +93,7 @@ class _EventFile(RunTracking):
                 file.write(fresh)
         else:
             self.store.write_bytes(self.path, self.content + fresh)
-        # An object store replaces objects whole, so all that was written is kept for the next time.
+        # Objects can only be replaced as a whole, so all that was written is kept for the next write.
         if not self.store.is_local:
             self.content += fresh
         self._begun, self._size = True, self._size + len(fresh)
@@ -124,6 +124,7 @@ def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
 
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     for name, value in settings.items():
+        # bool comes first, since isinstance(True, int) holds.
         if isinstance(value, bool):
             start.hparams[name].bool_value = value
         elif isinstance(value, int | float):

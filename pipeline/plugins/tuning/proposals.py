@@ -51,7 +51,7 @@ def proposal(
     """The settings of trial ``number``. ``earlier``: trials of another study that inform it."""
     module = optuna()
     kinds: dict[str, Any] = {"tpe": module.samplers.TPESampler, "random": module.samplers.RandomSampler}
-    # A seed of its own for each number: the sampler is new at every question, and would draw the same again.
+    # A seed of its own for each number: the sampler is made anew for every trial, and would draw the same again.
     sampler = kinds[config.sampler](seed=(config.seed * 1_000_003 + number) % _SEEDS)
     study = module.create_study(sampler=sampler)
     for trial in [*earlier, *trials]:
@@ -76,8 +76,8 @@ def decided(
     """
     module = optuna()
     pruner = _pruner(module, config, rows, samples_total)
-    # Hyperband deals trials to its brackets by a hash of the study's name and their number. Without a name Optuna makes
-    # a random one, and a trial would be in another bracket at every look.
+    # Hyperband assigns a trial to a bracket by a hash of the study's name and the trial's number. Without a name Optuna
+    # makes a random one, and a trial would be in another bracket at every look.
     study = module.create_study(study_name="study")
     numbers = []
     for trial in trials:
@@ -85,7 +85,7 @@ def decided(
         numbers.append(trial.number)
     at = numbers.index(number)
     ends = bool(pruner.prune(study, study.get_trials(deepcopy=False)[at]))
-    # The pruner notes the rungs that it has judged in the study, which is thrown away: they go into the record.
+    # The pruner notes the rungs that it has judged in this study, which is thrown away: they are kept in the record.
     rungs = {}
     for key, value in study.get_trials()[at].system_attrs.items():
         if key.startswith(_RUNGS):
@@ -98,8 +98,8 @@ def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
     """The samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
     if config.pruner == "none":
         return FAR
-    # As successive halving counts its rungs: the first one times the powers of the factor. Asked between two of them
-    # it would decide nothing, so the trial need not wait.
+    # Successive halving decides at the first rung times the powers of the factor. Between two rungs it would decide
+    # nothing, so the trial need not wait for an answer.
     rung = first_rung(config, rows)
     while rung <= samples:
         rung *= config.reduction
@@ -136,7 +136,7 @@ def _pruner(module: ModuleType, config: TuneConfig, rows: int, samples_total: in
     if config.pruner == "asha":
         return module.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=config.reduction)
     if config.pruner == "hyperband":
-        # Optuna refuses a longest training that is shorter than the first rung.
+        # With a longest training that is shorter than the first rung Hyperband would have no bracket, and divide by 0.
         most = max(samples_total, first)
         return module.pruners.HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=config.reduction)
     return module.pruners.NopPruner()
@@ -148,12 +148,12 @@ def _frozen(module: ModuleType, trial: TrialRecord, space: Mapping[str, Dimensio
     rungs = trial.rungs or {}
     frozen: FrozenTrial = module.trial.create_trial(
         state=known.get(trial.state, states.FAIL),
-        # A pruned trial has an NE, too, but as the last of its intermediate values: samplers read it there.
+        # A pruned trial has an NE too, but samplers judge it by the last of its intermediate values.
         value=trial.ne if trial.state == DONE else None,
         params={key: trial.parameters[key] for key in space},
         distributions=_distributions(module, space),
         system_attrs={f"{_RUNGS}{rung}": value for rung, value in rungs.items()},
-        # By samples, not steps: a trial may search the batch, and rungs are to be equal amounts of data.
+        # By samples, not steps: trials may differ in their batch, and a rung is the same amount of data for all.
         intermediate_values={look.samples: look.ne for look in trial.looks},
     )
     return frozen

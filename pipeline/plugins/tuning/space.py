@@ -42,7 +42,7 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
         elif isinstance(sweep, RangeSweep):
             space[key] = _range(override, sweep)
         elif isinstance(sweep, ChoiceSweep):
-            # Each value once, in the order written: Optuna counts a choice that is listed twice as two.
+            # Each value once, in the order written: to Optuna a choice that is listed twice would be two.
             choices = tuple(dict.fromkeys(map(str, override.sweep_string_iterator())))
             space[key] = Dimension(kind="choice", choices=choices)
         else:
@@ -77,7 +77,7 @@ def _range(override: Override, sweep: RangeSweep) -> Dimension:
     start: Any = sweep.start
     whole = isinstance(start, int) and isinstance(sweep.stop, int) and isinstance(sweep.step, int)
     kind = "int" if whole else "float"
-    # The last value is counted from the start: a range ends before its stop. A falling one is turned around.
+    # A range ends before its stop, so its last value is counted from the start. A falling range is turned around.
     low, high = sorted((float(start), _at(start, sweep.step, count - 1)))
     _check_ends(override, low, high, log="log" in sweep.tags)
     if "log" in sweep.tags:
@@ -111,7 +111,7 @@ def rounded(dimension: Dimension, value: Any) -> Any:
     assert dimension.low is not None and dimension.high is not None
     if dimension.step:
         return _at(dimension.low, dimension.step, round((value - dimension.low) / dimension.step))
-    # Rounding may lead out of the range, by half of the last digit.
+    # Rounding may leave the range by half of the last digit.
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
 
 
@@ -120,11 +120,11 @@ def held(dimension: Dimension, value: Any) -> Any | None:
     if dimension.kind == "choice":
         text = str(value)
         for choice in dimension.choices or ():
-            # Not as texts alone: ``True`` is ``true`` to Hydra, and ``0`` is ``0.0``.
+            # Not only as texts: to Hydra ``True`` is ``true``, and ``0`` is ``0.0``.
             if choice == text or _meant(choice) == _meant(text):
                 return choice
         return None
-    # To Python True is a number.
+    # isinstance(True, int) holds, but True is no number of a range.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     low, high, step = dimension.low or 0.0, dimension.high or 0.0, dimension.step

@@ -56,7 +56,7 @@ def tune(
         log.info("study %s: %s (store %s)", study, ", ".join(space), config.store)
 
         def settled(trials: list[TrialRecord]) -> None:
-            # A study that goes on with a lower tune.trials has more of them than it asks for.
+            # A study that goes on with a lower tune.trials may have more trials than that.
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
             page = study_page(study_store.shown(store, study))
             store.write_bytes(f"{study_directory(study)}/{PAGE}", page.encode())
@@ -68,7 +68,7 @@ def tune(
         _write_best(store, shown, config_dir)
     failed = [each for each in trials if each.state == BROKEN]
     if failed and len(failed) == len(trials):
-        # The error of the first one's class, so that the command ends with that trial's exit code.
+        # An error of the same class as the first trial's, so that the command ends with the same exit code.
         kind: type[NightjarError] = NightjarError
         for each in NightjarError.__subclasses__():
             if each.exit_code == failed[0].exit_code:
@@ -88,7 +88,7 @@ def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None
     try:
         text = best_file(shown.study, shown.best_trial, config_dir)
     except ConfigError as error:
-        # The trials are worth more than this file: a study of hours does not end with an error for it.
+        # A study of hours should not end with an error because of this file.
         log.warning("%s is not written: %s", BEST, error.message)
         return
     store.write_bytes(f"{study_directory(shown.study.study)}/{BEST}", text.encode())
@@ -99,7 +99,7 @@ def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = N
     about = (
         f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
         "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
-        *map("  {}".format, trial.overrides),
+        *(f"  {override}" for override in trial.overrides),
     )
     return experiment_file([*study.overrides, *trial.overrides], config_dir, about)
 
@@ -130,7 +130,7 @@ def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str
         raise ConfigError(f"tune.trial={config.tune.trial} is set, which only a study does", hint="leave it out")
     if config.force:
         raise ConfigError("force=true would begin the trials of a study again", hint="study=<another name>")
-    # A value that no run accepts is found now, and not by the one trial that happens to draw it, hours later.
+    # A value that no run accepts is found now, not hours later by the one trial that happens to draw it.
     for ends in edges(space):
         compose([*shared, *ends], config_dir)
     return config
@@ -142,9 +142,8 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     recorded, _ = split_recorded(shared)
     alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
     if not alone and config.launch.name == "local" and config.hardware.device == "cpu":
-        # Several trials share the CPUs of this machine, and the user has not said how. In the study's record, so that
-        # all its trials have as many threads, also those of a call with another tune.parallel: sums of floats depend
-        # on their number.
+        # Several trials share the CPUs of this machine, and the user has not said how. The number of threads goes into
+        # the study's record, so that a later call with another tune.parallel keeps it: sums of floats depend on it.
         threads = max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))
         recorded.append(f"train.threads_per_rank={threads}")
     record = StudyRecord(
@@ -181,8 +180,8 @@ def _settings(config: Config, space: dict[str, Dimension]) -> dict[str, Any]:
         tree.pop(group, None)
     settings = {}
     for key, value in _flat(tree):
-        # The dots keep train.lr from covering train.lr_schedule. Of a group that is searched, as model, no setting is
-        # common to the trials.
+        # The dots keep train.lr from covering train.lr_schedule. Where a whole group is searched, such as model, all of
+        # its settings are left out.
         if not any(f"{key}.".startswith(f"{searched}.") for searched in space):
             settings[key] = value
     return settings
@@ -218,7 +217,7 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
         return []
     if name == study:
         raise ConfigError(f"tune.warm_start={name} is this study itself", hint="study=<another name>")
-    # For its error, which lists the studies there are.
+    # Read only for its error, which lists the studies there are.
     study_store.read_study(store, name)
     return [each for each in study_store.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
 
@@ -238,7 +237,7 @@ def _firsts(
     firsts: list[dict[str, Any]] = []
     given = False
     for values in wanted:
-        # A value outside of the space is None, and such a trial is left out: no sampler could learn from it.
+        # ``held`` returns None for a value outside of the space: no sampler could learn from such a trial.
         parameters = {key: held(dimension, values[key]) for key, dimension in space.items()}
         if None in parameters.values() or parameters in firsts:
             continue

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 
 from markupsafe import Markup
 
@@ -37,7 +36,7 @@ def studies_listing(lines: Sequence[StudyLine]) -> str:
 def study_text(shown: StudyShown) -> str:
     """``nightjar tune show``: the trials, best first, and what follows from them."""
     keys = list(shown.study.space)
-    head = ("trial*", "state", *map("{}*".format, keys), *FACTS)
+    head = ("trial*", "state", *(f"{key}*" for key in keys), *FACTS)
     rows = [(str(each.number), each.state, *_figures_of(each, keys)) for each in _ordered(shown)]
     parts = [text_table(head, rows), _saved(shown)]
     if shown.importance:
@@ -76,7 +75,7 @@ def study_page(shown: StudyShown) -> str:
         best=best.overrides if best is not None else [],
         saved=_saved(shown),
         choice=choice(shown),
-        trials=PageTable(("Trial*", "State", *map("{}*".format, keys), *FACTS, "Error~"), rows),
+        trials=PageTable(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
         importance=PageTable(("Setting", "Importance"), shares),
         space=PageTable(("Setting", "Range~"), spaces),
         figures_=figures,
@@ -98,7 +97,7 @@ def choice(shown: StudyShown) -> str:
 def front(points: Sequence[Point]) -> list[Point]:
     """The Pareto front of ``points``: those that no other one is below in both coordinates, by rising x."""
     kept: list[Point] = []
-    # By rising x a point is on the front if it lies below all before it, the lowest of which is the last one kept.
+    # By rising x, a point is on the front if it is below all points before it, of which the last one kept is lowest.
     for point in sorted(set(points)):
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
@@ -111,7 +110,7 @@ def _ordered(shown: StudyShown) -> list[TrialRecord]:
     def rank(trial: TrialRecord) -> tuple[bool, float, int]:
         if trial.state == DONE:
             return False, trial.ne or 0, trial.number
-        # The NE of a pruned trial is of fewer steps: it ranks none of them.
+        # The NE of a pruned trial is of fewer steps, so it does not rank the trial.
         return True, 0, trial.number
 
     return sorted(shown.trials, key=rank)
@@ -154,7 +153,7 @@ def _summary(shown: StudyShown) -> list[tuple[str, str, str]]:
     if best is not None:
         cards.append(("Best validation NE", units.decimal(best.ne, 5), f"trial {best.number}"))
         cards.append(("Its test AUC", units.decimal(best.test_auc, 5), f"NE {units.decimal(best.test_ne, 5)}"))
-    states = Counter(map(attrgetter("state"), shown.trials))
+    states = Counter(trial.state for trial in shown.trials)
     cards.append(("Trials", str(states.total()), f"{states[DONE]} done, {states[PRUNED]} pruned"))
     cards.append(("Steps", units.count(shown.steps), f"of {units.count(shown.steps_in_full)} in full"))
     return cards
@@ -170,7 +169,7 @@ def _history(shown: StudyShown) -> Figure | None:
         at, ne = float(each.number), float(each.ne)
         points.append(((at, ne), f"{_named(each)}, {each.state}"))
         if each.state == DONE and (not best or ne < best[-1][1]):
-            # Two points a step: the line stays at the former best until this trial, and falls there.
+            # Two points for each improvement: the line stays at the former best up to this trial, and drops there.
             best.append((at, best[-1][1] if best else ne))
             best.append((at, ne))
     if not points:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from operator import attrgetter
 
 from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.launch.locks import folder_lock
@@ -36,7 +35,7 @@ def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     done = finished(trials)
     if not done:
         return None
-    given = next(filter(attrgetter("given"), done), None)
+    given = next((trial for trial in done if trial.given), None)
     if given is None:
         return done[0]
     # A difference below one standard error changes nothing (the one-standard-error rule: Breiman et al., Classification
@@ -61,8 +60,8 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
     count, entropy = len(own), sum(other) / given.ne
     lower = [(b - a) / entropy for a, b in zip(own, other, strict=True)]
     mean = sum(lower) / count
-    # The standard error of a sum of blocks is sqrt(count) times their standard deviation, which has count - 1 degrees
-    # of freedom.
+    # The standard error of a sum over blocks is sqrt(count) times the standard deviation of a block, which has
+    # count - 1 degrees of freedom.
     return sum(lower), math.sqrt(count / (count - 1) * sum((each - mean) ** 2 for each in lower))
 
 
@@ -114,8 +113,8 @@ def trials_of(store: Store, study: str) -> list[TrialRecord]:
     """Return the trials of ``study`` by number."""
     folder = f"{study_directory(study)}/trials"
     trials = []
-    # Names have five digits, so that their order is that of the numbers. A name with a dot before it is a write that a
-    # kill cut short.
+    # Names have five digits, so their order is that of the numbers. A name that starts with a dot is a write that was
+    # cut short by a kill.
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
             trials.append(read(TrialRecord, store, f"{folder}/{name}"))
@@ -142,7 +141,7 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
 def study_line(store: Store, study: str) -> StudyLine:
     """The line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
-    states = Counter(map(attrgetter("state"), trials))
+    states = Counter(trial.state for trial in trials)
     line = StudyLine(study=study, created=record.created, trials=dict(states))
     best = best_of(trials)
     if best is None:
@@ -160,7 +159,7 @@ def shown(store: Store, study: str) -> StudyShown:
     trained, in_full = 0, []
     for each in trials:
         trained += each.steps or 0
-        # A trial that has not looked yet, or failed before, has not said how many steps it has: it counts as the mean.
+        # How many steps a trial has is known from its first look on. One without a look counts as the mean.
         in_full.append(each.steps_total if each.steps_total is not None else mean)
     told = StudyShown(
         study=record,
@@ -173,7 +172,7 @@ def shown(store: Store, study: str) -> StudyShown:
     if best is not None:
         told = replace(told, best=best.number)
     done = finished(trials)
-    given = next(filter(attrgetter("given"), done), None)
+    given = next((trial for trial in done if trial.given), None)
     if given is not None and done[0] is not given:
         told = replace(told, lowest=done[0].number, gain=gain_of(done[0], given))
     return told

@@ -32,7 +32,7 @@ def trial_code(error: BaseException) -> int:
     """The exit code of a trial's process for ``error``: its own, and FULL_DISK more where a disk is full."""
     if not is_full(error):
         return exit_code_of(error)
-    # ``exit_code_of`` has 1 for a bare OSError, as for any other error: ``found_full`` would not know it.
+    # ``exit_code_of`` returns 1 for a bare OSError, as for any other error: ``found_full`` would not know it.
     own = FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error)
     return FULL_DISK + own
 
@@ -72,7 +72,7 @@ class TrialProcess:
         code = self._process.poll()
         if code is None or code >= 0:
             return code
-        # Popen has -9 for what a shell calls 137.
+        # Popen has -9 where a shell has 137.
         return 128 - code
 
     def stop(self, number: int) -> None:
@@ -91,7 +91,7 @@ class TrialProcess:
     def error(self) -> str:
         """The first line of the error that it ended with; the last line that it wrote where that says none."""
         lines = self.log.read_text(errors="replace").splitlines()
-        # From the end, where libraries may print something behind the error.
+        # From the end, since libraries may print something after the error.
         for line in reversed(lines):
             if line.startswith(_PREFIX):
                 return line.removeprefix(_PREFIX)
@@ -136,7 +136,7 @@ class Asking:
             TrialEndedError: The study ends the trial.
         """
         self.io.interval(record)
-        # The last look ends the training anyway: there is nothing left to decide.
+        # After the last look the training ends anyway: there is nothing left to decide.
         looked = "validation_ne" in record and record["step"] < record["steps_total"]
         if looked and record["samples"] >= self._asks_at:
             self.io.close()  # writes what an object store has not got yet
@@ -146,8 +146,8 @@ class Asking:
         last = time.monotonic() + self.seconds
         while True:
             answer = read(TrialRecord, self.store, trial_path(self.study, self.number))
-            # An answer raises the samples from which on the trial asks again. A record without that is older than the
-            # question.
+            # An answer raises ``asks_at``, the samples at which the trial asks again. A record with a lower one is
+            # older than this question.
             if answer.state != TRYING or answer.asks_at > record["samples"]:
                 break
             if time.monotonic() >= last:

@@ -59,7 +59,7 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    # Not sub-commands of argparse, which would take the first override for the name of one.
+    # No sub-commands of argparse: it would take the first override for the name of one.
     action = options.overrides[:1]
     if action == ["ls"]:
         return _ls(options)
@@ -121,7 +121,7 @@ def _named(options: argparse.Namespace) -> tuple[list[str], str]:
     """The names behind the action, and the URL of the store."""
     names, url = [], "./store"
     for text in options.overrides[1:]:
-        # As in Hydra, the last one counts. Composing a configuration for it would take longer than the answer.
+        # As in Hydra, the last one counts. No configuration is composed: that would take longer than the answer.
         if text.startswith("store="):
             url = text.removeprefix("store=")
         else:

@@ -88,7 +88,7 @@ class Tuner:
                     code = process.exit_code()
                     if code is not None:
                         self._end(self.trials[number], self.processes.pop(number), code)
-                # After the time is over no new trial begins, but those that run are trained to their end.
+                # When the time is over no new trial begins, but those that run are trained to their end.
                 self._begin(time.monotonic() > last)
                 if not self.processes:
                     # A trial that no process had may have been ended, too.
@@ -96,7 +96,7 @@ class Tuner:
                     return self.trials
                 time.sleep(poll_seconds(self.store))
         except Interrupted as stop:
-            # All are told before any is waited for: each writes a checkpoint, and they do so at the same time.
+            # All are told before any is waited for, so that they write their checkpoints at the same time.
             for process in self.processes.values():
                 process.stop(stop.number)
             for process in self.processes.values():
@@ -147,7 +147,8 @@ class Tuner:
             asks_at=FAR if self.tune.pruner == "none" else 0,
             given=self.given and not number,
         )
-        # Under a condition, before the process begins: a number is one trial's, whoever else may think it has the lock.
+        # Created before the process begins, and only if there is none: even if two tuners believe that they have the
+        # lock, a number belongs to one trial.
         study_store.create_trial(self.store, self.study, trial)
         self.trials.append(trial)
         log.info("trial %d: begins, %s", number, " ".join(trial.overrides))
@@ -174,7 +175,7 @@ class Tuner:
         known = trial.looks[-1].step if trial.looks else 0
         # Looks that an earlier tuner has answered are in the trial's record already.
         records = [each for each in _looked(read_records(self.store, trial.run)) if each["step"] > known]
-        # A look before the next rung waits for no answer: it is taken in with the one that does.
+        # A trial waits for no answer before its next rung: earlier looks are taken in together with that one.
         if not records or records[-1]["samples"] < trial.asks_at:
             return
         last = records[-1]
@@ -186,13 +187,13 @@ class Tuner:
         if ends and last["step"] < last["steps_total"]:
             lowest = min(look.ne for look in trial.looks)
             trial = replace(trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=lowest)
-        # The trial reads its end, or the samples of its next question, from this record.
+        # From this record the trial learns that it ends, or at how many samples it asks again.
         self._write(trial)
 
     def _train_rows(self, run: str) -> int:
         """Train rows of the dataset of ``run``."""
         path = next(step.path for step in read_steps(self.store, run) if step.name == "ingest")
-        # Trials may search what ingestion does, and then have several datasets. A dataset never changes.
+        # Trials that search settings of ingestion have several datasets. A dataset never changes, so it is read once.
         if path not in self._rows:
             self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
         return self._rows[path]
@@ -205,7 +206,7 @@ class Tuner:
         path = f"{run_directory(trial.run)}/{Result.FILE}"
         if self.store.exists(path):
             result = read(Result, self.store, path)
-        # A process that was killed, or could not start, says nothing of its settings: it may go better next time.
+        # That a process was killed or could not start says nothing about its settings: it may succeed next time.
         passing = code == LAUNCHING or code > SIGNALLED
         if trial.state == TRYING and passing and trial.attempts + 1 < ATTEMPTS:
             log.warning("trial %d: ended with exit code %d, begins again: %s", trial.number, code, process.error())
@@ -217,10 +218,8 @@ class Tuner:
             state = DONE if code == 0 and trial.ne is not None else BROKEN
             trial = replace(trial, state=state, ended=time.time())
         if trial.state == BROKEN:
-            # What the run says of itself, where it came to a result; of a process that came to none its last words.
-            message = process.error()
-            if result is not None and result.error is not None:
-                message = result.error.message
+            # A run that came to a result says itself why it failed; otherwise the output of the process has to do.
+            message = result.error.message if result is not None and result.error is not None else process.error()
             trial = replace(trial, error=message, exit_code=code)
         self._write(trial)
         so_far = ""
@@ -254,7 +253,7 @@ def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[
     """``trial`` with the figures of its run. A pruned one keeps the NE that it was judged by."""
     validation = result.train.validation if result.train is not None else None
     if trial.state == TRYING and validation is not None and result.train is not None:
-        # Training may have ended before its plan, as by early stopping; what it had planned is in its records.
+        # Training may have ended early; how many steps it had planned is in its records.
         planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
         trial = replace(
             trial,
