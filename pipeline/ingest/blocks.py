@@ -197,8 +197,8 @@ def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
 
 def _split_masks(frame: pl.DataFrame, first_test_day: int) -> tuple[pl.Series, pl.Series]:
     # Test rows and train rows (bool [rows]). All others are validation rows or lie in the gap before the test rows.
-    # Without a column of pass 1 the day decides: the first test day counts back from the newest day of the log, so pass 1
-    # knew it only after its last block.
+    # Without a column of pass 1 the day decides: the first test day counts back from the newest day of the log, which
+    # is known only after the last block of pass 1.
     test = frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
     train = ~test
     for others in (VALIDATION_ROW, GAP):

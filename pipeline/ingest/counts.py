@@ -260,7 +260,7 @@ class VocabCounts(IdCounts):
         self.pieces, self.merged_rows = [], 0
         best, named = pl.DataFrame(schema=COUNTS), []
         distinct = total = 0
-        # A partition has all counts of its ids, so its sums are final: the most frequent so far and the wanted ones suffice.
+        # A partition has all counts of its ids, so its sums are final: the most frequent ids so far suffice.
         for counted in self._disk:
             part = _added_up([counted])
             distinct += part.height

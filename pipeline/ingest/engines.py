@@ -124,7 +124,7 @@ class _PartQueue(Generic[A]):
         return done
 
     def stop(self) -> None:
-        # Have the threads end after their current blocks. Wakes those that wait for a part and those that wait for room.
+        # Have the threads end after their current blocks. Those that wait for a part, or for room, are woken.
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -190,10 +190,7 @@ class ReadEvents:
         key, check = hash_event_keys(user.fill_null(""))
         written = standard(frame[plan.time], text[plan.time], spec.time_format)
         time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
-        if DAY in parsed.frame.columns:
-            day = parsed.frame[DAY]
-        else:
-            day = pl.Series([self.day]).new_from_index(0, len(user))
+        day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.
         counts = values[0].is_not_null()
