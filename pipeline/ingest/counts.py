@@ -8,7 +8,7 @@ enough to be added up by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +187,7 @@ class VocabCounts(IdCounts):
             return [self]
         parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
         bounds = [(number << 64) // count for number in range(1, count)]
-        on_disk = self._disk.blocks() if self._disk is not None else ()
+        on_disk: Iterable[pl.DataFrame] = self._disk.blocks() if self._disk is not None else ()
         for table in itertools.chain(on_disk, [merged]):
             hashes = table["hash"].to_numpy()
             order = np.argsort(hashes)

@@ -166,8 +166,8 @@ class LabelLeakCounts:
 
 def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
     """AUC of each row's score: the rate of positives of its group's other rows, smoothed by one average row."""
-    # A row's own label does not count: otherwise an id that is seen once would tell the label for sure. So the rate that
-    # a positive row sees has one positive less.
+    # A row's own label does not count: otherwise an id that is seen once would tell it for sure. So of a positive row's
+    # group there is one positive less.
     prior = positives.sum() / max(counts.sum(), 1)
     of_positive, of_negative = (positives - 1 + prior) / counts, (positives + prior) / counts
     scores, place = np.unique(np.concatenate([of_positive, of_negative]), return_inverse=True)

@@ -121,8 +121,8 @@ def is_hidden(path: str, asked: list[str] | None = None) -> bool:
     *folders, name = path.split("/")
     if not name:
         return True
-    # Hive writes the partitions of a column `_day` as folders `_day=1/`, and Spark reads them. A file with such a name is
-    # no partition and stays hidden.
+    # Hive writes the partitions of a column `_day` as folders `_day=1/`, and Spark reads them. A file with such a name
+    # is no partition and stays hidden.
     parts = [folder for folder in folders if not (folder.startswith("_") and "=" in folder)]
     parts.append(name)
     for part in parts:
@@ -241,7 +241,7 @@ def find_files(path: str) -> LogFiles:
     paths = files_at(fs, root)
     if not paths:
         raise missing_data(path)
-    # Labels, for messages, begin below the deepest folder in common. Places decide the split by place and must not change
+    # Labels, for messages, begin below the deepest common folder. Places decide the split by place and must not change
     # when another file is delivered, so they begin at the folder that the setting names.
     prefix = os.path.commonprefix(paths)
     common = prefix[: prefix.rfind("/") + 1]

@@ -132,8 +132,8 @@ class _Verdict:
             first_day, first_kind, first_place = first
             if not 0 <= day - first_day <= self.window:
                 continue
-            # A click corrects, once, the label of the first row if that came without one. A KNOWN click has done so in an
-            # earlier dataset: it only keeps further clicks from doing it again.
+            # A click corrects, once, the label of the first row if that came without one. A KNOWN click has done so in
+            # an earlier dataset: it only keeps further clicks from doing it again.
             click_known = True
             if kind in (ROW, CLICK) and first_kind == FORMER:
                 self.late.setdefault(first_day, []).append((key, check))
