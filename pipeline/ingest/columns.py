@@ -74,7 +74,7 @@ def width_of(values: pl.Series) -> int | None:
 def holds_numbers(values: pl.Series) -> bool:
     """Whether a column of lists holds numbers of which some are not whole: weights, or vectors.
 
-    Numbers that are all whole are ids, as programs write them that know no other numbers than floating-point ones.
+    Numbers that are all whole are taken for ids, which some programs write as floating-point numbers.
     """
     if not values.dtype.inner.is_float():  # type: ignore[attr-defined]
         return False

@@ -42,7 +42,7 @@ def day_of(number: int) -> date:
 
 def filled(pattern: str, day: date) -> str:
     """Return ``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
-    return DAY_FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
+    return DAY_FIELD.sub(lambda match: format(day, match[1][1:] if match[1] else "%Y-%m-%d"), pattern)
 
 
 def path_of(data: DataConfig, day: date | None) -> str:

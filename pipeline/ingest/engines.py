@@ -94,7 +94,7 @@ class _BlockOutcome(Generic[A]):
 
 @dataclass(eq=False)
 class _OpenPart:
-    """A part that is being read: ``read`` blocks of it so far, by a thread at this moment where ``is_read``."""
+    """A part that is being read. ``read``: its blocks so far. ``is_read``: whether a thread reads one at the moment."""
 
     number: int
     source: Source
@@ -257,7 +257,7 @@ class IngestEngine(ExitStack, ABC):
         Args:
             spec: the schema.
             split_counts: of this engine's last count.
-            before: the state of the day before, as of ``continued`` or of this method; None fits anew.
+            before: the state of the day before, as ``continued`` or this method returned it; None fits anew.
             day: which day is fitted.
         """
 

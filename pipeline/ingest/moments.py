@@ -302,7 +302,7 @@ def lengths_of(column: pl.Series) -> np.ndarray:
 
 
 def moments_of(column: pl.Series, feature: DenseSpec) -> tuple[Moments, Moments]:
-    """Moments of all numbers of the vectors that are there together: as they are, and as they are standardised."""
+    """Moments of the numbers of all vectors that are not missing: as they are, and as they are standardised."""
     matrix, present = matrix_of(column)
     if not present.all():
         matrix = matrix[present]

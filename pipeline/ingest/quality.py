@@ -348,7 +348,7 @@ def check_kept(train: int, split_counts: SplitCounts, data: DataConfig) -> None:
     """Check that some of the ``train`` rows without a click stayed.
 
     Raises:
-        DataError: None did.
+        DataError: None of them stayed.
     """
     if data.sampling.negatives is not None and train <= split_counts.positives["train"]:
         raise DataError(

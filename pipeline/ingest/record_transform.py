@@ -147,8 +147,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _one_type(records: Sequence[Mapping[str, Any]], column: str) -> bool:
-    # Whether values of a column, elements of lists, and fields of these are of one type: one Series holds them as they
-    # are.
+    # Whether values of a column, elements of lists and their fields have one type each, so that one Series holds them.
     kinds, elements, fields = set[type](), set[type](), dict[Any, set[type]]()
     for record in records:
         value = record.get(column)

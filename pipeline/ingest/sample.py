@@ -235,7 +235,7 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
                 hint="jq -c '.[]' FILE writes an object a line",
             )
         if not kind:
-            # The first file tells the format of all, and how text is laid out.
+            # The first file decides the format of all.
             kind = "csv"
             first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
             if first.startswith(b"{") and list(object_lines([first], 0)):

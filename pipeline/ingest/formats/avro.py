@@ -206,13 +206,13 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
         values = [row[field.name] for row in rows]
         if pa.types.is_string(field.type):
             for place, value in enumerate(values):
-                # As in columns of booleans, true and false are 1 and 0. Tested first, for a bool is also an int.
-                if isinstance(value, bool):
-                    values[place] = str(int(value))
-                elif isinstance(value, bytes):
+                if value is None or isinstance(value, str):
+                    continue
+                if isinstance(value, bytes):
                     values[place] = value.decode()
-                elif value is not None and not isinstance(value, str):
-                    values[place] = str(value)
+                else:
+                    # As in columns of booleans, true and false are 1 and 0.
+                    values[place] = str(int(value)) if isinstance(value, bool) else str(value)
         elif pa.types.is_map(field.type):
             # Arrow takes pairs, fastavro returns dictionaries.
             values = [None if value is None else list(value.items()) for value in values]
