@@ -387,7 +387,7 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
             hint = f"{override}={near[0]}"
         other_separator = ""
         if len(available) == 1:
-            # A single name that contains another separator is a whole line: the configured separator is wrong.
+            # A single name that contains a usual separator is most likely a whole line, divided at the wrong one.
             other_separator = next((mark for mark in ";\t|, " if mark in available[0]), "")
         if header and other_separator:
             hint = f"data.separator='{other_separator}'".replace("\t", "\\t")
