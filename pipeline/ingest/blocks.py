@@ -109,7 +109,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
         if job.by_place:
             places = place_hashes(raw.place or raw.file, parsed.lines)
         splits = split_counts.add(parsed.frame, coded, places)
-        # Pass 2 splits as pass 1 did, by these columns: hashes of rows and places are not kept.
+        # Hashes of rows and places are not kept, so pass 2 splits by these columns.
         masks = {TEST: splits.test, VALIDATION_ROW: splits.validation, KEPT: splits.kept, GAP: splits.left_out}
         columns = [mask.alias(name) for name, mask in masks.items() if mask is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
@@ -190,15 +190,15 @@ def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
     """Return the typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
     _, train = _split_masks(frame, first_test_day)
-    # The whole frame first, for hashes are those of all its rows.
+    # Filtered last, for the hashes are those of all rows of the frame.
     hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
     return frame.with_columns(hashes).filter(train)
 
 
 def _split_masks(frame: pl.DataFrame, first_test_day: int) -> tuple[pl.Series, pl.Series]:
-    # Which typed rows are test rows, and which are train rows: neither are validation rows and those of a gap.
-    # Where pass 1 did not say so, the day does: which day is the first test day is known only after the last block of
-    # pass 1, for it counts from the newest day of the log.
+    # Test rows and train rows (bool [rows]). All others are validation rows or lie in the gap before the test rows.
+    # Without a column of pass 1 the day decides: the first test day counts back from the newest day of the log, which
+    # is known only after the last block of pass 1.
     test = frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
     train = ~test
     for others in (VALIDATION_ROW, GAP):
@@ -213,7 +213,7 @@ def to_float32(values: np.ndarray) -> np.ndarray | None:
     if kernels is not None:
         return kernels.narrow(values)
     narrow = values.astype(np.float32)
-    # NaN differs from itself, and is one in either type.
+    # NaN is unequal to itself, but is NaN in both types.
     if not ((narrow == values) | (values != values)).all():
         return None
     return narrow
@@ -250,7 +250,7 @@ def unpacked(data: Packed) -> tuple[pl.DataFrame, dict[str, Coded]]:
     whole = pa.py_buffer(data)
     frames = list[pl.DataFrame]()
     for part in (whole.slice(_HEAD, end - _HEAD), whole.slice(end)):
-        # Chunks that were joined would be a copy.
+        # Joining the chunks would copy them.
         read = pl.from_arrow(pa.ipc.open_file(part).read_all(), rechunk=False)
         assert isinstance(read, pl.DataFrame)
         frames.append(read)

@@ -143,7 +143,7 @@ def _by_name(name: str) -> Found:
         return
     kinds = list(map(_kind, words))
     own = list(takewhile(lambda word: word not in _PREPOSITIONS, words)) or words
-    head, before = own[-1], "".join(own[-2:-1])
+    head, before = own[-1], own[-2] if len(own) > 1 else ""
     kind = _kind(head)
     if kind == "number" and before in _NUMBERED:
         yield 2, f'"{before} {head}" in its name'
@@ -154,9 +154,9 @@ def _by_name(name: str) -> Found:
     elif kind == "code":
         yield 2, f'"{head}" in its name'
     elif any(kinds):
-        # Something of a user, or users: an id of theirs, or a number of them. All kinds that are left are of codes.
-        last = max(place for place, each in enumerate(kinds) if each)
-        yield 1, f'"{words[last]}" in its name'
+        # Something of a user, or users: an id of theirs, or a number of them. No kind but those of codes is left here.
+        codes = [word for word, each in zip(words, kinds, strict=True) if each]
+        yield 1, f'"{codes[-1]}" in its name'
 
 
 def _kind(word: str) -> str:

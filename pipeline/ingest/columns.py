@@ -31,7 +31,7 @@ def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
         fields = values.dtype.fields if isinstance(values.dtype, pl.Struct) else []
         if len(fields) > 1 and all(field.dtype.is_numeric() or field.dtype == pl.Null for field in fields):
             present = values.struct.unnest().select(pl.all().is_not_null().mean()).row(0)
-            # Rows without an object lack all keys: they say nothing of how many an object has.
+            # Rows without an object lack every key, so they do not count in the share of present keys.
             if sum(present) / len(present) < PRESENT * (1 - values.null_count() / len(values)):
                 values = _pairs_of_objects(values)
         columns.append(values)
@@ -39,7 +39,7 @@ def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pairs_of_objects(values: pl.Series) -> pl.Series:
-    # A struct of polars has every key of the log in every row: those of a row itself are the ones with a value.
+    # Every row of a Polars struct has all keys of the log: the row's own keys are those with a value.
     rows: list[list[dict[str, object]] | None] = []
     for row in values.to_list():
         if row is None:
@@ -61,7 +61,7 @@ def is_map(kind: pl.DataType) -> bool:
 
 def width_of(values: pl.Series) -> int | None:
     """The numbers of every vector of a column of lists; None where it holds none: other lengths, or whole numbers."""
-    # A row without a vector is missing one, whatever the others' width is.
+    # A row without a vector says nothing of the width.
     lengths = values.list.len().drop_nulls()
     if not values.dtype.inner.is_float() or lengths.n_unique() != 1:  # type: ignore[attr-defined]
         return None
@@ -74,12 +74,12 @@ def width_of(values: pl.Series) -> int | None:
 def holds_numbers(values: pl.Series) -> bool:
     """Whether a column of lists holds numbers of which some are not whole: weights, or vectors.
 
-    Numbers that are all whole are ids, as programs write them that know no other numbers than floating-point ones.
+    Numbers that are all whole are taken for ids, which some programs write as floating-point numbers.
     """
     if not values.dtype.inner.is_float():  # type: ignore[attr-defined]
         return False
     flat = values.explode().drop_nulls()
-    # Of a column without any number nothing says that they would be whole.
+    # A column without a single number does not say that its numbers are whole.
     return not len(flat) or not (flat == flat.floor()).all()
 
 
@@ -92,7 +92,7 @@ def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Se
             continue
         alike = [one for one in ids if one not in chosen and (columns[one].list.len().fill_null(0) == lengths).all()]
         if alike:
-            # Of several the one whose name begins as that of the weights does: item_ids and item_weights.
+            # Of several candidates, the one that shares the longest start of its name: item_ids and item_weights.
             chosen[max(alike, key=lambda one: len(os.path.commonprefix([one, name])))] = name
     return chosen
 
@@ -253,7 +253,7 @@ def without_broken_classes(column: SampleColumn) -> SampleColumn:
 
 def find_two_classes(column: SampleColumn, share: float) -> list[str] | None:
     """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None without such."""
-    # A name that no column has: a column may be called count.
+    # The counts need a name that no column has: one may be called "count", the default.
     counts = column.present.value_counts(sort=True, name="rows of the sample")
     two: list[str] = counts[column.name][:2].to_list()
     if set(two) not in _TWO_CLASSES:
@@ -315,7 +315,7 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
             elif count == most:
                 fitting.append(form)
         if most >= NUMERIC_SHARE * int(rows.sum()):
-            return fitting[0], "".join(fitting[1:2])
+            return fitting[0], fitting[1] if len(fitting) > 1 else ""
     return None
 
 
@@ -349,7 +349,7 @@ def first_and_last_day(time: SampleColumn) -> tuple[str, str]:
     if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
         first = time.numbers.quantile(EARLIEST) or 0
         for number in (first, float(time.numbers.max() or 0)):  # type: ignore[arg-type]
-            # Seconds since 1970 have ten digits until 2286: each three more are a thousandth of a second, and so on.
+            # Seconds since 1970 have ten digits until 2286. Three digits more are milliseconds, six more microseconds.
             seconds = number / 10 ** max(3 * ((len(f"{number:.0f}") - 10 + 2) // 3), 0)
             days.append(str(np.datetime64(int(seconds), "s").astype("datetime64[D]")))
         return days[0], days[1]
@@ -358,7 +358,7 @@ def first_and_last_day(time: SampleColumn) -> tuple[str, str]:
         return "", ""
     for place in (int(EARLIEST * len(ordered)), -1):
         text = str(ordered[place])
-        # YYYYMMDD, where there are no signs.
+        # Without hyphens it is YYYYMMDD.
         days.append(text[:10] if "-" in text else f"{text[:4]}-{text[4:6]}-{text[6:8]}")
     return days[0], days[1]
 
@@ -373,7 +373,7 @@ def list_settings(column: SampleColumn) -> dict[str, str]:
             continue
         weighted = float(elements.filter(elements != "").str.contains(_WEIGHTED).mean() or 0) > NUMERIC_SHARE  # type: ignore[arg-type]
         ids = elements.str.split(":").list.first() if weighted else elements
-        # Ids come again in other lists.
+        # Ids recur in other lists; parts of free text mostly do not.
         if ids.n_unique() < whole / 2:
             settings = {"separator": separator}
             if weighted:

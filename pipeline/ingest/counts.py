@@ -8,7 +8,7 @@ enough to be added up by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,17 @@ class HashedCounts(IdCounts):
         """Take in what ``other`` counted."""
         self._pieces += other._pieces
         if other._all is not None:
-            # Counts that were asked for are in an array: a piece that has every row.
+            # Once `counts` was asked for, pieces are summed in this array, which is a piece with every row.
             self._pieces.append((np.arange(self.rows), other._all))
-        # Those of both together have the smallest of all.
+        # The smallest hashes of all are among the smallest of either.
         self.smallest = np.unique(np.concatenate([self.smallest, other.smallest]))[:SKETCH]
-        # Added up now: pieces of all blocks would take more memory than the array of rows.
+        # Adds up the pieces: those of all blocks would take more memory than the array of rows.
         _ = self.counts
 
     @property
     def counts(self) -> np.ndarray:
         """Lookups of every row, int64 [rows]."""
-        # Made when it is first asked for: of a block, the few ids that it has are smaller than all rows.
+        # Allocated on first use: the few ids of a block take less memory than an array of all rows.
         if self._all is None:
             self._all = np.zeros(self.rows, np.int64)
         for rows, counts in self._pieces:
@@ -93,7 +93,7 @@ class HashedCounts(IdCounts):
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
         """Shares of the rows ``then["keys"]``."""
         counts, keys = self.counts, np.array(then["keys"], np.int64)
-        # `np.where` computes both sides: the modulo keeps rows of a larger table then from being out of bounds.
+        # `np.where` evaluates both sides: the modulo keeps keys of a table that was larger then within bounds.
         here = np.where(keys < len(counts), counts[keys % len(counts)], 0)
         shares: np.ndarray = here / max(int(counts.sum()), 1)
         return shares
@@ -147,7 +147,7 @@ class VocabCounts(IdCounts):
     """
 
     IDS = "ids"
-    # Ids are compared by their hashes, whatever rows they have: unlike that of `HashedCounts`, it names no rows.
+    # Unlike the kind of `HashedCounts`, this one names no rows: ids are compared by their hashes.
     kind = IDS
 
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
@@ -174,21 +174,21 @@ class VocabCounts(IdCounts):
                 self._append([part])
         copies = []
         for piece in other.pieces:
-            # The same in memory of its own. What a block leaves behind lies between the pieces that are freed with the
-            # block, and keeps them from being used again: after 128 blocks some 7 % of the peak
-            # (docs/measurements/ingestion.md).
+            # A copy in memory of its own. A piece that is kept would lie between buffers that are freed with the block,
+            # and fragment the heap: after 128 blocks by some 7 % of the peak (docs/measurements/ingestion.md).
             half = piece.height // 2
             copies.append(pl.concat([piece.head(half), piece.slice(half)], rechunk=True))
         self._append(copies)
 
     def shares(self, count: int) -> list[VocabCounts]:
         """By ranges of hashes."""
-        tables = [self._merged()]
+        merged = self._merged()
         if count == 1 and self._disk is None:
             return [self]
         parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
         bounds = [(number << 64) // count for number in range(1, count)]
-        for table in itertools.chain(self._disk.blocks() if self._disk else (), tables):
+        on_disk: Iterable[pl.DataFrame] = self._disk.blocks() if self._disk is not None else ()
+        for table in itertools.chain(on_disk, [merged]):
             hashes = table["hash"].to_numpy()
             order = np.argsort(hashes)
             cuts = [0, *np.searchsorted(hashes[order], np.array(bounds, np.uint64)).tolist(), len(order)]
@@ -234,10 +234,10 @@ class VocabCounts(IdCounts):
                 self.pieces, self.merged_rows = [], 0
 
     def _merged(self) -> pl.DataFrame:
-        # The one piece that there is from now on; none where nothing was counted, or all of it lies on disk.
+        # The pieces in memory as one table, which replaces them. Empty where nothing was counted or all is on disk.
         if not self.pieces:
             return pl.DataFrame(schema=COUNTS)
-        # A single one was added up before, or came with distinct hashes. The next merge is due when pieces outgrow it.
+        # A single piece has distinct hashes already.
         if len(self.pieces) > 1:
             merged = _added_up(self.pieces)
             self.pieces = [merged]
@@ -260,7 +260,7 @@ class VocabCounts(IdCounts):
         self.pieces, self.merged_rows = [], 0
         best, named = pl.DataFrame(schema=COUNTS), []
         distinct = total = 0
-        # A partition has all counts of its ids, so its sums are final, and the best of those so far and of it suffice.
+        # A partition has all counts of its ids, so its sums are final: the most frequent ids so far suffice.
         for counted in self._disk:
             part = _added_up([counted])
             distinct += part.height
@@ -276,7 +276,7 @@ class VocabCounts(IdCounts):
             merged = self._merged()
             return _Settled(merged, merged.height, int(merged["count"].sum()))
         if self._settled is None:
-            # Nobody has named hashes that the table must have.
+            # No caller named hashes that the table must have.
             self.settle()
         assert self._settled is not None
         return self._settled

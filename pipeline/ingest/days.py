@@ -42,7 +42,7 @@ def day_of(number: int) -> date:
 
 def filled(pattern: str, day: date) -> str:
     """Return ``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
-    return DAY_FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
+    return DAY_FIELD.sub(lambda match: format(day, match[1][1:] if match[1] else "%Y-%m-%d"), pattern)
 
 
 def path_of(data: DataConfig, day: date | None) -> str:
@@ -75,7 +75,7 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
     """
     if data.connector is None:
         return None
-    # Late rows lie in datasets of this store: of them a table or stream knows nothing.
+    # What follows LATE marks late rows in datasets of the store, which a table or stream does not know.
     of_snapshot = (mark or "").partition(LATE)[0]
     return data.connector.open(data, of_snapshot)
 
@@ -84,7 +84,7 @@ def _waits(data: DataConfig, day: date, now: float | None) -> bool:
     # Whether it is too early to do without what has not arrived.
     most = data.watermark.max_age_hours
     if most is None:
-        # Without a limit a day waits for as long as it takes.
+        # Without a limit the day waits until everything has arrived.
         return True
     if now is None:
         now = time.time()
@@ -123,7 +123,7 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
                 name = f"{folder}/{filled(limit.success, day)}"
                 if not files.fs.exists(name):
                     missing.append(f"{name} does not exist yet")
-        # An hour that clocks skip has no folder, and nobody waits for it.
+        # An hour that the clocks skip has no folder to wait for.
         skipped = skipped_hours(day, data.time_zone)
         missing += missing_partitions(limit, path, files, lambda name: filled(name, day), skipped)
     if limit.min_rows > 1 and data.has_file_per_day:
@@ -201,7 +201,7 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
         marks.append(fingerprint(path_of(data, day), columns))
         for dataset, name in late_files(data, store, day):
             marks.append(dataset.files[name].checksum)
-    # A day without logs has no fingerprint: those of the others alone would still hold once it is delivered.
+    # No fingerprint while a day lacks its logs: that of the other days would not change once they are delivered.
     return "-".join(marks) if all(marks) else ""
 
 
@@ -242,10 +242,10 @@ def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
     datasets = list[Artifact]()
     for key in store.names(dataset_path(name, "", day)):
         artifact = store.find(dataset_path(name, key, day))
-        # A folder without a manifest is a dataset that is being written, or was left behind.
+        # A folder without a manifest is a dataset that is still being written or was abandoned.
         if artifact is not None:
             datasets.append(artifact)
-    # There are several where the logs of a day were delivered again.
+    # There are several if the logs of the day were delivered more than once.
     return max(datasets, key=lambda artifact: artifact.created, default=None)
 
 
@@ -265,8 +265,8 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
-    # A dataset of a whole log is that of no day, and one that is made aside does not become that of its day: the one
-    # before it stays.
+    # A dataset of a whole log belongs to no day. One that is made aside does not become the dataset of its day, so it
+    # replaces none.
     if data.day is None or data.aside:
         return None
     dataset = day_dataset(store, data.name, data.day)

@@ -37,7 +37,7 @@ def corrected_rows(
     """
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
     before = read_state(store, dataset.path, spec)
-    # No rows, transformed, have the columns and types that those of today have.
+    # An empty frame, transformed, has the columns and types of today's rows.
     raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
     now = transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
     then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
@@ -52,7 +52,7 @@ def corrected_rows(
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     columns: list[pl.Expr | pl.Series] = [pl.lit(1.0, pl.Float32).alias(LABEL)]
     for task in after_click(spec):
-        # The day wrote 0, for a row without a click cannot have what comes after one: now nobody knows.
+        # The dataset has 0, as its row had no click. Now that it has one, the label of what follows it is unknown.
         columns.append(pl.lit(np.nan, pl.Float32).alias(task_column(task)))
     for f in spec.sparse:
         columns.append(_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]))
@@ -60,14 +60,13 @@ def corrected_rows(
 
 
 def _has_columns(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:
-    # Whether the train rows of `dataset` have all columns of `now`, of the same types; a split without files has none.
+    # Whether the train rows of `dataset` have all columns of `now` with the same types. Without files they have none.
     if not schema.files["train"]:
         return False
     # All files of a split are written with one schema.
     with store.open(f"{dataset.path}/{schema.files['train'][0]}") as source:
         then = pl.read_parquet_schema(source)
-    # Further columns do no harm, for they are not selected. One of another type does: it would be read as the column
-    # that today's schema describes.
+    # Further columns do no harm: they are not selected. Types must agree: rows are written beside those of today.
     return all(then.get(column) == kind for column, kind in now.schema.items())
 
 
@@ -100,7 +99,7 @@ def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> 
     for block in events_of(store, dataset):
         train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)
         before += train.height
-        # Events lie in the order of the rows of each split, so counting those of train rows gives each its row.
+        # Events are in the order of the rows of their split, so the n-th train event is that of the n-th train row.
         own = train.filter(pl.col("day") == day).join(events, on=["key", "check"], how="semi")
         places.append(own["row"].to_numpy().astype(np.int64))
     return np.sort(np.concatenate(places))
@@ -111,7 +110,7 @@ def _taken(store: Store, dataset: Artifact, schema: DatasetSchema, places: np.nd
     for name, groups in zip(schema.files["train"], schema.groups["train"], strict=True):
         stop = start + sum(groups)
         own = places[slice(*np.searchsorted(places, [start, stop]))] - start
-        # The first file in any case: of no rows there must be a frame, too.
+        # The first file is read in any case: without rows there must still be a frame with the columns.
         if len(own) or not parts:
             store.verify(dataset, name)
             with store.open(f"{dataset.path}/{name}") as source:
@@ -125,7 +124,7 @@ def _moved(rows: pl.Series, before: FittedMapping, now: FittedMapping) -> pl.Ser
         return rows
     to = np.full(before.rows, UNSEEN_ROW, np.int32)
     to[MISSING_ROW] = MISSING_ROW
-    # Unknown ids are spread over some rows by their hash: with the same spread they keep theirs.
+    # Unknown ids are spread over some rows by their hash: if the spread is the same, they keep their rows.
     if before.spread is not None and before.spread == now.spread:
         to[before.spread[0] : sum(before.spread)] = np.arange(before.spread[0], sum(before.spread))
     same = before.lookup.select("hash", "row").join(now.lookup.select("hash", now="row"), on="hash")

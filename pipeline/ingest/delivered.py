@@ -102,13 +102,13 @@ def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
 @contextmanager
 def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sources]:
     """Within, what the logs of ``data`` hold is summed up while they are read; ``mark``: as of ``told_apart``."""
-    # Leaving the pool waits for its thread, so that no file is open any more when the caller goes on.
+    # Leaving the pool waits for its thread, so that no file is still open when the caller goes on.
     stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         try:
             yield Sources(data, store, mark, pool, stopped)
         finally:
-            # A checksum that nobody has asked for by now is not read to its end.
+            # Stops a checksum that nobody waited for, as after an error.
             stopped.set()
 
 
@@ -129,7 +129,7 @@ class Sources:
         if mark:
             self._known = _read(store, without_folders(mark), self._folders)
         if self._known is None:
-            # Beside the passes over the same bytes, which take longer: nobody waits for the checksum.
+            # Runs beside the passes over the same bytes, which take longer.
             self._checksum = pool.submit(_checksum, files, self._stopped)
 
     def record(self) -> dict[str, Any] | None:
@@ -195,7 +195,7 @@ def _read(store: Store, mark: str, folders: Sequence[str] | None = None) -> dict
 
 
 def _files_that_look_alike(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
-    # All files of the logs, if logs of other content may have their marks; none where marks follow the content.
+    # The files of the logs, if other content may have the same marks; [] where marks follow the content.
     if data.format in ("synthetic", "tables") or data.connector is not None:
         return []
     urls = [data.path or ""]
@@ -222,7 +222,7 @@ def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
             target = name if Path(name).is_symlink() else folder
             found.add(f"file://{os.path.realpath(target)}")
             continue
-        # Of several names for one store (s3, s3a) the first.
+        # One store may have several names (s3, s3a): the first is always the same.
         protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
         found.add(f"{protocol}://{folder}")
     return sorted(found)
@@ -232,7 +232,7 @@ def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threadin
     # Hash of the names and bytes of all files; of some of them once it is `stopped`.
     digest = xxhash.xxh3_128()
     for fs, name in files:
-        # Each file by itself: bytes that move from the end of one to the start of the next make another log.
+        # Each file is hashed by itself: bytes that move from the end of one file to the next make another log.
         content = xxhash.xxh3_128()
         with fs.open(name, "rb") as source:
             while not stopped.is_set() and (chunk := source.read(_CHUNK)):

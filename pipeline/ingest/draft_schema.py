@@ -132,6 +132,6 @@ def quoted(text: str) -> str:
     """``text`` as YAML reads it back: with quotes where it would be something else without; ``${`` is no reference."""
     if _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text):
         return text
-    # A string of JSON is one of YAML. OmegaConf takes `${` for a reference, but for one behind a backslash, which YAML
-    # reads from two.
+    # A JSON string is a YAML string. OmegaConf takes `${` for a reference unless a backslash stands before it, which is
+    # written as two within the quotes.
     return json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")

@@ -39,7 +39,7 @@ class Contents:
             least = hashes[hashes < cut]
         distinct, counts = np.unique(least, return_counts=True)
         if len(distinct) < SAMPLE and len(least) < len(hashes):
-            # Contents that repeat leave fewer distinct ones below the cut than a full sample needs.
+            # If many contents repeat, fewer distinct ones than a full sample lie below the cut.
             distinct, counts = np.unique(hashes, return_counts=True)
         new = Contents()
         new.hashes, new.counts, new.rows = distinct[:SAMPLE], counts[:SAMPLE], len(hashes)
@@ -86,7 +86,7 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
             vectors.append(pl.Series(hashes_of(numbers)))
         else:
             words.append(numbers)
-    # The order of the words is part of the hash, and so of the split: vectors are behind all numbers.
+    # The order of the words is part of the hash, and so of the split: vectors come after all numbers.
     words += vectors
     for sparse in spec.sparse:
         hashes = frame[f"hash:{sparse.name}"]
@@ -96,19 +96,19 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
         return kernels.mix([each.to_arrow() for each in words])
     bits = []
     for each in words:
-        # As the kernel takes them: of a missing hash 0, of a missing number NaN.
+        # As in the kernel, a missing hash is 0 and a missing number NaN.
         missing = np.nan if each.dtype.is_float() else 0
         bits.append(each.fill_null(missing).to_numpy().view(np.uint64))
     return hash_rows(bits)
 
 
 def _fold(lists: pl.Series) -> pl.Series:
-    # One UInt64 per list: its elements' hashes, each divided by an odd number of its place, added up. So lists with the
-    # same ids in another order differ.
+    # One UInt64 per list: the sum of its elements' hashes, each divided by an odd number that depends on its place, so
+    # that lists with the same ids in another order differ.
     frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
     place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
     folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())
-    # Lists without ids are in no row of `folded`.
+    # Lists without ids have no row in `folded` and stay 0.
     result = np.zeros(len(lists), np.uint64)
     result[folded["row"].to_numpy()] = folded["h"].to_numpy()
     return pl.Series(result)

@@ -70,7 +70,7 @@ def map_in_order(
             while at[0] < len(parts):
                 place, outcome = deal.next()
                 waiting[place] = _BlockOutcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
-                # Nothing of a block may be kept by this frame while it waits for the next one.
+                # This frame must not keep what was made of a block alive while it waits for the next one.
                 del outcome
                 while at in waiting:
                     ready = waiting.pop(at)
@@ -92,9 +92,9 @@ class _BlockOutcome(Generic[A]):
     made: list[A]
 
 
-@dataclass
+@dataclass(eq=False)
 class _OpenPart:
-    """A part that is being read: ``read`` blocks of it so far, by a thread at this moment where ``is_read``."""
+    """A part that is being read. ``read``: its blocks so far. ``is_read``: whether a thread reads one at the moment."""
 
     number: int
     source: Source
@@ -108,7 +108,7 @@ class _PartQueue(Generic[A]):
 
     def __init__(self, parts: Sequence[Source], work: Callable[[Block], A], workers: int) -> None:
         self._parts, self._work, self._workers = parts, work, workers
-        # Rounded up: one at least.
+        # Rounded up, so at least one.
         self._most_open = -(-workers // _BY_EACH_READER)
         self._open: list[_OpenPart] = []
         self._opened = 0
@@ -124,7 +124,7 @@ class _PartQueue(Generic[A]):
         return done
 
     def stop(self) -> None:
-        # Have the threads end after the blocks that they work on: those that wait for a part, and those for room.
+        # Have the threads end after their current blocks. Those that wait for a part, or for room, are woken.
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -132,17 +132,17 @@ class _PartQueue(Generic[A]):
 
     def run(self) -> None:
         while True:
-            # Before a part is claimed: whoever waits for room must not keep others from reading one.
+            # Before a part is claimed: a thread that waits for room must not keep others from reading it.
             self._room.acquire()
             part = self._claimed()
             if part is None:
                 return
-            # Which block it is: once it is read, another thread may count on.
+            # Taken before the block is read: afterwards another thread may advance `part.read`.
             place = (part.number, part.read)
             self._done.put((place, self._outcome(part)))
 
     def _outcome(self, part: _OpenPart) -> _BlockOutcome[A]:
-        # Not within `run`, whose variables would keep the block, and what was made of it, while it waits for room.
+        # A function of its own: variables of `run` would keep the block and its result alive while it waits for room.
         try:
             block = self._next_block(part)
             if block is None:
@@ -214,10 +214,10 @@ class IngestEngine(ExitStack, ABC):
     def map_blocks(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        """Run ``work`` on every block of ``parts``, before ``count``: for the passes in front of the first one.
+        """Run ``work`` on every block of ``parts``, before ``count``: for passes that pass 1 depends on.
 
         Args:
-            parts: as of ``parts``.
+            parts: as the method ``parts`` returns them.
             work: of a block, on any thread, process or host: it is pickled for some engines.
 
         Yields:
@@ -242,7 +242,7 @@ class IngestEngine(ExitStack, ABC):
 
     @abstractmethod
     def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
-        """Add typed train rows to ``leaks`` until it has enough: all are there after ``end_day`` alone."""
+        """Add typed train rows to ``leaks`` until it has enough; they are complete only after ``end_day``."""
 
     @abstractmethod
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
@@ -257,7 +257,7 @@ class IngestEngine(ExitStack, ABC):
         Args:
             spec: the schema.
             split_counts: of this engine's last count.
-            before: the state of the day before, as of ``continued`` or of this method; None fits anew.
+            before: the state of the day before, as ``continued`` or this method returned it; None fits anew.
             day: which day is fitted.
         """
 
@@ -301,7 +301,7 @@ class IngestEngine(ExitStack, ABC):
             files = feature.mapping.files(feature.name, state.sparse[feature.name], continued=continued)
             return {name: encoded_frame(frame, compression) for name, frame in files.items()}
 
-        # Threads encode, this one writes: one file after the other, in the order of the features.
+        # Other threads encode. This one writes, so files come one after the other in the order of the features.
         for encoded in in_order(encode, spec.owners, available_cpus()):
             for name, data in encoded.items():
                 with draft.open(name) as sink:
@@ -350,12 +350,12 @@ class LocalEngine(IngestEngine):
 
         def work(block: Block) -> tuple[Counted, SplitCounts, int | None]:
             counted, split_counts, typed = count(block, job)
-            # Written by the thread that made them: typed rows must not wait in memory for the turn of their block.
+            # Written by the thread that made them, so that typed rows do not wait in memory for their block's turn.
             number = self.spill.write(typed) if typed else None
             return counted, split_counts, number
 
         def merge(result: tuple[Counted, SplitCounts, int | None]) -> tuple[Counted, int | None]:
-            # As soon as they are there, in any order: counts merge to the same, and take much memory while they wait.
+            # Merged at once, in any order: the sums are the same, and counts take much memory while they wait.
             counted, split_counts, number = result
             total.merge(split_counts)
             return counted, number
@@ -385,7 +385,7 @@ class LocalEngine(IngestEngine):
                     return
                 leaks.add(*train_codes(self.spill.block(number), first_test_day))
 
-        # By one thread, in the order of the blocks: which rows are enough must not depend on who is faster.
+        # One thread, in the order of the blocks: which rows are looked at must not depend on timing.
         self._label_leaks = self._encoders.submit(read)
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
@@ -408,7 +408,7 @@ class LocalEngine(IngestEngine):
     def end_day(self) -> None:
         """Have the look at ids that give the label away end with the day."""
         if self._label_leaks is not None:
-            # An error of that thread is raised here: nobody else asks for it.
+            # Raises the error of that thread, which would be lost otherwise.
             self._label_leaks.result()
             self._label_leaks = None
 
@@ -436,7 +436,7 @@ def in_order(work: Callable[[A], B], items: Iterable[A], workers: int) -> Genera
         try:
             for item in items:
                 ahead.append(pool.submit(work, item))
-                # An item may be a block: this frame must not keep it while it waits for a result.
+                # An item may be a block: this frame must not keep it alive while it waits for a result.
                 del item
                 if len(ahead) > workers:
                     yield ahead.popleft().result()
@@ -477,6 +477,6 @@ class Numbering:
         self._lines[counted.file] = self._lines.get(counted.file, part.lines_before) + counted.lines
         if not self._shift or not counted.rejects:
             return counted
-        # The block was counted when the lines before its part were not known: it was numbered from what was.
+        # The block was numbered before all lines in front of its part were counted: its numbers are off by the rest.
         rejects = [replace(reject, line=reject.line + self._shift) for reject in counted.rejects]
         return replace(counted, rejects=rejects)

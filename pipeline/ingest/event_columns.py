@@ -41,7 +41,7 @@ class Lengths:
 
     def merge(self, other: Lengths) -> None:
         """Take in what ``other`` counted."""
-        # Both as long as the longer one: nobody knows the longest list in advance.
+        # Padded to the longer of both, for the longest list is not known in advance.
         size = max(len(other.rows), len(self.rows))
         self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(other.rows, (0, size - len(other.rows)))
         self.left_out += other.left_out
@@ -125,7 +125,7 @@ def _sequence(
         ids = values.filter(pl.Series(keep))
         if spec.strip:
             ids = ids.str.strip_chars()
-        # An event without an id stays, as a null: the lists of a sequence are aligned.
+        # An event without an id stays as a null, for the lists of a sequence are aligned.
         ids = ids.set(absent_in(ids, spec) | (ids == "").fill_null(False), None)
         feature = features[name]
         made += [
@@ -163,7 +163,7 @@ def _lengths(
     for name, each in lists.items():
         by_column[name] = each.list.len().fill_null(0).to_numpy().astype(np.int64)
     first, lengths = next(iter(by_column.items()))
-    # A copy, for messages are worded with the lengths as they came.
+    # A copy: messages tell the lengths as they came.
     lengths, wrong = lengths.copy(), np.zeros(len(lengths), bool)
     for name, other in by_column.items():
         differ = other != by_column[first]
@@ -181,12 +181,10 @@ def _lengths(
 
 
 def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
-    # The elements of the rows that have `lengths` events; of rejected rows none. Those have 0 in `lengths`, and a list
-    # that is as empty adds nothing.
+    # The elements of the rows that have `lengths` events. Of rejected rows, whose length is 0, only empty lists pass.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
-    values = lists.filter(pl.Series(own))
-    values = values.explode(**_NO_NULLS)
-    # Times stay what they are: their text would have to be read again. All else is hashed, or read, as text.
+    values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
+    # Times keep their type: as text they would have to be parsed again. Everything else is hashed or parsed as text.
     if values.dtype.is_temporal():
         return values
     return strings_of(values)
@@ -195,11 +193,11 @@ def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
 def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
     # Which events are among the `most` newest of their row, of those `kept`: bool [events].
     if kept is None:
-        # Of which events are late nothing is known before their times are read.
+        # Before the times are read, it is not known which events are late.
         kept = np.ones(int(lengths.sum()), bool)
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])
-    # Kept ones of the row that are newer: by them and not by place, for others must take no room of the `most`.
+    # Kept events of the row that are newer. Events that are not kept must not count towards the `most`.
     behind = np.repeat(so_far[ends], lengths) - so_far[1:]
     return kept & (behind < most)
 

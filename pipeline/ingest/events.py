@@ -37,7 +37,7 @@ FOUND = {
 def narrow_to_key(spec: DataSpec) -> DataSpec:
     """What is read of a row to find its event: label, key and day.
 
-    Everything else is off, so that a row which no feature can read has an event all the same.
+    Everything else is left out, so that a row whose features cannot be read still has an event.
     """
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
@@ -94,7 +94,7 @@ class FindClicks:
 
     def __call__(self, block: Block) -> pl.DataFrame:
         raw, column = block.read(), self.spec.event_key or ""
-        # A click without a key belongs to no row. That is no fault of a row, so nothing is rejected.
+        # A click without a key belongs to no row, so there is no row to reject.
         text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
         text = text.filter(~text.is_in(list(self.spec.missing)))
         key, check = hash_event_keys(text)
@@ -121,7 +121,7 @@ class MarkedRows:
         clicked = np.isin(lines, self.clicked).astype(np.int8)
         clicked += 2 * np.isin(lines, self.later).astype(np.int8)
         frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, clicked)).filter(pl.Series(stay))
-        # Rows that are dropped are lines of the file all the same.
+        # Dropped rows are still lines of the file and count in its numbering.
         further = raw.further_lines + int((~stay).sum())
         return replace(raw, frame=frame, lines=raw.lines[stay], further_lines=further)
 
@@ -146,7 +146,7 @@ def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
 def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
     """What is read of a row to find its event: label, day, user, time, and what it is of."""
     narrowed = replace(narrow_to_key(spec), event_key=None)
-    # Without the key, unless a history reads it: a row that has none has events, too.
+    # Without the key, unless a history reads it: a row without a key has an event, too.
     columns = {}
     for name, override in narrowed.columns.items():
         if name != spec.event_key or name in plan.read:
@@ -186,13 +186,11 @@ class ReadEvents:
             is_missing = text[name].is_in(list(spec.missing)).fill_null(False)
             present[name] = text[name].set(is_missing, None)
         user = present[plan.by]
-        # Missing users are hashed, too, and their events taken out at the end: until then, columns are aligned.
+        # Missing users are hashed as well, to keep columns aligned; their events are removed at the end.
         key, check = hash_event_keys(user.fill_null(""))
         written = standard(frame[plan.time], text[plan.time], spec.time_format)
         time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
-        day = pl.Series([self.day]).new_from_index(0, len(user))
-        if DAY in parsed.frame.columns:
-            day = parsed.frame[DAY]
+        day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.
         counts = values[0].is_not_null()

@@ -72,7 +72,7 @@ def members_of(source: BinaryIO, part_bytes: int, first_cut: Callable[[bytes], i
         except (EOFError, gzip.BadGzipFile, zlib.error):
             text = b""
         if not text:
-            # Bytes that look like a header by chance: the next ones may be one.
+            # The bytes look like a header by chance: the next match may be a real one.
             at += 1
             continue
         skip = first_cut(text)
@@ -89,7 +89,7 @@ def _next_mark(source: BinaryIO, at: int, size: int) -> int:
     # The first place from `at` on where the bytes are those of a member's header; `size` where there is none.
     while at < size:
         source.seek(at)
-        # With the bytes after it, for a mark may lie across the end of a chunk.
+        # A few bytes more than a chunk, for a mark may lie across its end.
         data = source.read(_CHUNK + len(_MARK))
         place = data.find(_MARK)
         while 0 <= place < len(data) - len(_MARK):
@@ -105,7 +105,7 @@ def text_of(source: BinaryIO, members: Members) -> Iterator[BinaryIO]:
     """The text of ``members``."""
     over, within = b"", source
     if members.stop is not None:
-        # The rest of the last line: the next part's own reader skips these bytes.
+        # The rest of the last line, which the reader of the next part skips.
         source.seek(members.stop)
         with gzip.GzipFile(fileobj=source) as following:
             over = following.read(members.over)
@@ -175,7 +175,7 @@ class FileSource(Source):
         The file as it is where it is small, or of another kind.
         """
         block, size = self.file.block_bytes, PART_BLOCKS * self.file.block_bytes
-        # What must be decoded takes long to read, so it is shared from one block on.
+        # Formats that must be decoded are slow to read, so files of more than one block are divided already.
         least = block if self.decodes else size
         if self.fs.size(self.path) <= least:
             return [self]
@@ -186,7 +186,7 @@ class FileSource(Source):
                 return self._by_lines(source, size)
             if self.path.endswith(".gz"):
                 return self._by_members(source, block)
-            # Files of other compressions are not searched for what can be unpacked by itself.
+            # Files of other compressions are not searched for parts that can be unpacked by themselves.
             return [self]
 
     def _by_lines(self, source: BinaryIO, size: int) -> list[FileSource]:
@@ -216,7 +216,7 @@ class FileSource(Source):
         with gzip.GzipFile(fileobj=source) as stream:
             head = stream.readline(SEEN)
         if not head.endswith(b"\n"):
-            # Later parts take the names of columns from it.
+            # Later parts take the names of columns from the first line: without a whole one the file is not divided.
             return [self]
         sources = list[FileSource]()
         for part in parts:
@@ -233,10 +233,11 @@ class FileSource(Source):
         """As ``blocks``, each block with where in the file (bytes on disk) its reader has come to."""
         values, columns = self.file.values, list(self.file.spec.columns)
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
-            # Files of columns compress their own pages: whatever their name is, their bytes are taken as they are.
-            uncompressed = decompressed(source, self.path if self.format.by_line else "")
             if self.members is not None:
                 uncompressed = text_of(source, self.members)
+            else:
+                # Columnar files compress their own pages: whatever they are called, their bytes are taken as they are.
+                uncompressed = decompressed(source, self.path if self.format.by_line else "")
             with uncompressed as stream:
                 for block in self.format.blocks(stream, self.file):
                     if values:
@@ -270,7 +271,7 @@ def file_sources(
 def partition_values(path: str) -> dict[str, str | None]:
     """The values of Hive's partitions (folders ``name=value``) that ``path`` lies in, by column; None where missing."""
     values: dict[str, str | None] = {}
-    # Of folders alone: the name of the file may have a `=` by chance.
+    # Only folders: the name of the file may have a `=` by chance.
     for folder in path.split("/")[:-1]:
         name, mark, value = folder.partition("=")
         if mark:
@@ -294,6 +295,6 @@ class PartitionBlock:
     def read(self) -> RawBlock:
         """The rows, with the partition's columns."""
         raw = self.block.read()
-        # As text, for that is all a folder's name is: parsing types it like a field.
+        # As text: parsing types them like fields of a text file.
         columns = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
         return raw.with_frame(raw.frame.with_columns(columns).select(self.columns))

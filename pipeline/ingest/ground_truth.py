@@ -54,7 +54,7 @@ def feature_sizes(config: SyntheticConfig) -> list[int]:
     """Distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
     low = min(SMALLEST_FEATURE, config.ids_per_feature)
     sizes = np.geomspace(low, config.ids_per_feature, SPARSE).round().astype(int)
-    # 11 has no divisor in common with SPARSE, so every size is taken once.
+    # 11 and SPARSE have no common divisor, so every size is taken once.
     return sizes[(np.arange(SPARSE) * 11 + 7) % SPARSE].tolist()
 
 
@@ -64,7 +64,7 @@ def _draw(rng: np.random.Generator, scale: float, *shape: int) -> Effects:
 
 def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     """The truth that ``seed`` draws, as of the first day."""
-    # The order of draws is part of the truth: one more, or one earlier, and every seed would plant another one.
+    # The order of draws is part of the truth: an additional draw would change what every seed plants.
     rng = np.random.default_rng([seed, 0])
     sizes = feature_sizes(config)
     # The smaller half of the features: each combination of their ids is seen often enough to be learnt.
@@ -83,7 +83,7 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     else:
         pairs = []
         latent = config.latent_dim
-        # The root, for two effects are multiplied.
+        # The square root, for two effects are multiplied.
         pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * latent)) ** 0.5
         for _ in range(config.pairs):
             a, b = rng.choice(small, 2, replace=False).tolist()
@@ -117,7 +117,7 @@ def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: floa
     for four in quads:
         factors = []
         for feature, effects in four.items():
-            # The last one is of missing ids.
+            # The last factor is that of missing ids.
             factors.append(np.append(1 + effects.at(angle), 1.0)[places[feature]])
         total += np.prod(factors, axis=0) - 1
     # 15 = 2 ** 4 - 1: the variance of such a product.
@@ -127,12 +127,12 @@ def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: floa
 def _map_effects(truth: Truth, change: Callable[[Effects, int], Effects]) -> Truth:
     # `change` gets the effects of ids, and their feature: first-order ones, then those of pairs, then those of quads.
     # `aged` draws new effects by how many arrays came before, so another order would plant another truth.
-    first = list(map(change, truth.first, itertools.count()))
+    first = [change(effects, feature) for feature, effects in enumerate(truth.first)]
     pairs, quads = [], []
     for a, b, left, right in truth.pairs:
         pairs.append((a, b, change(left, a), change(right, b)))
     for four in truth.quads:
-        quads.append(dict(zip(four, map(change, four.values(), four), strict=True)))
+        quads.append({feature: change(effects, feature) for feature, effects in four.items()})
     return replace(truth, first=first, pairs=pairs, quads=quads)
 
 
@@ -141,8 +141,7 @@ def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
     order = np.random.default_rng([seed, 3]).permutation(SPARSE)
     blocks = []
     for block in range(config.blocks):
-        # Every `blocks`-th of the shuffled features, from another one on: so blocks differ by one feature at most, and
-        # no two have one in common.
+        # Every `blocks`-th of the shuffled features, so that block sizes differ by one at most.
         features = sorted(order[block :: config.blocks])
         blocks.append([f"C{feature + 1}" for feature in features])
     return blocks
@@ -154,7 +153,7 @@ def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[t
     for block in planted_blocks(config, seed):
         within += itertools.combinations([int(name[1:]) - 1 for name in block], 2)
     rng = np.random.default_rng([seed, 4])
-    # The root, for two latent vectors are multiplied.
+    # The square root, for two latent vectors are multiplied.
     scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
     latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
     return [(a, b, latent[a], latent[b]) for a, b in within]
@@ -172,7 +171,7 @@ def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
             order[moved] = order[rng.permutation(moved)]
             born = size + fresh * (day - 1)
             order[rng.choice(size, fresh, replace=False)] = np.arange(born, born + fresh)
-        # Longer than those of the first day, so that no new id is equal to one of them.
+        # New ids are longer than those of the first day, so none is equal to one of them.
         names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]
         ids.append(pl.concat([first, pl.Series(names, dtype=pl.String)]))
         ranked.append(order)

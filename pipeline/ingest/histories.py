@@ -130,10 +130,11 @@ def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator
         with store.open(f"{dataset.path}/{name}") as source:
             events = pl.read_parquet(source.read())
         if not set(columns.values()) <= set(events.columns):
-            # One file tells of all: those of a dataset are written for one plan.
+            # All files of a dataset have the same columns, so the others need not be read.
             log.warning("%s keeps events of other columns: its rows are in no history", dataset.path)
             return
-        yield events.rename(dict(zip(columns.values(), columns, strict=True))).select(*event_schema(plan))
+        names = {in_file: column for column, in_file in columns.items()}
+        yield events.rename(names).select(*event_schema(plan))
 
 
 # Elements of lists that are made at a time.
@@ -178,7 +179,7 @@ def event_ranges(
         oldest = np.full_like(row_times, ranks[0] if len(ranks) else 0)
     first = np.searchsorted(ordered, row_users * width + np.searchsorted(ranks, oldest))
     first = np.maximum(first, last - plan.most)
-    # A lag of more than the days leaves no event: the range must not be negative.
+    # A lag longer than `days` leaves no event: the range is then empty, not negative.
     return EventRanges(np.minimum(first, last), last)
 
 
@@ -229,7 +230,7 @@ class HistoryBuilder:
         """Take in ``events``: of a ``part`` of this log with their lines, or (None) of days before."""
         place = pl.lit(NO_PLACE, pl.Int64)
         if part is not None:
-            # One number for a part and a line: so rows are sorted by place, and those of a block lie together.
+            # Part and line in one number, so that rows of a block lie together in the order of places.
             place = pl.col("line") + (part << LINE_BITS)
         self._users.add(events.select(*event_schema(self.plan), place.alias("place")))
 
@@ -240,7 +241,7 @@ class HistoryBuilder:
             # A partition has all events of its users, so it is cut by itself.
             for rows in cut_histories(events, self.plan):
                 built.add(rows)
-        # Rows are looked up in the file alone.
+        # Look-ups read only what was written to the file.
         built.flush()
         return built
 
@@ -278,7 +279,7 @@ class RowHistories:
         """Return the histories of the rows at ``lines`` of ``part``: lists of structs, null where there is none."""
         places = pl.Series("place", lines.astype(np.int64) + (part << LINE_BITS))
         event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), EVENT_TIME: pl.Datetime("us", "UTC")})
-        # An empty piece in front types the column where none of these rows has a history.
+        # The empty piece gives the column its type where none of these rows has a history.
         near = [pl.DataFrame(schema={"place": pl.Int64, self.plan.name: pl.List(event)})]
         for piece in np.unique(places.to_numpy() >> _PIECE_BITS).tolist():
             for number in self._pieces.get(piece, []):

@@ -50,7 +50,7 @@ class VocabMapping(IdMapping):
 
         if hashes.null_count():
             return super().rows(fitted, hashes)
-        # The only row of ids that were not seen, or one of those that they are spread over by their hash.
+        # Unseen ids share one row, or are spread over several by their hash.
         values = hashes.to_numpy()
         found, (first, count) = fitted.found_rows(values), fitted.spread or (UNSEEN_ROW, 1)
         unknown = np.int32(first) if count == 1 else (values % np.uint64(count)).astype(np.int32) + np.int32(first)
@@ -161,8 +161,8 @@ class _Bins(IdMapping):
         # Bounds of bins, as `data.sparse.<name>.bins_by` says; decided once.
         from pipeline.ingest.sketch import bin_bounds
 
-        # A row each, beside those of missing and unseen ids. Of few different values there may be fewer bins, but the
-        # table has the rows that the configuration says.
+        # Each bin has a row, beside the reserved ones. Few distinct values may make fewer bins, but the table keeps the
+        # configured number of rows.
         bounds = bin_bounds(counts.sketch, feature.bins_by, feature.rows - RESERVED_ROWS)
         return before or FittedMapping(rows=feature.rows, bounds=bounds)
 
@@ -186,7 +186,7 @@ class _Bins(IdMapping):
         from pipeline.ingest.ids import of_bits
         from pipeline.ingest.sketch import bin_of
 
-        # The hash of a number is its bits (`ids.as_bits`), so nothing else has to be kept of it.
+        # The hash of a number is its bits (`ids.as_bits`), so the number itself can be had back.
         assert fitted.bounds is not None
         return (pl.Series((bin_of(of_bits(hashes), fitted.bounds) + RESERVED_ROWS).astype(np.int32)),)
 

@@ -44,7 +44,7 @@ def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Serie
     if kernels is not None and ids.dtype == pl.String:
         return pl.Series(kernels.hash(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words))
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
-    # By their hashes: comparing numbers takes less than comparing texts.
+    # Compared by their hashes, which is faster than comparing texts.
     absent = ids.is_null() | hashes.is_in(pl.Series(words, dtype=pl.UInt64).implode()).fill_null(False)
     if not absent.any():
         return hashes
@@ -69,7 +69,7 @@ def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
     Depends on the row's values alone: not on its place, its file or the format it came in.
     """
     total = np.zeros(len(columns[0]), np.uint64)
-    # Some rows at a time: all columns pass over them while they are in the processor's cache.
+    # Some rows at a time, so that they stay in the processor's cache for all columns.
     for start in range(0, len(total), _IN_CACHE):
         part = slice(start, start + _IN_CACHE)
         _mix(total[part], [words[part] for words in columns])
@@ -92,7 +92,7 @@ def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
     """Distinct hashes by the at most ``kept`` smallest, rising: exact below that, else within a few percent (KMV)."""
     if len(smallest) < kept:
         return len(smallest)
-    # Hashes are even over 64 bits: the k-th smallest of n distinct ones lies at about k / n of them.
+    # Hashes are uniform over 64 bits: the k-th smallest of n distinct ones lies at about k / n of the range.
     return round((kept - 1) / (float(smallest[-1]) / 2.0**64))
 
 
@@ -103,7 +103,7 @@ def event_key_columns(
     column = spec.event_key or ""
     text = texts.get(column)
     if text is None:
-        # Of a column of lists: no row has a key.
+        # The column holds lists: no row has a key.
         text = nulls(pl.String, raw.height)
     rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
     key, check = hash_event_keys(text.fill_null(""))
@@ -138,7 +138,7 @@ def ids_of(
     if feature.multi:
         return _multi(values, text, feature, spec, rejected, weights, beside)
     if feature.bins:
-        # A number is its own id, by its bits: bins are looked up in it once they are fitted.
+        # The id of a number is its bits: bounds of bins are only fitted after pass 1.
         number = number_of(values, text, feature.column, spec, rejected)
         shown = number.cast(pl.String) if text is None else text
         return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
@@ -162,7 +162,7 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedR
         rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
     if feature.integer:
         flat = ids.to_frame("id").with_row_index("row")
-        # A word for a missing value has no hash, but still its text; lists have such elements no more.
+        # A single missing value has no hash but still its text. Lists have lost such elements already.
         flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
         wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
         rejected.add_values(
@@ -213,7 +213,7 @@ def _multi(
             flat = flat.filter(present)
         flat = _read_weights(flat, feature, rejected)
     if feature.max_ids is not None:
-        # After missing ones were left out, so that they take no place of others.
+        # After missing ids were left out, so that they do not count.
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     flat = crossed(flat, beside)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
@@ -235,7 +235,7 @@ def _elements(
     if text is not None:
         lists = elements_of(text, feature.separator)
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
-        # Of a map only ids with weights behind them can be told as text.
+        # A map is text only if a separator divides ids from weights.
         bare = feature.maps and feature.weight_separator is None
         _reject_fields(~absent_in(text, spec) & bare, "text", feature, rejected)
         return lists.to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
@@ -290,7 +290,7 @@ def _with_weights(
     if values.dtype == pl.String:
         if spec.strip:
             values = values.str.strip_chars()
-        # A weight that is missing is null here, and weighs 1 as any other.
+        # A missing weight is null here and becomes 1 in `_read_weights`.
         values = values.set(values.is_in(["", *spec.missing]).fill_null(False), None)
     column = pl.Series("text", [None], dtype=values.dtype).new_from_index(0, flat.height)
     return flat.with_columns(column.scatter(np.flatnonzero(has_weight), values).alias("text"))
@@ -302,7 +302,7 @@ def as_text(values: pl.Series) -> pl.Series:
         return strings_of(values)
     if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
         return values
-    # Lists without elements, and null ones, are told by the offsets alone.
+    # Empty and null lists have no elements here: the offsets make them empty again.
     elements = strings_of(values.explode(**_NO_NULLS))
     offsets = np.concatenate([[0], np.cumsum(values.list.len().fill_null(0).to_numpy())])
     return as_lists(elements, offsets)
@@ -417,7 +417,7 @@ def count_codes(codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tu
         return kernels.count(codes, keep, distinct)
     first = np.zeros(distinct + 1, np.int64)
     places = np.arange(len(codes)) if keep is None else np.flatnonzero(keep)
-    # Backwards: of several values for one place NumPy keeps the last.
+    # Backwards, for NumPy keeps the last of several values for one place.
     first[codes[places[::-1]]] = places[::-1]
     return np.bincount(codes[places], minlength=distinct + 1), first
 
@@ -450,7 +450,7 @@ class Coded:
     def codes_by_row(self) -> pl.Series:
         """The codes, or lists of them, in as few bytes as they need."""
         codes = self.codes
-        # Few lookups have few distinct hashes: then the largest code need not be looked for.
+        # So few lookups have no larger code, so the maximum need not be computed.
         if len(codes) <= 1 << 16 or codes.max() < 1 << 16:
             codes = codes.astype(np.uint16)
         return self.by_row(pl.Series(codes))

@@ -198,10 +198,10 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
 
 def _extract_common_transform(guesses: list[Guess]) -> str:
     """Return the transform of most numbers, which becomes the default, and remove it from their settings."""
-    # Vectors have a transform of their own, and no say in that of numbers.
+    # Vectors have transforms of their own, which do not count.
     numbers = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
     transforms = sorted(str(guess.settings["transform"]) for guess in numbers)
-    # Of several that are as frequent the first by name, whatever the order of the columns.
+    # Ties go to the first by name, so the order of columns does not matter.
     transform = max(transforms, key=transforms.count, default="log1p_standardise")
     for guess in numbers:
         if guess.settings["transform"] == transform:
@@ -212,7 +212,7 @@ def _extract_common_transform(guesses: list[Guess]) -> str:
 def _hour_of_partitions(sample: LogSample, columns: list[SampleColumn]) -> str | None:
     # The first column of folders that is called an hour and holds nothing but 0 to 23; None without such.
     for column in columns:
-        # Among the columns of a file it may be any hour; folders are called by that of their rows.
+        # A column of a file may be any hour. Folders are named by the hour of their rows.
         if column.name not in sample.partitions or not re.fullmatch(r"(?i)h|hr|hour", column.name):
             continue
         # A folder called hour may also hold a time, or a count of hours.
@@ -230,7 +230,7 @@ def _periods(time: SampleColumn) -> np.ndarray:
 
 
 def _with_own_names(guesses: list[Guess]) -> list[Guess]:
-    # Columns such as a.b and a_b ask for the same name.
+    # Columns such as a.b and a_b would have the same name.
     taken: set[str] = set()
     renamed = []
     for guess in guesses:
@@ -246,11 +246,11 @@ def _missing_words(frame: pl.DataFrame) -> list[str]:
     words: set[str] = set()
     for values in frame.select(pl.col(pl.String)).get_columns():
         found = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
-        # NA may be a country, and none an answer: not where all the other values are numbers.
+        # "NA" may be a country and "none" an answer, unless all other values of the column are numbers.
         if not found or not SampleColumn(values, found).is_numeric:
             found &= MISSING_WORDS
         words |= found
-    # The order of a set of strings is another one in every process.
+    # Sorted, for the order of a set of strings differs between processes.
     return sorted(words)
 
 
@@ -307,7 +307,7 @@ class _Facts:
         if codes:
             number, seen = False, f"{seen}; {codes}"
         if number:
-            # Of the number itself: higher or lower ones are likelier.
+            # By the order of the numbers: clicks may be likelier for high ones, or for low ones.
             groups = self._grouped(column.numbers).sort("v")
             by_order = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
             area = max(area, by_order, 1 - by_order)
@@ -386,7 +386,7 @@ class _Facts:
             matrix = some.explode().cast(pl.Float64).fill_null(0.0).to_numpy().reshape(-1, width)
             off = np.abs(np.linalg.norm(matrix, axis=1) - 1).max(initial=0.0)
             if len(some) and off < 1e-3:
-                # Standardised ones would differ in length.
+                # Standardising would change their lengths.
                 seen += ", each of length 1"
                 settings["transform"] = "none"
             return Guess(column=column.name, kind="dense", seen=seen, name=name, settings=settings)
@@ -423,7 +423,7 @@ class _Facts:
 
     def _guess_ids(self, column: SampleColumn, name: str, seen: str) -> Guess:
         ids, settings = column.present, dict[str, int | str]()
-        # A number that is looked up besides has a name of its own, and holds one value a row.
+        # A number that is also looked up as an id has another name, and one value a row.
         if name == feature_name(column.name):
             settings |= list_settings(column)
             separator = settings.get("separator")
@@ -442,10 +442,8 @@ class _Facts:
         # Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
         # was measured, and says nothing of those to come.
         frame = pl.DataFrame({"v": values, "p": self.clicks})
-        # Without times every row is a period.
-        period = pl.Series("t", range(len(values)))
-        if self.periods is not None:
-            period = pl.Series("t", self.periods)
+        # Without times, each row is a period of its own.
+        period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
         groups = frame.group_by("v", period).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
         every = groups.group_by("v").agg(pl.sum("n").alias("all_n"), pl.sum("p").alias("all_p"))
         groups = groups.join(every, on="v", nulls_equal=True)
@@ -470,7 +468,7 @@ def xlogy(factor: np.ndarray | float, value: np.ndarray | float) -> np.ndarray:
 def feature_name(column: str) -> str:
     """A feature's name for ``column``: without what paths and modules do not allow, and none that is taken."""
     name = re.sub(r"[/.:{}\[\],'\"\s]+", "_", column)
-    # A column of a dataset, or an attribute of a PyTorch module, has that name already.
+    # The name is already that of a column of the dataset or of an attribute of a PyTorch module.
     if name in TAKEN_NAMES or name in (LABEL, TRUE_PROBABILITY, "day"):
         return f"{name}_id"
     return name
@@ -486,6 +484,6 @@ def table_rows(ids: pl.Series, growth: float) -> int:
     if half:
         power = min(max(math.log2(distinct / half), 0.0), 1.0)
     expected = 2 * distinct * max(growth, 1.0) ** power + RESERVED_ROWS
-    # Two digits, for nobody knows more of it.
+    # Two significant digits: the estimate is no better than that.
     unit = 10 ** max(math.floor(math.log10(expected)) - 1, 0)
     return min(math.ceil(expected / unit) * unit, MOST_ROWS)

@@ -40,7 +40,7 @@ def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleC
     two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
     if not two:
         raise _no_label(columns)
-    # The name counts most, then being at an end, where labels are written. Of equals the last one.
+    # The likeness counts most, then being the first or last column, as labels often are. Ties go to the last one.
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
     first = ranked[0]
@@ -82,7 +82,7 @@ def happened(column: SampleColumn) -> np.ndarray:
     if column.distinct == 2:
         positive, _ = label_classes(column)
         return (column.text == positive).fill_null(False).to_numpy()
-    # Of more values, such as amounts of money, any but 0 is one of something that happened.
+    # With more values, such as amounts of money, any but 0 says that something happened.
     present = column.text.is_not_null()
     if column.is_numeric:
         present = present & (column.numbers != 0).fill_null(False)
@@ -104,7 +104,7 @@ def label_classes(label: SampleColumn) -> tuple[str, str]:
             f"column {label.name!r} has one value in the sample, {value}, expected clicks and rows without one",
             hint="--label <another column>, or a log that holds both",
         )
-    # A few broken values cost their rows, not the label.
+    # A few broken values are tolerated: only their rows are lost.
     others = len(label.present) - int(label.present.is_in(counts[:2]).sum())
     if others > (1 - LABEL_SHARE) * len(label.present):
         raise DataError(
@@ -112,14 +112,9 @@ def label_classes(label: SampleColumn) -> tuple[str, str]:
             hint="--label <another column>, or write one of 0 and 1 into the log, such as "
             f"{label.name} == {shorten(max(counts, key=_as_number))}",
         )
-    often, seldom = counts[:2]
-    for word in _POSITIVE:
-        if word == often:
-            return often, seldom
-        if word == seldom:
-            break
-    # Clicks are rare.
-    return seldom, often
+    # Where neither value says yes, the rarer one is taken for a click.
+    yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
+    return yes, next(word for word in counts if word != yes)
 
 
 def _as_number(text: str) -> float:

@@ -26,7 +26,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(
 
 def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     """The typed column of the share that the log names for each row; what is no share is rejected."""
-    # Above 1 it is another figure, such as a weight; 0 would make a row stand for infinitely many.
+    # A figure above 1 is no share, perhaps a weight. With 0, a row would stand for infinitely many.
     column = spec.sampling.column or ""
     rates = number_of(raw[column], texts.get(column), column, spec, rejected)
     wrong = (rates.is_null() | (rates <= 0) | (rates > 1)).to_numpy()
@@ -154,7 +154,7 @@ def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
     if spec.sampling.column is not None:
         columns.append(frame[NEGATIVE_RATE])
     elif spec.sampling.active:
-        # The share of rows without a click that the log holds, by what the configuration knows of it.
+        # Without a column the share is the same for all rows: the configured one, or 1.
         rate = 1.0 if spec.sampling.rate is None else spec.sampling.rate
         columns.append(pl.Series(NEGATIVE_RATE, [rate], pl.Float32).new_from_index(0, frame.height))
     return columns

@@ -76,9 +76,7 @@ class Moments:
         mean = Fraction(self.total, self.count << _SHIFT)
         # Squares below the smallest float64 are 0, so the difference can be negative for values that small.
         std = math.sqrt(max(float(Fraction(self.squares, self.count << _SHIFT) - mean * mean), 0.0))
-        if std <= _NOISE * max(abs(self.minimum), abs(self.maximum)):
-            return 0.0
-        return std
+        return std if std > _NOISE * max(abs(self.minimum), abs(self.maximum)) else 0.0
 
 
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None = None) -> list[Moments]:
@@ -220,7 +218,7 @@ def vector_of(
     """The typed column of ``feature``: of lists of numbers (or of their text), or of ``text``."""
     lists = values
     if text is not None:
-        # As Python and NumPy write a list, there are brackets around the numbers.
+        # Python and NumPy write lists with brackets around the numbers.
         plain = text.str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
         present = ~absent_in(text, spec) & (plain != "").fill_null(False)
         lists = plain.str.split(feature.separator).zip_with(present, nulls(pl.List(pl.String), len(text)))
@@ -238,6 +236,8 @@ def vector_of(
     _check(matrix, whole, feature, rejected)
 
     name = f"dense:{feature.name}"
+    if not len(matrix):
+        return pl.Series(name, [], dtype=pl.Array(pl.Float32, feature.width))
     column = pl.Series(name, matrix)
     if whole.all():
         return column
@@ -286,7 +286,9 @@ def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: 
 
 def matrix_of(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     """A typed column as (float32 [rows, width], 0 where missing; bool [rows], which rows have a vector)."""
-    present, values = column.is_not_null().to_numpy(), column.to_numpy()
+    width = column.dtype.size  # type: ignore[attr-defined]
+    present = column.is_not_null().to_numpy()
+    values = column.to_numpy() if len(column) else np.zeros((0, width), np.float32)
     if not present.all():
         values = np.where(present[:, None], values, np.float32(0.0))
     return values, present
@@ -300,11 +302,11 @@ def lengths_of(column: pl.Series) -> np.ndarray:
 
 
 def moments_of(column: pl.Series, feature: DenseSpec) -> tuple[Moments, Moments]:
-    """Moments of all numbers of the vectors that are there together: as they are, and as they are standardised."""
+    """Moments of the numbers of all vectors that are not missing: as they are, and as they are standardised."""
     matrix, present = matrix_of(column)
     if not present.all():
         matrix = matrix[present]
-    # A number a row, under the name of the column of vectors, which `quantised` reads.
+    # One number a row, named like the column of vectors, for `quantised` reads that name.
     flat = pl.DataFrame({column.name: matrix.astype(np.float64).ravel()})
     raw, ready = measure(flat, [pl.col(column.name), quantised(feature)])
     return raw, ready
@@ -326,7 +328,7 @@ def scaled(column: pl.Series, feature: DenseSpec, mean: float, std: float) -> li
 
 def hashes_of(column: pl.Series) -> np.ndarray:
     """One uint64 a row: a sum of its numbers' bits, each times an odd number of its place (Carter and Wegman 1979)."""
-    # The same factors in every run: hashes decide the split.
+    # The factors are the same in every run, for hashes decide the split.
     matrix, present = matrix_of(column)
     bits = np.ascontiguousarray(matrix).view(np.uint32)
     factors = np.random.default_rng(0).integers(0, 1 << 63, bits.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)

@@ -47,7 +47,7 @@ class Encoded:
 
 def encoded(table: pa.Table, compression: str) -> Encoded:
     """The columns of ``table`` as one row group has them."""
-    # A file ends with its footer, the length of that in 4 bytes, and the magic.
+    # A file ends with its footer, the footer's length in 4 bytes, and 4 magic bytes.
     sink = pa.BufferOutputStream()
     with rows_writer(sink, table.schema, compression) as writer:
         writer.write_table(table, row_group_size=table.num_rows)
@@ -77,7 +77,7 @@ class RowsFile:
             group = group or dict(part.group)
             for field in sizes:
                 sizes[field] += part.group[field][1]
-        # Only fields that Arrow writes, in its order: so the footer is the one that it would write.
+        # Only fields that Arrow wrote, in their order, so that the footer equals the one that Arrow would write.
         groups = self._footer[_GROUPS][1][1]
         now = {**sizes, _GROUP_ROWS: rows, _START: start, _ORDINAL: len(groups), _COLUMNS: (_STRUCT, columns)}
         for field in group.keys() & now.keys():
@@ -101,10 +101,9 @@ def rows_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWri
 def _shift(group: Struct, by: int) -> None:
     # Move every place that a row group names; 0 stands for none.
     for column in group[_COLUMNS][1][1]:
-        chunk = column[_CHUNK][1]
         places = [(column, _CHUNK_START)]
         for field in _PAGE_STARTS:
-            places.append((chunk, field))
+            places.append((column[_CHUNK][1], field))
         for struct, field in places:
             kind, place = struct.get(field, (0, 0))
             if place:
@@ -112,7 +111,8 @@ def _shift(group: Struct, by: int) -> None:
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    # 7 bits a byte, the lowest first; the 8th says that more follow (ULEB128). And where the next value begins.
+    # Return the number at `at`, and where the next value begins. ULEB128: 7 bits a byte, the lowest first; the 8th bit
+    # says that more follow.
     number = shift = 0
     while True:
         byte = data[at]
@@ -133,7 +133,7 @@ def _read_struct(data: bytes, at: int) -> tuple[Struct, int]:
             field += step
         else:
             field, at = _read(_I16, data, at)
-        # A bool has no bytes of its own: its type tells it.
+        # The type of a bool tells its value, so no bytes follow.
         value = None
         if kind not in (_TRUE, _FALSE):
             value, at = _read(kind, data, at)
@@ -160,7 +160,7 @@ def _read(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     if kind in (_TRUE, _FALSE, _BYTE, _DOUBLE):
         size = 8 if kind == _DOUBLE else 1
         return data[at : at + size], at + size
-    # Whole numbers of any width, zigzag: small ones have few bytes, whatever their sign.
+    # Integers of any width are zigzag-encoded, so that small ones take few bytes whatever their sign.
     number, at = _read_number(data, at)
     return (number >> 1) ^ -(number & 1), at
 
@@ -244,7 +244,7 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        # After an error no footer is written: the file is not to look whole.
+        # After an error no footer is written, so that the file does not look complete.
         try:
             if kind is None and self.pending_rows:
                 self._write_group(pl.concat(self.pending))
@@ -288,7 +288,7 @@ class PartWriter:
         return encoded(plain(columns), self.config.compression)
 
     def _close_sink(self) -> None:
-        # Nothing is left to be closed a second time, should closing the sink fail.
+        # Replaced before it is closed: if closing fails, the sink is not closed a second time.
         self.writer = None
         stack, self.stack = self.stack, ExitStack()
         stack.close()

@@ -90,7 +90,7 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         else:
             parts.append(found)
     if not parts:
-        # No rows, but the columns that a block has.
+        # Without rows there must still be a frame with the typed columns.
         parts.append(_parse(raw.clear(), lines[:0], spec, rule))
     for part in parts:
         rejects += part.rejects
@@ -301,10 +301,10 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
 def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     values, text = raw[spec.label], texts.get(spec.label)
     if text is None:
-        # A list is no label; as text it is shown in the quarantine.
+        # A list is no label: its text is what the quarantine shows.
         text = values.cast(pl.List(pl.String)).list.join(",")
     if values.dtype.is_numeric():
-        # By value: a column of numbers may hold 1 as 1.0.
+        # Compared by value, for a column of numbers may hold 1 as 1.0.
         positive, negative = equals(values, spec.positive), equals(values, spec.negative)
     else:
         positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)

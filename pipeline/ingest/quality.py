@@ -85,7 +85,7 @@ def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCount
     rate, rate_now = before["label_rate"], now["label_rate"]
     moved = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
     for name, current in now["features"].items():
-        # Under another mapping the same ids have other keys.
+        # Under another mapping the same ids have other keys, so the shares cannot be compared.
         then = before["features"].get(name)
         if then is None or then.get("mapping") != current.get("mapping"):
             continue
@@ -99,8 +99,8 @@ def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCount
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:
-    # Shares of all rows: of the bins, of what is in none of them, and of missing values. A day's own bins hold all that
-    # is not missing; another day's hold only the ids that were frequent then.
+    # Shares of all rows: of the bins, of values in none of them, and of missing values. Bins of another day hold only
+    # the ids that were frequent then, so today's shares need not add up to 1.
     shares: np.ndarray = np.asarray(given, np.float64) * (1 - record["missing"])
     return np.concatenate([shares, [max(1 - record["missing"] - shares.sum(), 0.0), record["missing"]]])
 
@@ -146,7 +146,7 @@ class LabelLeakCounts:
             ids = coded.get(feature.name) or Coded.of(frame, feature)
             n, _, n_missing = ids.counts(train)
             p, _, p_missing = ids.counts(positive)
-            # Missing values, the null, are looked at as one more id: that a value is missing may tell the label.
+            # Missing values (null) count as one more id: that a value is missing may tell the label.
             hashes = pl.concat([pl.Series("hash", ids.hashes), pl.Series([None], dtype=pl.UInt64)])
             counts = pl.DataFrame({"hash": hashes, "n": np.append(n, n_missing), "p": np.append(p, p_missing)})
             self.pieces[feature.name].append(counts.filter(pl.col("n") > 0))
@@ -166,8 +166,8 @@ class LabelLeakCounts:
 
 def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
     """AUC of each row's score: the rate of positives of its group's other rows, smoothed by one average row."""
-    # Of a group's other rows a positive row sees one positive less. With its own label counted in, an id that is seen
-    # once would tell that label for sure.
+    # A row's own label does not count: otherwise an id that is seen once would tell it for sure. So of a positive row's
+    # group there is one positive less.
     prior = positives.sum() / max(counts.sum(), 1)
     of_positive, of_negative = (positives - 1 + prior) / counts, (positives + prior) / counts
     scores, place = np.unique(np.concatenate([of_positive, of_negative]), return_inverse=True)
@@ -280,10 +280,10 @@ def check_day(
     kept = sum(rows.values()) + split_counts.gap.rows
     quarantined = counts.of_day
     if not kept and not counts.of_others:
-        # Nothing tells that the rows of which no day is known are of another day.
+        # No rows of other days were seen, so rows whose day is unknown count as rows of this one.
         quarantined += counts.of_none
     seen = kept + quarantined
-    # Of a day with files of its own, the rows were counted before they were read.
+    # The rows of a day with files of its own were already counted before they were read.
     told = data.has_file_per_day and data.connector is None
     if day is not None and not told and seen + repeated < data.watermark.min_rows:
         lacks = f"{where} holds {seen + repeated:,} rows of it, expected at least {data.watermark.min_rows:,}"
@@ -348,7 +348,7 @@ def check_kept(train: int, split_counts: SplitCounts, data: DataConfig) -> None:
     """Check that some of the ``train`` rows without a click stayed.
 
     Raises:
-        DataError: None did.
+        DataError: None of them stayed.
     """
     if data.sampling.negatives is not None and train <= split_counts.positives["train"]:
         raise DataError(
@@ -422,7 +422,7 @@ def held(verdict: QualityVerdict, data: DataConfig) -> DataError:
     if verdict.against:
         message += f", compared with {verdict.against}"
     if data.checks.leak == "hold" and verdict.leaks:
-        # Where the logs drift as well, the next run says so.
+        # If the logs drift as well, the next run reports it.
         hints = []
         for name in verdict.leaks:
             group = "dense" if name in data.dense else "sparse"

@@ -24,8 +24,8 @@ COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MAGIC = re.compile(r"[*?\[]")
 # What local disks and S3 call their change marks. One of these alone is the mark: fingerprints of before stay.
 _FIRST = ("mtime", "ETag", "LastModified", "md5Hash")
-# The same things as other stores call them, in lower case and without "-" and "_". Times first: files of different
-# content may share one.
+# Change marks under the names of other stores, in lower case and without "-" and "_". First times, which files of
+# different content may share.
 _OF_TIME = frozenset(
     {
         "lastmodified",
@@ -40,7 +40,7 @@ _OF_TIME = frozenset(
         "datetime",
     }
 )
-# What follows the content, or is new with every write, wherever the file lies.
+# Marks that follow the content or are new with every write, wherever the file lies.
 _OF_CONTENT = frozenset(
     {
         "etag",
@@ -85,7 +85,7 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
     asked = [part for part in path.removeprefix(root).split("/") if part[:1] in (".", "_")]
     found = sorted(name for name in paths if not is_hidden(below(name, root), asked))
     if isinstance(fs, LocalFileSystem):
-        # A listing does not enter a folder behind a link: its rows would be missing, and nothing would say so.
+        # A listing does not enter folders behind links: their rows would be missing without a message.
         for link in map(Path, found):
             if link.is_symlink() and not link.is_file():
                 where = "no file"
@@ -121,8 +121,8 @@ def is_hidden(path: str, asked: list[str] | None = None) -> bool:
     *folders, name = path.split("/")
     if not name:
         return True
-    # Hive writes the partitions of a column `_day` as folders `_day=1/`: Spark reads them. A file of such a name, which
-    # is no partition, stays hidden.
+    # Hive writes the partitions of a column `_day` as folders `_day=1/`, and Spark reads them. A file with such a name
+    # is no partition and stays hidden.
     parts = [folder for folder in folders if not (folder.startswith("_") and "=" in folder)]
     parts.append(name)
     for part in parts:
@@ -145,7 +145,7 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
     for path in paths:
         *folders, name = path.split("/")
         info = fs.info(path)
-        # Folders count only where `columns` reads them: the same files elsewhere are the same log.
+        # Folders count only if `columns` names their partition: the same files elsewhere are the same log.
         words = [name, str(info.get("size")), change_mark(fs, path, info)]
         for folder in sorted(folders):
             if "=" in folder and folder.partition("=")[0] in columns:
@@ -241,8 +241,8 @@ def find_files(path: str) -> LogFiles:
     paths = files_at(fs, root)
     if not paths:
         raise missing_data(path)
-    # Names in messages are as short as they can be. Places decide the split by place, so they must not change when
-    # another file is delivered: they begin at the folder that the setting names.
+    # Labels, for messages, begin below the deepest common folder. Places decide the split by place and must not change
+    # when another file is delivered, so they begin at the folder that the setting names.
     prefix = os.path.commonprefix(paths)
     common = prefix[: prefix.rfind("/") + 1]
     folder = root_of(fs, root)
@@ -279,7 +279,7 @@ def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
         before, after, width = name[: match.start()], name[match.end() :], len(match[1])
         numbers = range(int(match[1]), int(match[2]) + 1)
         for number in numbers:
-            # Other ranges need not be hours.
+            # Only a range of exactly 0 to 23 is taken for hours.
             if numbers == range(HOURS_PER_DAY) and number in skipped:
                 continue
             folders += expanded([f"{before}{number:0{width}}{after}"], skipped)
@@ -294,7 +294,7 @@ def missing_partitions(
     ``fill`` puts the day into a name. A folder without rows is there once it holds the file ``limit.success``.
     ``skipped``: hours that the day does not have, for which no folder of its 24 is waited for.
     """
-    # On the day when clocks are put forward, a log of hours has 23 folders.
+    # On the day when the clocks are put forward, a log with a folder for each hour has 23.
     least = limit.min_partitions
     if least == HOURS_PER_DAY:
         least -= len(skipped)
@@ -303,8 +303,8 @@ def missing_partitions(
     names = expanded(list(map(fill, limit.partitions)), skipped)
     absent = _absent(names, folders)
     if limit.success and (absent or len(folders) < (least or 0)):
-        # Folders that hold the file of success and no rows, neither themselves nor further down: an hour without a
-        # click is delivered as well. The listing takes time, so it waits until something is missing.
+        # A folder with the success file but without rows, in itself or below, is delivered too: an hour may have no
+        # rows. Listing all files takes time, so it is done only if something is missing.
         delivered, end = set(folders), f"/{fill(limit.success)}"
         for name in files.fs.find(root):
             folder = below(name, root).rpartition("/")[0]
@@ -333,7 +333,7 @@ def missing_partitions(
 
 
 def _absent(names: list[str], folders: list[str]) -> list[str]:
-    # The names that no folder has. A name may stand anywhere in a path, but as whole parts of it: `hour=0` is not in
+    # The names that no folder has. A name may be anywhere in a path, but only as whole parts: `hour=0` is not in
     # `region=eu/hour=03`.
     absent = []
     for name in names:

@@ -80,7 +80,7 @@ class RecordTransform:
             # One of the values may be unreadable: which one shows record by record.
             with contextlib.suppress(_UnreadableError):
                 return self._inputs(records, 0)
-        # Slower by far, but no record is read as a type that only another one of the call asks for.
+        # One by one is far slower, but the type of one record's value cannot change how another is read.
         inputs, numbers, rejected = [], [], dict[int, str]()
         for number, record in enumerate(records):
             try:
@@ -98,14 +98,14 @@ class RecordTransform:
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])
         places = np.arange(first, first + len(records))
         parsed = parse(raw, places, self.spec)
-        # The places stand for lines, so they are what comes back as the numbers of rejected ones.
+        # Places are passed as line numbers, so rejects name them. A row is rejected once, for the first reason.
         rejected = {reject.line: reject.reason for reject in parsed.rejects}
         kept = places[~np.isin(places, list(rejected))]
         return RecordInputs(transform(parsed.frame, self.spec, self.state).drop(LABEL), kept, rejected)
 
     def _column(self, name: str, records: Sequence[Mapping[str, Any]]) -> pl.Series:
         if name == self.spec.label:
-            # Any label will do: it is dropped, but a row without one would be rejected.
+            # Any label will do: it is dropped later, but without one the row would be rejected.
             return pl.Series(name, [self.spec.positive] * len(records), dtype=pl.String)
         values = [record.get(name) for record in records]
         if name in self._maps:
@@ -114,7 +114,7 @@ class RecordTransform:
             for at, value in enumerate(values):
                 if isinstance(value, np.ndarray):
                     values[at] = value.tolist()
-        # Without a value Polars would take the column for one of nulls, which is neither text nor numbers.
+        # Without any value, Polars would make a column of type Null, which is neither text nor numbers.
         text = all(value is None or isinstance(value, str) for value in values)
         dtype = pl.String if text else None
         try:
@@ -147,8 +147,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _one_type(records: Sequence[Mapping[str, Any]], column: str) -> bool:
-    # Whether values of a column, elements of lists, and fields of these are of one type: one Series holds them as they
-    # are.
+    # Whether values of a column, elements of lists and their fields have one type each, so that one Series holds them.
     kinds, elements, fields = set[type](), set[type](), dict[Any, set[type]]()
     for record in records:
         value = record.get(column)

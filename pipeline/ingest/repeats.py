@@ -59,7 +59,7 @@ class RepeatedRows:
 
     def marks(self, part: int) -> MarkedRows:
         """Return the lines of part number ``part`` of the logs."""
-        # A place is a line behind the number of its part. Places are sorted, so those of a part lie side by side.
+        # The high bits of a place are its part, the low ones its line, so in sorted places a part is one range.
         first, behind = part << LINE_BITS, (part + 1) << LINE_BITS
         lines = []
         for places in (self.dropped, self.clicked, self.later):
@@ -78,7 +78,7 @@ class Repeats:
     def add(self, events: pl.DataFrame, kind: int, *, part: int = 0, own_day: int | None = None) -> None:
         """Take in ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
         line = pl.col("line") if "line" in events.columns else pl.lit(0, pl.Int64)
-        # Of two rows of one event on one day, the one that came with the files of its own day stays.
+        # Of two rows of an event on the same day, the one from the files of that day stays: it is sorted first.
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
         self._partitions.add(
             events.select(
@@ -96,7 +96,7 @@ class Repeats:
         """Decide which rows stay, once all events were added."""
         verdict = _Verdict(self.days, self.window)
         for events in self._partitions:
-            # Most events are of one row, about which there is nothing to decide: they need no slow loop.
+            # Most events have a single row, so nothing has to be decided: the slow loop below sees only the others.
             shared = events.filter(pl.len().over("key", "check") > 1)
             verdict.add(shared.sort("key", "check", "day", "kind", "away", "place"))
         return verdict.rows()
@@ -132,8 +132,8 @@ class _Verdict:
             first_day, first_kind, first_place = first
             if not 0 <= day - first_day <= self.window:
                 continue
-            # A click that the first row came without corrects that row's label, once. One that is KNOWN already has, in
-            # an earlier dataset: it only keeps others from doing so again.
+            # A click corrects, once, the label of the first row if that came without one. A KNOWN click has done so in
+            # an earlier dataset: it only keeps further clicks from doing it again.
             click_known = True
             if kind in (ROW, CLICK) and first_kind == FORMER:
                 self.late.setdefault(first_day, []).append((key, check))
@@ -215,7 +215,7 @@ def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
     if not window:
         return []
     later = around(store, data, last + timedelta(days=1), last + timedelta(days=window))
-    # A dataset of several days is there for each of them.
+    # By path, for a dataset of several days is found for each of them.
     artifacts = {artifact.path: artifact for artifact in later.values()}
     corrections = []
     for _, artifact in sorted(artifacts.items()):
@@ -275,7 +275,7 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
         for _, name in _corrections(dataset, earliest):
             repeats.add(_clicks(store, dataset, name, day), KNOWN)
     for dataset, day in _after(store, data):
-        # Behind all clicks of these logs: one that they have themselves is theirs.
+        # Sorted behind all clicks of these logs, so that a click that they have themselves comes first.
         last = day + timedelta(days=data.label.window_days)
         repeats.add(_clicks(store, dataset, corrected_name(day), last), LATER)
 
@@ -318,7 +318,7 @@ class EventDigest:
 
     def add(self, events: pl.DataFrame) -> None:
         """Take in events."""
-        # A sum of hashes, one of each event, is the same in whatever order they come. All numbers wrap at 64 bits.
+        # The sum of a hash of each event does not depend on their order. All numbers wrap at 64 bits.
         mixed = events["key"].to_numpy() * np.uint64(0x9E3779B97F4A7C15) ^ events["check"].to_numpy()
         mixed = (mixed ^ events["day"].to_numpy().astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= events["clicked"].to_numpy().astype(np.uint64) * np.uint64(0x94D049BB133111EB)

@@ -152,7 +152,7 @@ def _sample_table(connector: Connector, path: str, options: dict[str, str]) -> L
 
 
 def _spread(count: int, most: int) -> list[int]:
-    # At most `most` of the numbers below `count`, evenly spread: logs are often in the order of time.
+    # At most `most` of the numbers below `count`, evenly spread, for logs are often sorted by time.
     places = np.linspace(0, count - 1, min(count, most)).round()
     return np.unique(places).astype(np.int64).tolist()
 
@@ -175,7 +175,7 @@ def _sample_columns(
         frame = frame_of(table, table.column_names)
         frame = frame[_spread(frame.height, ROWS // len(chosen))]
         frames.append(_with_partitions(frame, path))
-    # Files of one log may lack columns of others, or hold another type of number.
+    # Files of one log may lack columns that others have, or hold numbers of another type.
     frame = pl.concat(frames, how="diagonal_relaxed")
     return LogSample(path="", frame=frame, total=round(rows * files.bytes / max(sizes, 1)), files=0, kind=kind)
 
@@ -223,7 +223,7 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
         with readable(label), files.fs.open(path, "rb") as source:
             with decompressed(source, path) as stream:
                 block, whole = _read_lines(stream, BYTES // len(chosen), label)
-            # In bytes on disk, as `files.bytes`: what they unpack to, only the end of the file tells.
+            # The share of bytes on disk that were read: the unpacked size is known only at the end of the file.
             share = 1.0
             if not whole:
                 share = min(source.tell() / max(files.fs.size(path), 1), 1.0)
@@ -235,7 +235,7 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
                 hint="jq -c '.[]' FILE writes an object a line",
             )
         if not kind:
-            # The first file tells the format of all, and how text is laid out.
+            # The first file decides the format of all.
             kind = "csv"
             first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
             if first.startswith(b"{") and list(object_lines([first], 0)):
@@ -251,12 +251,12 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
         form = form or text_format(block)
         if form.header:
             block = block[block.find(b"\n") + 1 :]
-        # The last record may go on behind the bytes that were read.
+        # The last record may continue beyond the bytes that were read.
         block = block[: records(block, form.layout).open]
         frame, _, rejects = read_lines(block, 1, form.layout)
         frames.append(_with_partitions(frame, path))
         bad += len(rejects)
-    # Objects have the columns they happen to name; lines of text were all read by one layout.
+    # Objects of JSON may have different keys, while all lines of text were read by one layout.
     frame = pl.concat(frames, how="diagonal_relaxed" if kind == "jsonl" else "vertical")
     if form is not None and form.strip:
         frame = frame.select(pl.all().str.strip_chars())
@@ -299,7 +299,7 @@ def text_format(block: bytes) -> TextFormat:
         if not divided:
             continue
         fields, count = Counter(map(len, divided)).most_common(1)[0]
-        # A character that is in no line gives one field of every line.
+        # One field a line means that the character does not occur.
         if fields > 1 and count / len(divided) * fields > best:
             separator, width, best = mark, fields, count / len(divided) * fields
     if width < 2:
@@ -315,7 +315,7 @@ def text_format(block: bytes) -> TextFormat:
             stripped = [field.strip() for field in row]
             blanks += sum(field != plain for field, plain in zip(row, stripped, strict=True))
             rows.append(stripped)
-    # A tab-separated log quotes only if one of these lines does: else a quote further down is plain text.
+    # A tab-separated log has quotes only if one of these lines has: otherwise a later one is plain text.
     quote: str | None = '"'
     if separator == "\t" and not any('"' in line for line in lines):
         quote = None
@@ -369,7 +369,7 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
             pattern, filled = translate(part).replace(".*", "(.*?)", 1), part.replace("*", "{day}", 1)
         else:
             continue
-        # Counted from the end: `path` may be relative, or begin with a protocol that `names` do not have.
+        # Counted from the end, for `path` may be relative or begin with a protocol, unlike `names`.
         last = _last_day(re.compile(pattern), [name[at - len(parts)] for name in deep])
         if last is not None:
             return "/".join([*parts[:at], filled, *parts[at + 1 :]]), last

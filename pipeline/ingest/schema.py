@@ -100,7 +100,7 @@ class DenseSpec:
         """Whether a value of 0 in the dataset may be the number zero or a missing value."""
         if self.transform not in ("none", "log1p"):
             return False
-        # Where the clip leaves out 0, no number becomes it.
+        # If the clip excludes 0, no number becomes 0.
         return not self.clip or self.clip[0] <= 0 <= self.clip[1]
 
 
@@ -256,7 +256,7 @@ class HistoryPlan:
         columns = [self.by, self.time, *self.of.values()]
         if self.where:
             columns.append(self.where)
-        # In order, each once: a field of the events may be the user's own column.
+        # Without repetitions, in order: a field of the events may also be the column of users.
         return list(dict.fromkeys(columns))
 
     def setting_of(self, column: str) -> str:
@@ -335,7 +335,7 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing or self.decimal != ".":
             return frozenset()
-        # A column that is read as a number has lost its text: 007 is 7, and 1.0 and 1 are one id.
+        # A column that is read as numbers loses its text: the ids 007 and 7, or 1.0 and 1, would be the same.
         read_otherwise = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
         read_otherwise |= {self.event_key, self.split_time, self.sampling.column}
         for task in self.tasks:
@@ -355,7 +355,7 @@ class DataSpec:
 
 
 def is_number(word: str) -> bool:
-    """Whether Python reads ``word`` as a number; so are nan and inf."""
+    """Whether Python reads ``word`` as a number, as it does nan and inf."""
     try:
         float(word)
     except ValueError:
@@ -387,7 +387,7 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
             hint = f"{override}={near[0]}"
         other_separator = ""
         if len(available) == 1:
-            # A single name with a separator in it is the whole first line, which was divided at another one.
+            # A single name that contains a usual separator is most likely a whole line, divided at the wrong one.
             other_separator = next((mark for mark in ";\t|, " if mark in available[0]), "")
         if header and other_separator:
             hint = f"data.separator='{other_separator}'".replace("\t", "\\t")

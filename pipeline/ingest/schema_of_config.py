@@ -61,14 +61,14 @@ def data_spec(data: DataConfig) -> DataSpec:
         if config.built:
             histories.append(_history_plan(data, name, row_time or ""))
 
-    # Beside a column of days, the time of a row is read only where something asks for it.
+    # The time of a row is read only if the split or the ages of events need it.
     split_time = row_time if by_time else None
     event_time = row_time if any(sequence.time for sequence in sequences) else None
     columns = _columns(data, dense, sparse, day, hour, split_time or event_time)
     _add_event_columns(columns, sequences, histories)
-    # Of days, the column comes before the timestamp, which then may still split the rows.
+    # A column of days takes precedence: the timestamp then tells no days, but may still split the rows.
     timestamp = None if day else data.timestamp
-    # Other formats have no quotes. They keep the default, so that their records are those of earlier releases.
+    # Other formats have no quotes: they keep the default, as in records of earlier releases.
     quote = data.quote if "csv" in (data.format, data.messages) else QUOTE
     spec = DataSpec(
         label=data.label.column,
@@ -150,7 +150,7 @@ def _task_specs(tasks: dict[str, TaskLabel]) -> tuple[TaskSpec, ...]:
 def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     feature, defaults = data.sparse[name], data.sparse_defaults
     owner = data.sparse[data.table_of(name)]
-    # A cross has several values only where it says so itself: the default is meant for plain columns.
+    # A cross has several values only with a separator of its own: the default is meant for plain columns.
     separator = None
     if not feature.bins and feature.holds != ONE:
         separator = feature.separator or None
@@ -184,7 +184,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         required=feature.required,
         holds=holds or "",
         weights=feature.weights,
-        cross_bins={column: list(map(float, bounds)) for column, bounds in feature.cross_bins.items()},
+        cross_bins={crossed: list(map(float, bounds)) for crossed, bounds in feature.cross_bins.items()},
     )
 
 
@@ -241,7 +241,7 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
     source = sequence.columns.get(feature, sequence.time)
     assert source is not None
     if column.table is not None:
-        # Of the shared feature, the table's settings; how a field is taken apart is the sequence's own.
+        # The table's settings are those of the shared feature. How a field is divided is up to the sequence.
         shared = _sparse_spec(data, column.table)
         return replace(
             shared,
@@ -262,7 +262,7 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
     defaults = data.sparse_defaults
     rows, min_count, evict_after_days = column.rows or defaults.rows, column.min_count, defaults.evict_after_days
     if feature not in configs:
-        # Ages: every bin has its row from the first day on, however rare it is.
+        # The ids of ages are bins: each gets and keeps a row of its own, however rare it is.
         rows, min_count, evict_after_days = RESERVED_ROWS + sequence.age_bins, 1, None
     return SparseSpec(
         name=feature,
@@ -282,7 +282,7 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
 def _add_event_columns(
     columns: dict[str, str], sequences: Sequence[SequenceSpec], histories: Sequence[HistoryPlan]
 ) -> None:
-    # A column that several settings name is reported, where it is missing, with the first of them.
+    # If several settings name a column, messages about it name the first of them.
     for plan in histories:
         for column in plan.read:
             columns.setdefault(column, plan.setting_of(column))

@@ -71,7 +71,7 @@ class Sketch:
             return
         # -0 counts as 0.
         bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)
-        # Buckets rise with the value: of negative ones the larger bits come first. A key is a bucket and the label.
+        # Buckets rise with the value, so the bits of negative values are reversed. A key is a bucket and a label.
         buckets = np.where(bits < _HALF, bits + np.uint32(_HALF), np.uint32(BUCKETS - 1) - bits)
         coded = buckets << np.uint32(1) | (labels > 0)
         if len(coded) < _FEW:
@@ -95,7 +95,7 @@ class Sketch:
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
         kernels = load_kernels("rows")
         if not len(self.used):
-            # Arrays are replaced, never changed in place: another sketch may hold them too.
+            # Not copied, for arrays of sketches are replaced and never changed in place.
             self.used, self.rows, self.clicks = used, rows, clicks
         elif kernels is not None:
             sums = kernels.merge((self.used, self.rows, self.clicks), (used, rows, clicks))
@@ -127,9 +127,7 @@ class Sketch:
 
         A single value is a bin between two others, so that another one on another day is in another bin.
         """
-        bounds = self.bounds(bins)
-        if len(self.used) == 1:
-            bounds = lower_edges()[self.used[0] : self.used[0] + 2]
+        bounds = lower_edges()[self.used[0] : self.used[0] + 2] if len(self.used) == 1 else self.bounds(bins)
         return {"distinct": len(self.used), "bounds": bounds.tolist(), "shares": self.shares(bounds).tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
@@ -148,7 +146,7 @@ def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> t
     distinct, place = np.unique(np.concatenate(keys), return_inverse=True)
     sums = [distinct]
     for parts in counts:
-        # With weights, bincount adds in float64, which is exact for whole numbers this small.
+        # With weights, bincount adds in float64, which is exact for whole numbers below 2^53.
         sums.append(np.bincount(place, np.concatenate(parts)).astype(np.int64))
     return tuple(sums)
 
@@ -213,13 +211,13 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
     best = int(np.argmin(low + high))
     at, count, clicked = int(places[best]), int(rows[end] - rows[start]), int(clicks[end] - clicks[start])
     whole = float(_bits(np.array([count]), np.array([clicked]))[0])
-    # Of the whole and of both parts: how many of the two classes are there, and the entropy of their labels.
+    # For the whole and for both parts, how many of the two classes occur, and the entropy of the labels.
     classes, entropies = list[int](), list[float]()
     for first, last, bits in ((start, end, whole), (start, at, low[best]), (at, end, high[best])):
         size, of_part = int(rows[last] - rows[first]), int(clicks[last] - clicks[first])
         classes.append((of_part > 0) + (of_part < size))
         entropies.append(float(bits) / size)
-    # What a cut costs: which of the count - 1 places it is at, and the classes of the parts (section 5).
+    # A cut costs the bits that tell its place, one of count - 1, and `delta` for the classes of the parts (section 5).
     delta = np.log2(3.0 ** classes[0] - 2) - (
         classes[0] * entropies[0] - classes[1] * entropies[1] - classes[2] * entropies[2]
     )

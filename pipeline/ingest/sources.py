@@ -111,7 +111,7 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
         remote = path is not None and "://" in path and not path.startswith("file://")
         if store is not None and not store.is_local:
             remote = True
-        # By the name of its module: the clients of stores that are not in use need not be installed.
+        # Compared by the name of the module, for clients of stores that are not used need not be installed.
         client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
         if not (remote and client):
             raise
@@ -193,7 +193,7 @@ class WrappedSource(Source):
         return self.source.decodes
 
     def numbered(self, before: int) -> Source:
-        # The first part of a file numbers its lines from the file's first one already.
+        # The first part of a file needs no shift: its lines are numbered from the first one.
         shift = before if self.source.is_later else 0
         return replace(self, source=self.source.numbered(before), before=shift)
 
@@ -221,7 +221,7 @@ def wrap_sources(
     """
     known = changes.get(day)
     if known is None:
-        # One log holds all days: the pass read it once.
+        # One log holds all days, so the pass read it once, for no day in particular.
         known = changes[None]
     if len(known) != len(sources):
         raise DataError(
@@ -302,7 +302,7 @@ def counted_lines(stream: BinaryIO, enough: int) -> int:
         if not block:
             break
         lines += block.count(b"\n")
-        # The last line may end with the file.
+        # The last line may end with the file instead of a newline.
         open_line = not block.endswith(b"\n")
     return lines + open_line
 
@@ -357,7 +357,7 @@ class Streams(io.RawIOBase):
         """Fill a part of ``target``; 0 at the end."""
         while (stream := self._current()) is not None:
             given, self._left = self._left, b""
-            # A stream may hold back text that did not fit the last target: then it needs no more bytes.
+            # While a stream holds back text that did not fit the last target, it needs no more bytes.
             if not given and stream.needs_input:
                 given = self._source.read(_CHUNK)
                 if not given:
@@ -365,7 +365,7 @@ class Streams(io.RawIOBase):
             text = stream.decompress(given, len(target))
             if stream.eof:
                 self._stream, self._left = None, stream.unused_data
-            # No text yet is not the end: the bytes may have been of a header alone.
+            # No text does not mean the end: the bytes may have been those of a header.
             if text:
                 target[: len(text)] = text
                 return len(text)

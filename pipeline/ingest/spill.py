@@ -31,7 +31,7 @@ class Spill:
 
     def write(self, block: bytes) -> int:
         """Append a block; returns its number. Several threads may write at a time."""
-        # The lock gives each block its place; the bytes are then written side by side.
+        # Only the place of a block is decided under the lock, so threads write their bytes at the same time.
         with self._lock:
             start, number = self.ends[-1], len(self.ends) - 1
             self.ends.append(start + len(block))
@@ -58,12 +58,12 @@ class Spill:
         """One block."""
         start, stop = self.ends[number : number + 2]
         parts = []
-        # A call reads at most 2 GiB, and may read less.
+        # One call reads at most 2 GiB and may return less than it was asked for.
         while start < stop and (part := os.pread(self.file.fileno(), stop - start, start)):
             parts.append(part)
             start += len(part)
         if len(parts) == 1:
-            # Not joined: that would be a copy of the block.
+            # Joining would copy the block.
             return parts[0]
         return b"".join(parts)
 
@@ -98,7 +98,7 @@ class KeyPartitions:
         if not self._waiting:
             return
         ordered, self._waiting, self._rows = pl.concat(self._waiting).sort(self._key), [], 0
-        # In the order of their keys, the rows of a partition lie side by side.
+        # Partitions are ranges of keys, so each is a slice of the sorted rows.
         bounds = np.arange(1, 1 << self._bits, dtype=np.uint64) << np.uint64(64 - self._bits)
         cuts = [0, *np.searchsorted(ordered[self._key].to_numpy(), bounds).tolist(), ordered.height]
         for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):

@@ -116,7 +116,7 @@ def ingest(
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
-    # The key was made of the logs as they were then: the dataset would stand for logs that it does not hold.
+    # The dataset's key was made of the logs as they were at the start: it must not stand for other rows.
     raw = draft.config.get("raw")
     if raw is None or without_folders(raw) == raw_fingerprint(data, draft.store):
         return
@@ -266,7 +266,7 @@ class _IngestRun:
         job = TransformJob(self.spec, self.state, split_counts.first_test_day)
         for rows, events in self.engine.write(job, self.writers):
             if events is not None:
-                # Datasets of later days look for events by their day, which no column of these logs tells.
+                # Datasets of later days look up events by day, which no column of these logs tells.
                 if not self.spec.has_day:
                     events = events.with_columns(day=pl.lit(number, pl.Int32))
                 self.writers[EVENTS].add(events)
@@ -278,7 +278,7 @@ class _IngestRun:
         self.cut = find_cut(
             self.engine, self.data, self.spec, self._event_sources, lambda day: days.day_rule(self.data, day, self.days)
         )
-        # Then no row has a label and a time: pass 1 says why.
+        # None: no row has a label and a time. Pass 1 raises the error that says why.
         if self.cut is None:
             return
         record = self.cut.to_json()
@@ -293,7 +293,7 @@ class _IngestRun:
         if day is None or split.by in ("hash", "time"):
             return None
         if split.by == "hours":
-            # Of a range, only the last day is split.
+            # Only the last day of a range is split.
             if day == self.days[-1]:
                 return None
             return False
@@ -343,14 +343,14 @@ class _IngestRun:
         if self.histories is not None:
             sources = self.histories.added(day, sources)
         if day is not None:
-            # These rows came with the files of a day before and passed both wrappers there.
+            # These rows came with files of an earlier day, where both wrappers were applied to them.
             early = self.late.pop(days.day_number(day), {})
             for file_day, parts in early.items():
                 sources.append(FrameSource(joined(parts), f"rows in files of {file_day}", OTHER_DAYS))
         return sources
 
     def _event_sources(self, day: date | None, spec: DataSpec) -> list[Source]:
-        # Rows that repeat are no events of a history, and count at no time of the split.
+        # Repeated rows must not be events of histories or count for the split by time.
         sources, _ = self._log_sources(day, spec)
         if self.repeats is None:
             return sources

@@ -45,7 +45,7 @@ _DENSE = ("column", "transform", "clip", "bins", "required", "min", "max")
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 # Of a sparse feature, where they are set: earlier releases did not write them.
 _OPTIONAL = ("table", "holds", "weights", "cross_bins", "sequence")
-# Settings that are called otherwise in specs.
+# Settings that have other names in specs.
 _IN_SPEC = {"min": "low", "max": "high"}
 
 
@@ -68,8 +68,8 @@ def fitted_state(
     former = before.sparse if before else {}
 
     def fit(feature: SparseSpec) -> FittedMapping:
-        # The features that share a table are counted apart and fitted together. Their counts are added up in new ones:
-        # the profile still tells how often each feature looks up its own ids.
+        # Features that share a table are counted separately and fitted together. Their counts are added up in a new
+        # object, for the profile still needs those of each feature.
         sharing = [train.counts[other.name] for other in spec.sparse if other.owner == feature.name]
         counts = sharing[0]
         if len(sharing) > 1:
@@ -87,7 +87,7 @@ def fitted_state(
 def fitted_dense(spec: DataSpec, train: Partial, before: FittedState | None) -> dict[str, DenseTransform]:
     """Return the dense part of ``fitted_state``: a transform stays as it was fitted first.
 
-    A model that is trained on goes on reading the numbers it knows, whatever the newest day's mean is.
+    A model that is trained further must get the same numbers for the same values, whatever the newest day's mean is.
     """
     former = before.dense if before else {}
     dense = {}
@@ -107,7 +107,7 @@ def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
         return DenseTransform(missing=math.nan)
     if not feature.standardised:
         return DenseTransform()
-    # Logarithms are measured in whole multiples of the quantum, so that their sums are exact.
+    # Logarithms were measured in multiples of LOG_QUANTUM, so that their sums are exact.
     moments = train.prepared.get(feature.name, train.raw[feature.name])
     unit = LOG_QUANTUM if feature.logarithmic else 1.0
     return DenseTransform(mean=moments.mean * unit, std=moments.std * unit or 1.0)
@@ -141,7 +141,7 @@ def dataset_schema(
             column = SparseColumn(name=f.name, rows=table_rows, multi=f.lists, weighted=f.weighted, table=f.table)
             sparse.append(column)
     for sequence in spec.sequences:
-        columns = tuple(map(of_events.__getitem__, sequence.features))
+        columns = tuple(of_events[name] for name in sequence.features)
         sequences.append(SequenceGroup(name=sequence.name, max_length=sequence.max_length, columns=columns))
     tasks = [TaskColumn(name=task.name, kind=task.kind.name, given=task.given) for task in spec.tasks]
     sampled = ""
@@ -172,7 +172,7 @@ def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
         fitted = state.dense[f.name]
         record = {key: getattr(f, _IN_SPEC.get(key, key)) for key in _DENSE}
         record["mean"], record["std"] = fitted.mean, fitted.std
-        # JSON has no NaN.
+        # Null stands for NaN, which JSON cannot express.
         record["missing"] = None if math.isnan(fitted.missing) else 0.0
         record["bounds"] = None if fitted.bounds is None else fitted.bounds.tolist()
         if f.vector:
@@ -264,7 +264,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     weights = []
     for name, f in record["sparse"].items():
         settings = _settings_of(f, {*_SPARSE, *(f.keys() & _OPTIONAL)})
-        # Nothing is fitted anew with this schema: settings that only fitting reads may have any value.
+        # This schema fits nothing, so settings that only fitting reads may have any value.
         feature = SparseSpec(
             name=name,
             column=f["column"],
@@ -320,8 +320,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
 
 
 def _settings_of(record: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    # The fields of a spec that `record` holds as `keys`. Specs are hashed, as keys of caches, so JSON's lists are
-    # tuples again.
+    # The fields of a spec that `record` holds under `keys`. Lists of JSON become tuples again, for specs are hashed.
     settings = {}
     for key in keys:
         value = record[key]
@@ -377,7 +376,7 @@ def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
     bounds = record.get("bounds")
     if bounds is not None:
         bounds = np.array(bounds, np.float64)
-    # Null stands for NaN, which JSON does not have.
+    # Null stands for NaN.
     missing = math.nan if record["missing"] is None else 0.0
     return DenseTransform(mean=record["mean"], std=record["std"], missing=missing, bounds=bounds)
 
@@ -428,7 +427,7 @@ def make_profile(spec: DataSpec, split_counts: SplitCounts, state: FittedState) 
 def _dense_profile(moments: Moments, rows: int) -> DenseProfile:
     minimum, maximum = moments.minimum, moments.maximum
     if not moments.count:
-        # Those of no values are infinite, which JSON does not have.
+        # Without values they are infinite, which JSON cannot express.
         minimum = maximum = 0.0
     return DenseProfile(
         missing_share=1 - moments.count / rows,
@@ -447,7 +446,7 @@ def _sparse_profile(feature: SparseSpec, train: Partial, state: FittedState) -> 
     total = train.rows
     if feature.sequence:
         total = max(train.lookups[feature.name], 1)
-    # A missing value looks up one row, whatever the number of rows of an id.
+    # A missing value looks up one row, however many rows an id has.
     lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
         rows=fitted.rows,

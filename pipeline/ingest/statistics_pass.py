@@ -78,7 +78,7 @@ class Partial:
         labels = others[LABEL].to_numpy()
         for dense in self.spec.dense:
             column = _filtered(frame, dense, rows)[f"dense:{dense.name}"]
-            # One number stands for a vector in a sketch, as bins are of numbers.
+            # A sketch counts numbers, so a vector is represented by its length.
             values = lengths_of(column) if dense.vector else column.to_numpy()
             self.sketches[dense.name].add(values, labels)
         for sparse in self.spec.sparse:
@@ -149,7 +149,7 @@ class Partial:
         for _ in range(count - 1):
             parts.append(Partial(self.spec))
         for name, counts in self.counts.items():
-            # Only counts of single ids are divided. All others have one share, the first part's.
+            # Only counts of single ids are divided. Others return one share, which goes to the first part.
             for part, share in zip(parts, counts.shares(count), strict=False):
                 part.counts[name] = share
         return parts
@@ -282,7 +282,7 @@ class SplitCounts:
             return None
         if places is not None:
             return places
-        # CONTENT is what was delivered: leaving features out moves no row to another split.
+        # CONTENT is the hash of the row as delivered, so leaving out features moves no row to another split.
         hashes = frame[CONTENT].to_numpy() if CONTENT in frame.columns else row_hashes(frame, self.spec)
         self.contents.add(hashes)
         return hashes
@@ -293,14 +293,14 @@ class SplitCounts:
         if self.test or not split.validates:
             return None
         if split.validation_hours:
-            # Only the last day of a range is split by its hours: the others are train days as a whole.
+            # Only the last day of a range is split by its hours. The others are train days.
             if self.test is not None:
                 return None
             return frame[HOUR] >= test_hours_from(split.test_hours + split.validation_hours)
         assert hashes is not None
         below = split.validation_share
         if split.by == "hash" and self.test is None:
-            # The share is of the rows that are no test rows, whose hashes lie above those of test rows.
+            # The share is one of the rows that are not test rows; their hashes lie above those of test rows.
             below = split.test_share + split.validation_share * (1.0 - split.test_share)
         return hash_split(hashes, below)
 
@@ -327,8 +327,8 @@ class SplitCounts:
             self.validation.add(frame[LABEL].filter(pl.Series(older & held_out)))
         # Rows in the order of their days, and their ids numbered anew: a day costs its rows, not those of the block.
         order = np.argsort(days, kind="stable")
-        starts = np.searchsorted(days[order], last, side="left")
-        ends = np.searchsorted(days[order], last, side="right")
+        ordered = days[order]
+        starts, ends = np.searchsorted(ordered, last), np.searchsorted(ordered, last, side="right")
         for day, start, end in zip(last, starts, ends, strict=True):
             if start == end:
                 continue
@@ -374,7 +374,7 @@ class SplitCounts:
             validation = counted.validation
             for part, share in zip(parts, counted.train.shares(count), strict=True):
                 part.days[day] = _Day(share, validation)
-                # What is not of ids adds up to the first part's.
+                # Everything but counts of ids stays with the first part.
                 validation = Tally()
         return parts
 

@@ -101,9 +101,9 @@ def user_rows(config: SyntheticConfig, seed: int, day: int | None, size: int) ->
     wanted = range(config.days) if day is None else range(day, day + 1)
     per_frame = max(1, size // config.users)
     held = list[pl.DataFrame]()
-    # The days before are drawn as well and left out: what users saw then decides what they click now.
+    # Earlier days are drawn too, though not returned, for what users saw then decides what they click later.
     for each in range(wanted.stop):
-        # ``data.synthetic.rows`` is that of a day which is drawn by itself, else that of all days together.
+        # `rows` is the number for a day that is drawn by itself, and otherwise for all days together.
         rows = config.rows
         if day is None:
             rows = config.rows * (each + 1) // config.days - config.rows * each // config.days
@@ -121,7 +121,7 @@ def user_rows(config: SyntheticConfig, seed: int, day: int | None, size: int) ->
         yield pl.concat(held)
 
 
-# Part of a dataset's key: raise it where the same configuration draws another log.
+# Part of a dataset's key: to be raised when the same configuration draws another log.
 VERSION = "synthetic-1"
 # Column with a second label, where one is planted.
 CONVERSION = "conversion"
@@ -164,7 +164,7 @@ def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Dr
 
 def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndarray:
     # Log odds without the bias; effects turn by `drift` radians a day, at midnight or every hour.
-    # The order of these sums is part of the log: their last bits decide labels, and VERSION stands for all of them.
+    # The order of these sums is part of the log: it decides their last bits, which can decide a label.
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
     turns = chunk.time // step

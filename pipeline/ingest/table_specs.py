@@ -83,7 +83,7 @@ def harmonic(ks: np.ndarray, exponent: float) -> np.ndarray:
 
     The first 4,096 terms one by one, the rest by the Euler-Maclaurin formula without its derivatives.
     """
-    # A table may have billions of rows, of which no array is made.
+    # A table may have billions of rows, too many for an array.
     first = np.arange(1, min(int(ks[-1]), EXACT) + 1, dtype=np.float64) ** -exponent
     head = np.concatenate([[0.0], np.cumsum(first)])
     far = np.maximum(ks, EXACT).astype(np.float64)

@@ -79,7 +79,7 @@ def records(block: bytes, layout: TextLayout) -> Records:
     while at < len(odd):
         first = int(starts[odd[at]])
         if at + 1 == len(odd):
-            # Whether its quote is a stray one depends on what follows the block, unless it is too long already.
+            # Whether its quote is a stray one depends on what follows the block, unless the record is too long already.
             goes_on = len(block) - first <= LONGEST
             return Records(ends[~inner], first if goes_on else None, (*strays, first))
         last = int(odd[at + 1])
@@ -116,7 +116,7 @@ _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\x
 
 def header_line(stream: BinaryIO, file: str) -> bytes:
     """The next line of ``stream``, the names of the columns; DataError where it is no line of names but endless."""
-    # One byte more than is allowed tells a line that is too long; a file without line ends is not read to its end.
+    # Limited, so that a file without line ends is not read to its end. One byte more tells a line that is too long.
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise DataError(
@@ -187,7 +187,7 @@ def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.Da
     if b"\r" in block and not layout.quotes(block):
         block = block.replace(b"\r\n", b"\n")
     elif b"\r" in block:
-        # A break inside of quotes is text, which stays as it is: only the ends of records become newlines alone.
+        # A line break within quotes is text and stays as it is: CR is removed only where a record ends.
         data = np.frombuffer(block, np.uint8)
         ends = records(block, layout).ends
         ends = ends[ends > 0]
@@ -202,8 +202,8 @@ def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.Da
 
 
 def _read_others(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text in all parts: what
-    # counts as a number must not depend on where the block was cut.
+    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text, so that all parts have
+    # the same types.
     texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
     pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -237,7 +237,7 @@ def _read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.D
     else:
         frame = _read(good, layout)
     if frame.height != len(lines):
-        # Should Polars cut quoted text otherwise.
+        # Polars may have cut quoted text at other places.
         text = io.StringIO(good.decode(), newline="")
         rows = list(csv.reader(text, delimiter=layout.separator, quotechar=layout.quote))
         frame = pl.DataFrame(rows, schema=dict.fromkeys(layout.names, pl.String), orient="row")
@@ -252,9 +252,7 @@ def looks_packed(block: bytes) -> bool:
 
 
 def _read(block: bytes, layout: TextLayout, numbers: frozenset[str] = frozenset()) -> pl.DataFrame:
-    schema: dict[str, type[pl.DataType]] = dict.fromkeys(layout.names, pl.String)
-    for name in numbers:
-        schema[name] = pl.Float64
+    schema = {name: pl.Float64 if name in numbers else pl.String for name in layout.names}
     if not block:
         return pl.DataFrame(schema=schema)
     return pl.read_csv(
@@ -279,7 +277,7 @@ def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
         as_numbers = [name in layout.numbers for name in layout.names]
         columns = kernels.split(block, ord(layout.separator), as_numbers)
         if columns is not None:
-            return pl.DataFrame(list(map(pl.Series, layout.names, columns)))
+            return pl.DataFrame([pl.Series(name, column) for name, column in zip(layout.names, columns, strict=True)])
     lines = line_count(block)
     if count_byte(block, ord(layout.separator)) != lines * (len(layout.names) - 1):
         return None
@@ -325,7 +323,7 @@ def count_byte(text: bytes | memoryview, byte: int) -> int:
     kernels = load_kernels("fields")
     if kernels is not None:
         return kernels.count(text, byte)
-    # A part at a time: compared as a whole, the bools would be as large as the block.
+    # A part at a time, for the comparison makes an array as large as its input.
     count, data = 0, np.frombuffer(text, np.uint8)
     for at in range(0, len(data), _COUNTED):
         count += int(np.count_nonzero(data[at : at + _COUNTED] == byte))
@@ -389,7 +387,7 @@ def _undecodable(block: bytes, data: np.ndarray, starts: np.ndarray, ends: np.nd
     bad = np.zeros(len(ends), bool)
     if block.isascii():
         return bad
-    # Only lines with a byte above ASCII can fail: of most logs these are few.
+    # Only lines with a byte above ASCII can fail, and in most logs these are few.
     for index in np.flatnonzero(np.logical_or.reduceat(data >= 0x80, starts)):
         try:
             block[starts[index] : ends[index]].decode()

@@ -80,7 +80,7 @@ class CountTimes:
         parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule)
         frames = [parsed.frame]
         for rows in parsed.other_days.values():
-            # Their lines are of no interest: pass 1 says what is wrong with a row.
+            # Line numbers do not matter here: rows are rejected in pass 1.
             frames.append(parse(rows, np.zeros(rows.height, np.int64), self.spec).frame)
         frame = pl.concat(frames)
         if self.named is not None and DAY in frame.columns:
@@ -118,7 +118,7 @@ def find_cut(
         hour_column=spec.hour_column,
     )
 
-    # 2. Count. A log without files of its own for each day is read once, whatever days of it are wanted.
+    # 2. Count. A log without files for each day is read once, without a rule for days: `named` chooses the rows.
     logs: dict[date | None, DayRule | None] = {next(iter(data.days), None): None}
     if data.days and (data.has_file_per_day or data.format == "synthetic"):
         logs = {day: rule(day) for day in data.days}
@@ -152,7 +152,7 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
     wanted = round(split.test_share * int(rows.sum()))
     # Rows from each time on, but for the first one.
     later = rows[::-1].cumsum()[::-1][1:]
-    # Backwards, for argmin takes the first of equals.
+    # Backwards, for argmin returns the first of equals and the last is wanted.
     place = len(later) - int(np.argmin(np.abs(later - wanted)[::-1]))
     test_from = int(times[place])
     train_until = test_from - round(split.gap_hours * SECONDS_PER_HOUR)

@@ -54,7 +54,7 @@ def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
     times = text.str.to_datetime(form, strict=False, time_unit="us")
     if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None:
         return times.dt.strftime("%Y-%m-%d %H:%M:%SZ")
-    # A form without an hour tells none: midnight would be one.
+    # Without an hour in the form, none is written: 00:00:00 would be read as one.
     standard_form = "%Y-%m-%d"
     if _CLOCK.search(form):
         standard_form += " %H:%M:%S"
@@ -87,7 +87,7 @@ def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl
         return seconds
     if hour is None:
         return _midnights(day, zone)
-    # From the end of the day, as `hours_of` counts: a day of 25 hours begins with hour -1.
+    # Counted back from the end of the day, as in `hours_of`: a day of 25 hours begins with hour -1.
     return _midnights(day + 1, zone) - (HOURS_PER_DAY - hour) * SECONDS_PER_HOUR
 
 
@@ -150,7 +150,7 @@ def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
     minutes = offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 60
     minutes += offset.str.slice(3).str.strip_chars(":").cast(pl.Int64, strict=False).fill_null(0)
     east = pl.when(offset == "Z").then(0).when(offset.str.starts_with("-")).then(-minutes).otherwise(minutes)
-    # Null where no offset is written, for `east` is null there.
+    # `east` is null where no offset is written, so `exact` is, too.
     exact = written - pl.duration(minutes=east)
     if numbers:
         exact = pl.coalesce(_counted(pl.col("text")), exact)
@@ -173,7 +173,7 @@ def hours_of(times: pl.Series, zone: str) -> pl.Series:
 
     So a day of 25 hours begins with -1, and one of 23 hours with 1.
     """
-    # Where a day ends depends on its zone's rules, which Python knows: once a day, not once a row.
+    # Python computes the end of a day by the rules of the zone, so that is done once for each day, not each row.
     days = times.dt.date()
     distinct = days.drop_nulls().unique().to_list()
     ends = [int(end_of_day(day, zone)) for day in distinct]
@@ -215,7 +215,7 @@ def hour_of(
     else:
         frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
         number = (seconds_of(pl.col("number")) / SECONDS_PER_HOUR).floor().cast(pl.Int64, strict=False) % HOURS_PER_DAY
-        # Eight digits are a date, and no number of seconds.
+        # Eight digits that are a date are not a number of seconds.
         number = pl.when(packed_date(pl.col("text")).is_null()).then(number)
         of_clock = pl.col("text").str.extract(_HOUR_OF_CLOCK).cast(pl.Int64)
         hour = frame.select(hour=number.fill_null(of_clock))["hour"]
@@ -321,11 +321,11 @@ def day_of(
             number = seconds_of(number) / SECONDS_PER_DAY
         number = number.floor().cast(pl.Int32, strict=False)
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
-        # Eight digits that are a date are meant as one, though they are a number as well.
+        # Eight digits that are a date (YYYYMMDD) are taken as one, though they are a number, too.
         packed = packed_date(pl.col("text")).cast(pl.Int32)
         day = frame.select(day=packed.fill_null(number).fill_null(date))["day"]
     if zone is not None:
-        # What tells no time of the day, such as a date, is a day of any zone.
+        # A value without a time of the day, such as a date, is the same day in every zone.
         day = instants(values, text, zone, numbers=timestamp).dt.date().cast(pl.Int32).fill_null(day)
     expected = form or "a number or YYYY-MM-DD"
     rejected.add(

@@ -120,7 +120,7 @@ def lossy(spec: DataSpec, state: FittedState) -> list[str]:
     for feature in spec.dense:
         if not feature.vector and (feature.clip or feature.zero_is_missing or feature.linear):
             unclear.add(feature.name)
-    # In the order in which they were fitted, which is that of the schema.
+    # The order of the state is that of the schema; that of the set is not fixed.
     dense = [name for name, fitted in state.dense.items() if fitted.bounds is not None or name in unclear]
     sparse = [name for name, fitted in state.sparse.items() if fitted.bounds is not None]
     return dense + sparse
@@ -136,7 +136,7 @@ def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: F
     columns = []
     for name in lossy(spec, state):
         if name in state.sparse:
-            # A feature of bins keeps the bits of its number where others have the hash of an id.
+            # The hashes of a feature that is cut into bins are the bits of its numbers.
             numbers = pl.Series(of_bits(frame[f"hash:{name}"].filter(chosen)))
         else:
             numbers = frame[f"dense:{name}"].filter(chosen).cast(pl.Float64).fill_null(math.nan)
@@ -160,7 +160,7 @@ def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded
         ids, row = coded[name], rows[name]
         if ids.lengths is not None:
             row = row.explode()
-        # Under mapping `learned`, unknown ids share several rows.
+        # With the mapping `learned`, unknown ids are spread over several rows.
         first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
         hashes = hashes_of_rows(row.to_numpy(), ids, first, count)
         columns.append(ids.by_row(pl.Series(hashes)).alias(unseen_column(name)))
@@ -205,7 +205,7 @@ def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: Dens
     known = kernels.look_up(column.to_arrow(), table, fitted.missing)
     if known is None:
         return None
-    # The rest are large numbers, or no whole ones: each is calculated.
+    # The rest are large numbers or fractions, which have to be computed.
     values, rest = known
     if len(rest):
         others = column.gather(rest).to_frame()
@@ -224,7 +224,7 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
     """Return column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (null: missing) of typed rows."""
     if fitted.bounds is None:
         return frame.select(_dense_expression(feature, fitted)).to_series()
-    # Shares lie evenly around 0, however many bins came of the values; those of a single bin are 0.
+    # Bin numbers are scaled to -0.5 to 0.5, however many bins there are. With a single bin all values are 0.
     values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
     bins = len(fitted.bounds)
     shares = bin_of(values, fitted.bounds) / max(bins, 1) - 0.5 * (bins > 0)
@@ -236,7 +236,7 @@ def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapp
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
     rows = []
     for way in ways:
-        # The code of a missing value is one more than that of the last id.
+        # The code of a missing id is one past the last id's.
         row_of_code = np.append(way.to_numpy(), np.int32(MISSING_ROW))
         rows.append(take_rows(row_of_code, ids.codes))
     weights = None

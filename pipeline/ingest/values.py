@@ -62,7 +62,7 @@ class RejectedRows:
         """Reject the rows of ``wrong``, columns row and value; ``reason`` tells of the first wrong value of a row."""
         mask = np.zeros(len(self.lines), bool)
         mask[wrong["row"].to_numpy()] = True
-        # Backwards: of several values of a row the first one is the last to be set.
+        # Backwards, so that the first of several values of a row is set last and stays.
         backwards = wrong.reverse()
         first = dict(zip(backwards["row"].to_list(), backwards["value"].to_list(), strict=True))
         self.add(mask, kind, lambda row: reason(first[row]), column)
@@ -101,7 +101,7 @@ def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[
             if start == stop or not is_of_rows(error):
                 raise
             if stop - start > 1:
-                # The first half lies on top: parts come in the order of their records.
+                # The first half is on top of the stack, so that parts come in the order of their records.
                 middle = (start + stop) // 2
                 parts += [(middle, stop), (start, middle)]
                 continue
@@ -149,7 +149,7 @@ class Quarantine:
             record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         self.rows += len(rejects)
-        # In a file's name, half a surrogate pair stands for a byte that is no UTF-8.
+        # Bytes of a file name that are not UTF-8 are lone surrogates in Python, which cannot be encoded.
         self.sink.write("".join(lines).encode(errors="replace"))
 
 
@@ -232,7 +232,7 @@ def number_of(
 
 def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
     """What ``number_of`` makes of columns that are finite numbers or null and nothing but numbers, as Float64."""
-    # All columns at once: of a wide log, a call for each of them would take the time.
+    # All columns in one call of Polars, for in wide logs the calls themselves would take most of the time.
     names = list[str]()
     for name in sorted(spec.number_columns):
         kind = raw[name].dtype
@@ -263,7 +263,7 @@ def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:
 
 
 def equals(values: pl.Series, word: str) -> pl.Series:
-    """Where numbers have the value that ``word`` writes: 1 is 1.0."""
+    """Where numbers have the value that ``word`` spells: 1 equals 1.0."""
     try:
         return (values == float(word)).fill_null(False)
     except ValueError:

@@ -119,7 +119,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
     if day is None:
         return ids, no_rows_freed()
     limit = feature.evict_after_days
-    # Candidates are forgotten even where nothing is evicted: else those seen once would add up night after night.
+    # Candidates are forgotten even if nothing is evicted: otherwise ids that are seen once would pile up day after day.
     waiting, age = pl.col("row").is_null(), day - pl.col("last_day")
     old = waiting & (age > (limit or FORGET_AFTER_DAYS))
     if limit is not None:
@@ -209,7 +209,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFra
     usable = feature.rows - RESERVED_ROWS
     spread = max(1, round(usable * UNSEEN_SHARE))
     if table.height <= usable - spread:
-        # Every id has a row of its own, and the table ends behind the rows for ids that were never seen.
+        # Every id has a row of its own, and the rows for unseen ids come last.
         first = RESERVED_ROWS + table.height
         ids = id_table(table, np.arange(RESERVED_ROWS, first))
         return FittedMapping(rows=first + spread, ids=ids, freed=no_rows_freed(), spread=(first, spread))
@@ -217,7 +217,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFra
     learned = table.select("hash").join(probed, on="hash", how="left", maintain_order="left").fill_null(0.0)
     trust, seen = learned["trust"].to_numpy(), table["count"].to_numpy().astype(np.float64)
     alike = np.arange(private, table.height)[trust[private:] > LEAST_TRUST]
-    # Ids that are put together by what they say, and ids that hash into the rest, get rows by their lookups.
+    # Ids that are clustered and ids that hash into the rest share the free rows in proportion to their lookups.
     free = usable - private - spread
     share = seen[alike].sum() / seen[private:].sum()
     clusters = min(round(free * share), len(alike)) if len(alike) else 0
@@ -228,7 +228,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFra
         weights = learned.drop("hash", "trust").to_numpy()[alike] * trust[alike, None]
         rows[alike] = private + cells(weights, seen[alike], clusters)
         first = int(rows.max()) + 1
-    # Ids without a row of theirs are not stored: they are looked up as ids that were never seen, by their hashes.
+    # Ids without a row are not stored: like unseen ids, they are spread by their hashes.
     known, first = rows >= 0, RESERVED_ROWS + first
     ids = id_table(table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS)
     return FittedMapping(rows=feature.rows, ids=ids, freed=no_rows_freed(), spread=(first, feature.rows - first))
@@ -317,12 +317,12 @@ class _Machine:
         squares = np.add.reduceat(picked[:, 1:] ** 2, offsets).sum(axis=1)
         logits = self.bias + sums[:, 0] + 0.5 * ((sums[:, 1:] ** 2).sum(axis=1) - squares)
         error = 1 / (1 + np.exp(-logits)) - sample.labels[start:stop]
-        # The derivative by w is 1; that by v is the sum of the other ids' v.
+        # The derivative with respect to w is 1, that with respect to v the sum of the other ids' v.
         others = np.repeat(sums[:, 1:], lengths, axis=0) - picked[:, 1:]
         gradient = np.repeat(error, lengths)[:, None] * np.concatenate([np.ones((len(ids), 1)), others], axis=1)
 
-        # An id that stands in several rows of the batch takes one step along the sum of its gradients: their order
-        # does not matter. Adagrad's sums are two an id, one for w and one for all of v.
+        # An id in several rows of the batch takes one step along the sum of its gradients. Adagrad has two sums an id,
+        # one for w and one for all of v.
         order = np.argsort(ids, kind="stable")
         unique, first = np.unique(ids[order], return_index=True)
         total = np.add.reduceat(gradient[order], first)

@@ -77,7 +77,7 @@ class Avro(Columnar):
             reader = _reader(stream)
             kinds = arrow_schema(reader.writer_schema)
             if set(columns) < set(kinds.names):
-                # What is not wanted is skipped, which takes less than decoding it.
+                # Skipping the other columns is cheaper than decoding them.
                 reader = _reader(stream, columns)
             records = iter(reader)
             wanted = pa.schema(list(map(kinds.field, columns)))
@@ -98,7 +98,7 @@ class Avro(Columnar):
 
 def fastavro() -> ModuleType:
     """The library; ConfigError where it is not installed."""
-    # An extra: logs of other formats are read without it.
+    # An optional dependency, which logs of other formats do not need.
     try:
         import fastavro as library
     except ImportError as error:
@@ -115,10 +115,10 @@ def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
     reader = library.reader(stream)
     if columns is None:
         return reader
-    # Without fastavro's own marks, by which it would take the part for a schema that it has parsed already.
+    # fastavro marks a parsed schema with keys of its own: it would not parse a copy with these marks again.
     part = {name: value for name, value in reader.writer_schema.items() if not name.startswith("__")}
     part["fields"] = [field for field in part["fields"] if field["name"] in columns]
-    # A type may be defined in a column that is left out, and only named in one that is not.
+    # A type may be defined in a column that is left out and only named in one that stays: then all are decoded.
     with contextlib.suppress(library.schema.SchemaParseException, library.schema.UnknownType):
         library.parse_schema(part)
         stream.seek(0)
@@ -148,7 +148,6 @@ def arrow_schema(schema: Any) -> pa.Schema:
     """The columns of a file whose records are of the Avro ``schema``; a record inside of it is a struct."""
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         raise ValueError("its values are no records")
-    # A record as a field is a struct of the same fields; of the file's own record they are the columns.
     named: dict[str, Any] = {}
     return pa.schema([(field["name"], _kind(field["type"], named, ())) for field in schema["fields"]])
 
@@ -188,14 +187,14 @@ def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> 
     # One type besides null is that type; several are numbers, or the text of their values.
     if not parts:
         return pa.null()
-    # All of them in any case: one may define a type that a later column names.
+    # Every part is visited in any case: it may define a type that a later column names.
     kinds = [_kind(part, named, inside) for part in parts]
     if len(kinds) == 1:
         return kinds[0]
     if all(isinstance(part, str) and part in _NUMBERS for part in parts):
         return pa.int64() if set(parts) <= {"int", "long"} else pa.float64()
     if any(map(pa.types.is_nested, kinds)):
-        # Of values and records together: no column, as for a record of records like itself.
+        # A union with records or arrays is no column. An empty struct stands for that, as above.
         return pa.struct([])
     return pa.string()
 
@@ -207,13 +206,13 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
         values = [row[field.name] for row in rows]
         if pa.types.is_string(field.type):
             for place, value in enumerate(values):
-                # True and false are 1 and 0, as in columns of booleans; they are whole numbers to Python, too.
-                if isinstance(value, bool):
-                    values[place] = str(int(value))
-                elif isinstance(value, bytes):
+                if value is None or isinstance(value, str):
+                    continue
+                if isinstance(value, bytes):
                     values[place] = value.decode()
-                elif value is not None and not isinstance(value, str):
-                    values[place] = str(value)
+                else:
+                    # As in columns of booleans, true and false are 1 and 0.
+                    values[place] = str(int(value)) if isinstance(value, bool) else str(value)
         elif pa.types.is_map(field.type):
             # Arrow takes pairs, fastavro returns dictionaries.
             values = [None if value is None else list(value.items()) for value in values]

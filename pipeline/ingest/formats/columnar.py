@@ -58,7 +58,7 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
     for column, override in spec.columns.items():
         kind = schema.field(column).type
         inner = kind.value_type if is_list(kind) else kind
-        # A list of structs may be a map that a writer without maps has written: frames have both as lists of pairs.
+        # A writer without a map type writes a map as a list of structs. In frames both are lists of pairs.
         pairs = pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(inner))
         if pairs and column in maps:
             continue
@@ -125,7 +125,7 @@ class Columnar(FileFormat):
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Rows as they are typed, numbered from 1."""
         schema, spec, line = self.schema(stream), file.stored_spec, file.first_line
-        # Names and types are the file's: what is wrong with them is told before a row is decoded.
+        # Wrong names and types are reported before any row is decoded.
         require_columns(spec, schema.names, file.label, header=False)
         check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes, (file.start, file.stop)):
@@ -251,7 +251,7 @@ def cut_groups(
             for start in range(0, table.num_rows, rows):
                 written.append(spill.write(_packed(table.slice(start, rows))))
             pieces.append(written)
-            # Not kept while the next columns are decoded.
+            # Freed before the next columns are decoded.
             del table
         for parts in zip(*pieces, strict=True):
             arrays, names = list[pa.Array](), list[str]()

@@ -31,10 +31,10 @@ class Delimited(FileFormat):
         header = lines.header() if has_header else None
         layout = self.layout(file.data, header)
         if has_header and not any(layout.names) and not lines.start().strip():
-            # A file of blank lines has no header either, and no rows.
+            # A file of blank lines has neither a header nor rows.
             return
         require_columns(spec, layout.names, file.label, header=has_header)
-        # Columns that nothing reads may share a name; a frame may not have it twice.
+        # Columns that nothing reads may share a name, but those of a frame may not.
         names = list[str]()
         for at, name in enumerate(layout.names):
             names.append(f"{name} again, column {at}" if name in layout.names[:at] else name)
@@ -59,8 +59,8 @@ class Delimited(FileFormat):
         layout = self.layout(file.data, header)
         if line is None or layout.quote is None:
             return line
-        # A line that ends within quotes ends no record. Which quotes are open shows in the records around it: none is
-        # longer than LONGEST, so reading that much before and after it is enough.
+        # A line that ends within quotes ends no record. The records around it tell: none is longer than LONGEST, so
+        # reading that much before and after it is enough.
         first = max(line - LONGEST, 0)
         source.seek(first)
         around = source.read(line - first + LONGEST)
@@ -92,7 +92,7 @@ class Delimited(FileFormat):
         end, quote = super().first_cut(text, file), self.quote(file.data)
         if end is None or quote is None:
             return end
-        # Nothing before the text is known, so nobody can say whether its first quote opens a field or closes one.
+        # What comes before the text is unknown, so its first quote may open a field or close one.
         behind, mark = text[end : end + LONGEST], quote.encode()
         if mark in behind and any(line.count(mark) & 1 for line in behind.split(b"\n")):
             return None
@@ -163,7 +163,7 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
     if not quote:
         return tuple(map(str.strip, text.split(separator)))
     try:
-        # An empty line is no row to csv: it has one name, which is empty.
+        # csv reads an empty line as no row: it has one name, the empty one.
         names = next(csv.reader([text], delimiter=separator, quotechar=quote), [""])
     except csv.Error as error:
         raise DataError(

@@ -43,7 +43,7 @@ class LogFile:
         """``spec`` with those columns alone that are in the file itself."""
         if not self.values:
             return self.spec
-        # A file of a partition leaves out what its folders say: it would be the same in every row.
+        # Files of a partition do not store the columns that their folders tell.
         columns = {name: option for name, option in self.spec.columns.items() if name not in self.values}
         return replace(self.spec, columns=columns)
 
@@ -73,7 +73,7 @@ class FileFormat(ABC):
 
         Args:
             source: the file's bytes, read from anywhere.
-            at: a byte of the file, most likely within a line.
+            at: an offset in bytes, most likely within a line.
             file: of the format of this object.
         """
         source.seek(at)
@@ -99,7 +99,7 @@ class FileFormat(ABC):
         Args:
             stream: its uncompressed bytes.
             data: the log, for the header of its files.
-            enough: rows from which on nobody asks how many more there are.
+            enough: rows at which counting may stop.
         """
         header = self.header_lines(data)
         return max(counted_lines(stream, enough + header) - header, 0)
@@ -110,7 +110,7 @@ def line_end(text: bytes) -> int | None:
 
     Parts end there, so only the file's own end can have blank lines that are no rows.
     """
-    # A character before the line's end: CR LF alone is a blank line.
+    # The pattern asks for a character before the line end: CR LF alone is a blank line.
     end = _LINE_END.search(text)
     if end is None:
         return None
@@ -156,7 +156,7 @@ class LineReader:
         self._file, self._headers = file, 0
         self._stream = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
         self._first = io.BufferedReader(io.BytesIO(file.head)) if file.head else self._stream
-        # Peeked at, for these bytes are of the header, or of the first row. A mark of UTF-8 in front is of neither:
+        # Only peeked at, for these bytes belong to the header or the first row. A byte order mark belongs to neither:
         # it would become part of the first name.
         start = self._first.peek(8)[:8]
         require_text(start, file.label)
@@ -187,7 +187,7 @@ class LineReader:
 
 
 class LimitedBytes:
-    """The next ``left`` bytes of ``stream``, as text and gzip members read them."""
+    """The next ``left`` bytes of ``stream``, for readers of text or of gzip members."""
 
     def __init__(self, stream: BinaryIO, left: int) -> None:
         self.stream, self.left = stream, left

@@ -86,7 +86,7 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
             several[source.column] = Several(source.separator)
     for task in spec.tasks:
         single.add(task.column)
-    # What reads one value a row decides: its values are not taken apart.
+    # A column that anything reads as one value a row is not divided.
     for column in set(several) & single:
         del several[column]
     return several
@@ -178,7 +178,7 @@ class JsonBlock:
         good: Sequence[int] = range(len(lines))
         rejects: list[Reject] = []
         data, frame = self.data, None
-        # Polars skips blank lines, after which no row would be known by its line.
+        # Polars skips blank lines, so rows could not be told by the numbers of their lines.
         if all(map(bytes.strip, lines)):
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
@@ -204,8 +204,8 @@ class JsonBlock:
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
-    # Polars would unpack it, and what comes of that is no row of the file. A line may begin so by chance: whoever calls
-    # this takes the error for one of polars, and tries fewer lines.
+    # Polars would unpack the bytes, which are no rows then. A line may begin like this by chance: callers handle the
+    # error like any of Polars and try fewer lines.
     if looks_packed(data):
         raise pl.exceptions.ComputeError("the text begins like a compressed file")
     schema = None if columns is None else dict.fromkeys(columns, pl.String)
@@ -268,7 +268,7 @@ def object_lines(lines: list[bytes], first: int) -> Iterator[int]:
     read = 0
     if len(filled) == len(lines):
         data = b"\n".join([*lines, b""])
-        # An OSError is of bytes that begin like a compressed file.
+        # Bytes that begin like a compressed file raise OSError.
         with contextlib.suppress(pl.exceptions.PolarsError, OSError):
             if not looks_packed(data):
                 read = pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height
@@ -339,7 +339,7 @@ def _with_escapes(data: bytes, read: pl.Series) -> pl.Series:
 def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
     if value.startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
-            # As pairs, which keep a key that comes twice, and with numbers as they are written.
+            # Pairs keep a key that occurs twice, and numbers stay as they are written.
             pairs = json.loads(value, object_pairs_hook=list, parse_float=str, parse_int=str)
             return [{"key": _text(key), "value": _text(weight)} for key, weight in pairs]
     divided = list[dict[str, str | None]]()
@@ -353,7 +353,7 @@ def _text(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        # Whatever is nested in an element is one id, as it would be written.
+        # A number or a nested value is one id: its JSON text.
         return json.dumps(value)
     if value.isascii():
         return value
@@ -367,13 +367,13 @@ def _lists(text: pl.Series, separator: str | None) -> pl.Series:
     try:
         decoded = arrays.str.json_decode(pl.List(pl.String))
     except pl.exceptions.PolarsError:
-        # A string that begins like an array: it is one element, or divided like any other.
+        # Some text only begins like an array: it is divided like other text, or is one element.
         lists: list[list[str | None] | None] = []
         for value in arrays:
             elements: list[str | None] | None = None
             if value is not None:
                 elements = list(value.split(separator)) if separator else [value]
-                # ValueError: of a number of more than 4,300 digits, too.
+                # A number of more than 4,300 digits raises ValueError, too.
                 with contextlib.suppress(ValueError, RecursionError):
                     elements = list(map(_text, json.loads(value)))
             lists.append(elements)
