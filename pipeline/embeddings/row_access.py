@@ -110,8 +110,8 @@ def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]
     """Cut the ``state`` of n rows to ``columns``.
 
     Args:
-        state: By name, [n, k] of each value or [n] of whole rows; the latter stays as it is.
-        columns: Of the k.
+        state: By name, [n, k] with a number for each value of a row, or [n], which stays as it is.
+        columns: Which of the k columns to keep.
     """
     parts = {}
     for name, values in state.items():

@@ -160,7 +160,7 @@ def _place_picks(
     states.sort(key=lambda state: state.ms)
     best: PartialAssignment | None = None
     for state in states[:2]:
-        # The search is greedy: the better start need not be the better end.
+        # The search is greedy, so the better start need not lead to the better result.
         improved = improve(state, bound)
         if best is None or improved.ms < best.ms:
             best = improved

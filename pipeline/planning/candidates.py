@@ -155,7 +155,7 @@ class TableWorkload:
             with_host = self._hit_rates(hardware, tier, cache_rows + host_rows)
         samples = float(batch)
         if self.sharding == DATA_PARALLEL:
-            # A copy serves its own rank alone.
+            # Each rank looks up only its own samples in its copy.
             samples = batch / hardware.world_size
         loads = []
         for number, block in enumerate(self.blocks):

@@ -54,7 +54,7 @@ def place(distances: Matrix, dimensions: int = PLANE) -> Floats:
     positions = _classical(distances, dimensions)
     last = stress(positions, distances)
     for _ in range(MOST_ITERATIONS):
-        # One Guttman transform: the least point of a parabola that lies above the stress and touches it here.
+        # One Guttman transform: the minimum of a quadratic that lies above the stress and touches it here.
         apart = between(positions, positions)
         ratio = np.divide(distances, apart, out=np.zeros_like(apart), where=apart > 1e-12)
         step = -ratio
@@ -321,7 +321,7 @@ class ExchangeDescent:
         # Make the best move or swap of ``item`` if it helps; whether it did.
         gains = np.concatenate([self._moves(item), self._swaps(item)])
         best = int(gains.argmin())
-        # Gains of rounding alone would swap the same two items pass after pass.
+        # Gains by rounding alone would swap the same two items again and again.
         if gains[best] > -TOLERANCE:
             return False
         if best < self.problem.towers:
@@ -337,7 +337,7 @@ class ExchangeDescent:
         tower, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
         now = self._over(self._used)
-        # Both towers' loads change: the excess of the one may fall by more than that of the other rises.
+        # The loads of both towers change: the one that the item goes to, and the one that it leaves.
         excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
         # A tower keeps one item at least.
         bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
@@ -450,13 +450,13 @@ def _nearness(feature: int, home: int, members: Sequence[list[int]], strategy: s
         return "alone in its tower"
     means = []
     for tower in members:
-        # A feature is fully similar to itself, which says nothing about its tower.
+        # Without itself: a feature's similarity to itself says nothing about the tower.
         others = [other for other in tower if other != feature]
         means.append(float(np.mean(similarity[feature, others])))
     text = f"similarity {means[home]:.2f} to its tower"
     if len(members) == 1:
         return text
-    # Diverse towers want little similarity inside them, so the best of the others is the least similar.
+    # Diverse towers want little similarity inside, so the best other tower is the least similar one.
     sign = -1 if strategy == "coherent" else 1
     other_towers = [number for number in range(len(members)) if number != home]
     best = min(other_towers, key=lambda number: sign * means[number])

@@ -162,7 +162,7 @@ def check_layers(
     flag = torch.tensor([float(bool(found))], device=next(iter(dense.values())).device)
     if not add_up(flag).item():
         return
-    # One rank's fault is the error of all: the others would wait for it in the checkpoint's collectives.
+    # All ranks raise: those without a fault would otherwise wait in the checkpoint's collectives.
     first, part = first_fault(Fault(step, LAYER, found) if found else None), "a layer"
     if first is not None:
         part = first.part

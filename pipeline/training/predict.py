@@ -114,7 +114,7 @@ def predict(
             parts = []
             # Towers see the events of other ranks' rows.
             histories = sharded.dense_part.histories if sharded.towers is None else None
-            # Of an ensemble, its first member.
+            # Only the first pass is watched: of an ensemble, that of its first member.
             with watching(histories) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
                     with BatchReader(split, order, pin=device.type == "cuda", independent=whole) as reader:
@@ -173,7 +173,7 @@ def score(
     needs nothing of other ranks, which meet now and then.
     """
     model.eval()
-    # Embedding hosts hold the tables in host memory, so that ids stay there, whatever the dense part is on.
+    # Embedding hosts hold the tables in host memory, so ids stay there whatever device the dense part is on.
     input_device = torch.device("cpu") if workers.remote else device
     scored = []
     with torch.no_grad():
@@ -270,7 +270,7 @@ class Watched:
         for name, parts in self.weights.items():
             # A block without weights, such as a mean, has nothing to show.
             if parts:
-                # Of several heads the mean.
+                # The mean over the heads.
                 weights = torch.cat(parts).float().mean(1).cpu()
                 examples[name] = _example(self.rows[name].cpu(), weights, rows)
         return examples
@@ -286,7 +286,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
         def end(module: SequenceEncoders, given: tuple[Any, ...], made: Tensor) -> None:
             seen.rows.update(zip(module.vectors, given[1], strict=True))
-            # The first pass alone: later ones, of other batches or members, run without hooks.
+            # Only the first pass: later ones, of other batches or members, run without hooks.
             while hooks:
                 hooks.pop().remove()
 
@@ -299,7 +299,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
 
 def _watch_weights(vector: torch.nn.Module, into: list[Tensor]) -> list[Any]:
-    # A block may work through its events in parts (``train.max_events``), each of which is a pass of its own.
+    # Kept for each pass: a block may take its events in parts (``train.max_events``), with a pass for each.
     events = samples = 0
 
     def before(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
@@ -399,7 +399,7 @@ def level_of(
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     total = float(counts.sum())
     clicks = min(max(float(counts @ clicked), 0.5), max(total - 0.5, 0.5))
-    # The sum of probabilities rises with the level, so one halving after the other closes in on it.
+    # Bisection: the sum of probabilities rises with the level.
     high = float(np.abs(logits).max(initial=0.0)) + _REACH
     low = -high
     for _ in range(_HALVINGS):

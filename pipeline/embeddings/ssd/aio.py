@@ -250,7 +250,7 @@ class Threads:
     def _transfer(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
         done = call(fd, ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_longlong(offset))
         if done < 0:
-            # As io_uring and Linux AIO say it.
+            # As a negative number, like io_uring and Linux AIO.
             done = -ctypes.get_errno()
         self._done.put((number, done))
 
@@ -315,7 +315,7 @@ class DiskQueue:
             which = request_of_slot[places]
             wrong = results[results != lengths[which]]
             if len(wrong):
-                # Fewer bytes than were asked for: the file ends too early.
+                # Fewer bytes than asked for, without an error: the file ends too early.
                 error = -int(wrong[0]) if wrong[0] < 0 else errno.EIO
                 raise failed(error)
             yield which, places * (stride // 4), self._memory

@@ -98,7 +98,7 @@ class RowLog:
         for _ in range(IN_MEMORY):
             buffer = mmap.mmap(-1, self._segment)
             self._buffers.append(buffer)
-            # Records fill a segment but for less than one of them.
+            # The end of a segment, shorter than a record, stays unused.
             words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
             self._records.append(words.reshape(self.per_segment, self.words))
         self._live = np.zeros(segments, np.int32)

@@ -84,7 +84,7 @@ class ShampooLibrary:
 
 
 def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
-    # A plain integer would go as an int of C, which cuts an address to 32 bits.
+    # ctypes would pass a plain integer as a C int, which cuts an address to 32 bits.
     return ctypes.c_void_p(blocks.ctypes.data), ctypes.c_int64(len(blocks))
 
 
