@@ -22,7 +22,7 @@ from pipeline.records.plan import ShardPlan
 from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
-# Rows that are reset together.
+# Rows that are reset at a time, which bounds the memory for their new values.
 _RESET_ROWS = 1 << 18
 
 

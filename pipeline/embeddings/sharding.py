@@ -379,7 +379,7 @@ class _GroupCollection(ShardedEmbeddingBagCollection):
 
 
 class _GroupSharder(EmbeddingBagCollectionSharder):
-    # As TorchRec's ``shard``, but for the class.
+    # Like TorchRec's ``shard`` except for the class.
 
     def shard(
         self,

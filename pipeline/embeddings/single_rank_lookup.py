@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.tables import sharded_collections
 
-# Those whose exchange between ranks changes nothing on one rank; the others split rows or columns.
+# Sharding types whose exchange changes nothing on one rank; the others split rows or columns.
 _WHOLE_TABLE_SHARDINGS = {"table_wise", "data_parallel"}
 # Tables of different values get kernels of their own; TorchRec drops the key before it makes them.
 _BATCH_KEY = "_batch_key"

@@ -27,7 +27,7 @@ from pipeline.records.plan import PHASES
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 OVERLAPPED_WEIGHTS = (1e-5, 0.5, 0.99)
-# A plan is rated so much better than TorchRec's by TorchRec's own model where that can be had: both models may err.
+# By TorchRec's own model, a plan should be this much better than TorchRec's plan where possible: both models may err.
 STOCK_GAIN = 1.03
 # Steps that differ by less are as fast as each other.
 NEAR = 1.003

@@ -18,7 +18,7 @@ SHOWN_TABLES = 40
 SHOWN_CACHES = 12
 SHOWN_REASONS = 8
 SHOWN_RANKS = 8
-# Columns.
+# Widths in characters.
 LABEL, BAR = 16, 24
 # Heading and width of each column; the first column, the name, takes the rest of the line.
 COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))

@@ -20,7 +20,7 @@ PINS = "plan.tables."
 FILE = "plan.json"
 # Names in an error, and characters of a key.
 SHOWN, KEY = 8, 12
-# Of a table's lookups per sample, in a plan that is used again.
+# A plan is used again where each table's lookups per sample have changed by no more than this share.
 MOST_CHANGE = 0.1
 
 Pair = list[Any]

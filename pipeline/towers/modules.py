@@ -98,7 +98,7 @@ class ProjectedTower(nn.Module):
         self.vectors, self.dim = module.vectors, module.dim
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        # As in a flat model.
+        # In float32, as in a flat model.
         with torch.autocast(embeddings.device.type, enabled=False):
             vectors = self.project(embeddings.float())
         outputs: Tensor = self.module(vectors)

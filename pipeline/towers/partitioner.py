@@ -26,12 +26,12 @@ from pipeline.records.towers import TowerEvidence
 
 PLANE = 2
 MOST_ITERATIONS = 500
-# Of the stress, by iteration.
+# The placement ends where an iteration reduces the stress by no more than this share.
 LEAST_GAIN = 1e-7
 STARTS = 8
 ROUNDS = 8
 LLOYD_ROUNDS = 50
-# Of twice the capacity, for every item; the costs of one are at most 1.
+# What twice the capacity costs for each item; an item's own cost is at most 1.
 EXCESS_COST = 10.0
 # Pairs of item and tower that an integer program decides; larger problems are relaxed and rounded.
 MOST_EXACT = 2_000
@@ -39,10 +39,10 @@ MOST_EXACT = 2_000
 _OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}
 MOST_PASSES = 50
 TOLERANCE = 1e-9
-# Of a load over its capacity by the capacity; distances are at most 1 and features fewer.
+# The cost of a load that exceeds its capacity by the capacity: more than all distances, each at most 1, can add up to.
 EXCESS_PRICE = 1e6
 COUNT = "features"
-# Of similarities and positions in towers.json.
+# Decimal digits of similarities and positions in towers.json.
 DIGITS = 4
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -307,7 +307,7 @@ class ExchangeDescent:
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
 
     def _count(self) -> None:
-        # What depends on ``assigned``.
+        # Compute anew what depends on ``assigned``.
         towers = np.eye(self.problem.towers)[self.assigned]
         self._near = self._pair @ towers
         self._items = towers.sum(0)

@@ -336,7 +336,7 @@ class EventBuilder:
 
     def __init__(self, lookups: EventLookups, schema: DatasetSchema, single_at: Mapping[str, int]) -> None:
         self._lookups, self._single_at = lookups, single_at
-        # Of each sequence, whose columns have the same lengths.
+        # The first column of each sequence: all of its columns have the same lengths.
         self._first = {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
         self._weighted = any(column.weighted for column in schema.sparse if column.name in lookups.features)
 

@@ -38,9 +38,9 @@ SHORTEST = 600.0
 FIRST, TIMED = 10, 10
 # The passes run this often each way, in turn.
 ROUNDS = 8
-# What is saved by the end must be at least this many times what compiling takes.
+# Compiling must save at least this many times its own time by the end of training.
 MARGIN = 2.0
-# Once it is compiled, passes that take at most this share of their time pay.
+# Once it is compiled, it stays so where passes take at most this share of their former time.
 WORTH = 0.98
 BACKEND = "inductor"
 FAILED = "it cannot be compiled here, as the log of a rank says"

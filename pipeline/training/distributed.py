@@ -31,7 +31,7 @@ from pipeline.models.layers.perceptron import BatchNorm, MaxNorm
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"
-# Trainings that this process has begun with the other ranks; each leaves its failure under a key of its own.
+# The number of trainings that this process has begun. Each leaves its failure under a key of its own.
 _trainings = 0
 _PATIENCE = timedelta(minutes=30)
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -39,7 +39,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _side: tuple[object, dist.ProcessGroup] | None = None
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
-# Bytes of the heap, from which tensors of a step come, that are asked for in large pages.
+# Bytes of the heap that are asked for in large pages; the tensors of a step lie there.
 _STEP = 512 << 20
 
 
@@ -66,7 +66,7 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
         torch.set_flush_denormal(True)
         _keep_freed_memory()
     if not dist.is_initialized():
-        # What exchanges embeddings.
+        # The default group exchanges embeddings, so its backend follows the device of the tables.
         backend = _BACKENDS[hardware.table_device]
         if "RANK" in os.environ:
             # torchrun sets it.

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config.train import ValidateConfig
 
-# For ``train.validate.every_steps=auto``.
+# Looks at the validation rows in an epoch with ``train.validate.every_steps=auto``.
 LOOKS_PER_EPOCH = 4
 
 

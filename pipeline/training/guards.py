@@ -15,11 +15,11 @@ from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
 from pipeline.training.train_metrics import MetricAccumulator, Sums
 
-# What NE must fall by, as a share of it, in ``window_steps`` to count as learning.
+# NE must fall by this share of itself in ``window_steps`` steps to count as learning.
 LEAST_GAIN = 1e-4
 # Near the base rate NE falls slowly, by less than that a window: there it must fall by it in so many windows.
 NEAR, PATIENCE = 0.01, 4
-# Windows, at most, between two judgements that cost something.
+# The most windows between two judgements that cost something.
 LONGEST_WAIT = 16
 log = logging.getLogger(__name__)
 

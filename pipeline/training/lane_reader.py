@@ -156,7 +156,7 @@ class _Decoding:
         self._lock = threading.Lock()
         self._raw: DecodedRows | None = None
         self._parts: dict[int, dict[str, Ragged]] = {}
-        # Where the rows of each part begin, and all of them end.
+        # The first row of each part in the window's memory, and behind them the number of all rows.
         self._at = list(accumulate((part.group.rows for part in window.parts), initial=0))
         for number in range(len(window.parts)):
             pool.submit(self.decode, number)

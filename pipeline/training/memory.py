@@ -31,7 +31,7 @@ from pipeline.store.artifacts import Store
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up, largest
 
-# Of the limit, from which on a warning says so.
+# A warning is logged where training takes more than this share of the limit.
 WARN_SHARE = 0.9
 # Directory of a local store for the files of tables on tier ssd.
 SCRATCH = "scratch"

@@ -48,7 +48,7 @@ from pipeline.training.tasks import TaskLoss, join_labels
 TABLES = "collection"
 EVENT_TABLES = "event_tables"
 TOWERS = "towers"
-# What the names of sequences' parameters start with, in towers too.
+# The names of sequences' parameters start with this, in towers as well.
 HISTORIES = "head.histories."
 # The first compute capability with TF32.
 AMPERE = (8, 0)

@@ -41,9 +41,9 @@ from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.step import StepExecutor
 
-# So many rows tell NE to less than a percent.
+# This many rows are enough to know NE within a percent.
 JUDGED_ROWS = 1 << 16
-# Batches from one meeting of ranks that have all tables to the next.
+# Ranks that score alone wait for each other after this many batches.
 MEETING = 64
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def predict(
             shares = compute_member_shares(weights, len(split.schema.tasks)).astype(np.float32)
             # In the members' order, so that the sum has the same bits wherever it is computed.
             logits = np.asarray(sum(map(operator.mul, parts, shares)), np.float32)
-        # Of this rank in the first batch, which has the example rows.
+        # This rank's rows of the first batch, from which the example rows are chosen.
         rows = BatchSampler(order, split.groups).owned(0, order.rank, order.world_size)
         return Predictions(
             split.column(LABEL),
@@ -241,7 +241,7 @@ def main_logits(logits: np.ndarray) -> np.ndarray:
     return logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 
-# Events of the example, where some row of the first batch has no more.
+# The example shows a row with at most this many events, if the first batch has one.
 MOST_EVENTS = 12
 
 
@@ -336,7 +336,7 @@ def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
     return EventAttention(row, weights[start:end].numpy().astype(np.float32), target)
 
 
-# Row groups of so many rows tell the level to a few thousandths.
+# This many rows are enough to know the level within a few thousandths.
 MOST_ROWS = 1 << 20
 # Halvings of the interval that holds the level.
 _HALVINGS = 60

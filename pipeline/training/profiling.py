@@ -28,7 +28,7 @@ from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.linear import product
 
 log = logging.getLogger(__name__)
-# Before the profile, and in it where ``debug.profile_steps`` is 0.
+# Steps before the profile, and steps in it where ``debug.profile_steps`` is 0.
 WARM_UP_STEPS, STEPS = 3, 10
 # The kind of an operation: the first whose word is in its name.
 KINDS = (

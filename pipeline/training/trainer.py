@@ -54,7 +54,7 @@ from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.train_metrics import MetricAccumulator
 from pipeline.training.validation import ValidatedTraining, Validation, build_validation, validation_split
 
-# Who takes the steps, by ``train.mode``; plugins add others (``find_executor``).
+# The classes that take the steps, by ``train.mode``; plugins add others (``find_executor``).
 EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor}
 
 OnInterval = Callable[[dict[str, Any]], None]

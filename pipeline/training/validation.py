@@ -136,7 +136,7 @@ class Validation:
         self._executor.optimizers.schedule.cycle = cycle
         self.seconds = 0.0
         self.decision: StoppingDecision | None = None
-        # Of the newest look.
+        # The spread of the logits at the newest look.
         self._logit_std: float | None = None
 
     @staticmethod

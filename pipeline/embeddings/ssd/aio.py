@@ -87,7 +87,7 @@ _ENTRY = np.dtype(
 )
 _DONE = np.dtype([("data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 _READ, _WRITE, _READ_FIXED = 22, 23, 4
-# Of io_uring_register and io_uring_enter.
+# IORING_REGISTER_BUFFERS and IORING_ENTER_GETEVENTS.
 _BUFFERS, _GET_EVENTS = 0, 1
 # IORING_SETUP_COOP_TASKRUN, IORING_FEAT_SINGLE_MMAP.
 _COOPERATE, _SINGLE_MAP = 1 << 8, 1

@@ -25,7 +25,7 @@ from pipeline.records.scratch import LOG_SPARE
 
 # Places and their turns in line are numbers of 32 bits, and there are two turns for each place.
 MOST_HOST_ROWS = 2**30
-# Turns looked at together at least.
+# At least this many turns are looked at together.
 _TURNS = 4096
 
 

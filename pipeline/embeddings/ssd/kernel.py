@@ -71,7 +71,7 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
     @property
     def _table_rows(self) -> list[int] | None:
-        # Of a kernel with slots only.
+        # Only a kernel with slots has it.
         return self.__dict__.get("_whole_rows")
 
 

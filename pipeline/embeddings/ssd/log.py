@@ -33,7 +33,7 @@ F32 = NDArray[np.float32]
 I8 = NDArray[np.int8]
 # Rows of a shard whose numbers fit the 32 bits that a record has for them.
 MOST_ROWS = 2**32
-# Pages of a read at most; a long run of wanted pages is several reads.
+# The most pages of a read; a longer run of wanted pages becomes several reads.
 _RUN = 16
 # A row is of the first kind whose bound is longer than its stay, counted in the rows of the log that leave meanwhile.
 _STAYS = (0.5, 1.0, 2.0)

@@ -37,7 +37,7 @@ from pipeline.training.validation import ValidatedTraining, Validation
 MOMENT = "exp_avg"
 # The seeds of two cycles are this far apart.
 _STRIDE = 1_000_003
-# What draws weights to equal ones counts as much as so many rows.
+# The pull of the fitted weights towards equal ones counts as much as this many rows.
 RIDGE_ROWS = 1000
 _NEWTON_STEPS = 20
 Floats = NDArray[np.floating]

@@ -41,7 +41,7 @@ MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
 ADAM = "adam"
 AT_ONCE = 4  # blocks of a layer
-# Of Adam's second moment, where it grafts.
+# The decay of Adam's second moment, and what is added to the root of the squares.
 ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
 
@@ -305,7 +305,7 @@ class CompiledWork:
         # By id: the numbers of blocks, and of their parameters.
         self._number, number_of = dict[int, int](), dict[int, int]()
         self._blocks = np.zeros(len(blocks), native.BLOCK)
-        # Of a vector.
+        # A vector counts as one row.
         self._blocks["rows"] = 1
         # Of each block: its parameter's number, and how many bytes behind the parameter's first it begins.
         self._of, self._bytes = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.uintp)

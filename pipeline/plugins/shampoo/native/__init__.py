@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core.kernels import open_installed, open_library
 
-# Of the functions below, as shampoo.c has it.
+# The version of the functions below; shampoo.c has the same number.
 _VERSION = 1
 
 # Rows and columns of a parameter: ``Block`` of shampoo.c, whose comments say what the fields are.
