@@ -138,7 +138,7 @@ class SsdStore:
             if isinstance(shard, CachedShard):
                 slots[shard.name] = shard.count
         if self.cached:
-            # Slots make the kernel a ``SlotKernel``, also on ranks without rows of its tables.
+            # Never an empty dict, which means a kernel without slots: a rank without rows of its tables has some, too.
             return KernelBuffers(slots or {"": 0})
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
