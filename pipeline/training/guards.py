@@ -151,14 +151,18 @@ def check_layers(
     An infinite moment freezes its weight for ever, though the weight itself stays finite. ``copy_rows`` of checkpoints
     checks the tables while it copies their rows, which saves a pass over them.
     """
-    found = ""
-    for name, parameter in dense.items():
-        if not found and not torch.isfinite(parameter).all():
-            found = f"layer parameter {name!r}"
-    for name, parameter in dense.items():
-        for key, state in optimizer.state.get(parameter, {}).items():
-            if not found and isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
-                found = f"{key} of layer parameter {name!r}"
+
+    def first_not_finite() -> str:
+        for name, parameter in dense.items():
+            if not torch.isfinite(parameter).all():
+                return f"layer parameter {name!r}"
+        for name, parameter in dense.items():
+            for key, state in optimizer.state.get(parameter, {}).items():
+                if isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
+                    return f"{key} of layer parameter {name!r}"
+        return ""
+
+    found = first_not_finite()
     flag = torch.tensor([float(bool(found))], device=next(iter(dense.values())).device)
     if not add_up(flag).item():
         return
