@@ -13,7 +13,7 @@ from pipeline.planning.cost import BYTES_PER_MS, FLOAT, LINE
 
 # Bounds of the figures of terms that no measurement shows: a cost too small to see is no cost.
 LARGEST_RATE, LEAST_COST = 1e6, 1e-3
-# Weight of usual costs beside one time; how much longer kernels usually take in a step than alone, a share.
+# The weight of usual costs beside one time, and the share by which kernels usually take longer in a step than alone.
 PRIOR, USUALLY_LONGER = 0.5, 0.3
 LEAST_SHARE = 0.2
 

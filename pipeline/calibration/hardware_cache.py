@@ -160,7 +160,7 @@ def identity(config: Config) -> dict[str, Any]:
     """What the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
     cards = []
     if config.hardware.device == "cuda":
-        # By name alone: which of a host's equal cards a plan is for makes no difference.
+        # By name only: a host's cards of one kind are interchangeable.
         cards = sorted({card.name for card in gpus()})
     return {
         "processor": processor(),
@@ -170,7 +170,7 @@ def identity(config: Config) -> dict[str, Any]:
         "ranks": config.machine_ranks,
         "threads": config.train.threads_per_rank,
         "precision": config.train.precision,
-        **dict(zip(PACKAGES, map(version, PACKAGES), strict=True)),
+        **{name: version(name) for name in PACKAGES},
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import operator
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -91,7 +90,7 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures, measured=[])
-    # The error is that of the fitted figures for the very steps that they were fitted to, relative to each one's time.
+    # The fitted figures' relative error for each of the very steps that they were fitted to.
     errors = []
     for step in steps:
         dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.dense_gb_per_s
@@ -103,17 +102,17 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
 def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
     """Fit figures of kernels, links, copies and memory to what each rank measured; ``usual``: as in ``fit_kernels``."""
     kernels = []
-    for times in zip(*map(operator.itemgetter("kernels"), timed), strict=True):
+    for times in zip(*(rank["kernels"] for rank in timed), strict=True):
         # One record for the ranks' records of one shape: the first one's counts, and median times.
         record = dict(times[0])
         for name in ("lookup_ms", "update_ms"):
-            record[name] = statistics.median(map(operator.itemgetter(name), times))
+            record[name] = statistics.median(time[name] for time in times)
         kernels.append(KernelTime(**record))
     figures = fit_kernels(kernels, device, usual)
     # An all-to-all ends on all ranks at about the same time, so one rank's times stand for theirs.
     links = [LinkTime(**time) for time in timed[0]["links"]]
     figures |= fit_links(links)
-    process = max(map(operator.itemgetter("process_bytes"), timed)) / GIB
+    process = max(rank["process_bytes"] for rank in timed) / GIB
     # Some kernels, as gVisor's, do not say.
     if process:
         figures["process_gib"] = process

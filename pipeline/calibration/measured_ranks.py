@@ -19,9 +19,9 @@ from pipeline.core.errors import LaunchError, NightjarError
 from pipeline.core.machine import stay_on_loopback
 
 POLL_SECONDS = 0.5
-# For which ranks may be silent; they say what they do every few seconds.
+# Ranks may be silent for this long; they say what they do every few seconds.
 LIMIT_SECONDS = 1800.0
-# In which a rank ends that has answered, or is told to end.
+# A rank that has answered or was told to end must end within this time.
 END_SECONDS = 60.0
 
 

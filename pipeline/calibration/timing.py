@@ -216,7 +216,7 @@ def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
 def _read_in_order(file: int, size: int, seconds: float) -> int:
     # One block at least, whatever else the machine does meanwhile.
     end, at = time.perf_counter() + seconds, 0
-    # Page-aligned, as O_DIRECT needs it.
+    # An anonymous mapping is page-aligned, as O_DIRECT needs it.
     with mmap.mmap(-1, BLOCK) as buffer:
         while at < size:
             at += os.preadv(file, [buffer], at)

@@ -81,7 +81,7 @@ def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
     columns = []
     for number, rows in enumerate(trial.rows):
         columns.append(SparseColumn(name=f"C{number}", rows=rows))
-    # As Parquet cuts them: whole groups, and the rest.
+    # Whole row groups and a last one with the rest, as Parquet is written.
     groups = [GROUP] * (count // GROUP)
     if count % GROUP:
         groups.append(count % GROUP)

@@ -54,7 +54,7 @@ def _bag_config(table: TableSchema, keys: Sequence[str], model: ModelConfig) -> 
         name=table.name,
         embedding_dim=model.dim_of(table.name),
         num_embeddings=table.rows,
-        # TorchRec's word for the keys of a lookup: a table of sequences has one, its own name.
+        # TorchRec calls the keys of a lookup features; a table of sequences has one key, its own name.
         feature_names=[*keys],
         pooling=_POOLINGS[model.table(table.name).pooling],
         weight_init_max=model.table(table.name).init_bound,
@@ -112,7 +112,7 @@ def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> T
 
 @lru_cache(maxsize=16)
 def _permutation(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    # Kept on the device: building it anew would make the host wait for a copy in every step.
+    # Cached on the device: otherwise the host would wait for a copy in every step.
     order = torch.tensor(list(map(given.index, wanted)), device=device)
     return order, torch.argsort(order)
 

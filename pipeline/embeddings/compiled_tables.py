@@ -88,7 +88,7 @@ class CompiledTables:
         pooled: Tensor | None = self._tables.look_up(indices, offsets)
         if pooled is not None:
             return pooled
-        # The kernels say only that a row is outside of its table; which one is found here.
+        # The kernels only report that some row is outside of its table; which one is found here.
         batch = (offsets.numel() - 1) // len(self._table_of_feature)
         for feature, table in enumerate(self._table_of_feature):
             ids = indices[offsets[feature * batch] : offsets[(feature + 1) * batch]]

@@ -48,7 +48,7 @@ def sparse_memory(count: int) -> Tensor:
     """Return float32 zeros [count] that take memory only where they are touched, however many they are."""
     if not count:
         return torch.empty(0)
-    # Reserved, all of it would count against what Linux may promise, and a table larger than memory would be refused.
+    # If it were reserved, Linux would count all of it as taken and refuse a table larger than memory.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.tables import TableSpec
 
-# Rows of a table; they are evenly spaced, the same ones each time.
+# The most rows that are sampled of a table; they are evenly spaced, and the same ones each time.
 MOST_ROWS = 2048
 # Bins are half octaves: bin i holds norms from 2^(i / 2) up to 2^((i + 1) / 2). Shorter rows are in the first one.
 LOWEST, HIGHEST = -48, 47

@@ -22,7 +22,7 @@ from pipeline.records.plan import ShardPlan
 from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
-# Rows that are reset together.
+# Rows that are reset at a time, which bounds the memory for their new values.
 _RESET_ROWS = 1 << 18
 
 
@@ -110,8 +110,8 @@ def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]
     """Cut the ``state`` of n rows to ``columns``.
 
     Args:
-        state: By name, [n, k] of each value or [n] of whole rows; the latter stays as it is.
-        columns: Of the k.
+        state: By name, [n, k] with a number for each value of a row, or [n], which stays as it is.
+        columns: Which of the k columns to keep.
     """
     parts = {}
     for name, values in state.items():

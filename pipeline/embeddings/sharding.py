@@ -351,7 +351,7 @@ def _convert_plan(
 ) -> ShardingPlan:
     whole = ShardingPlan(plan={})
     for path, collection in collections.items():
-        # A collection has some of the plan's tables, and TorchRec takes a plan for no others.
+        # A collection has only some of the plan's tables, and TorchRec refuses a plan for others.
         tables = {}
         for config in collection.embedding_bag_configs():
             tables[config.name] = plan.tables[config.name]
@@ -379,7 +379,7 @@ class _GroupCollection(ShardedEmbeddingBagCollection):
 
 
 class _GroupSharder(EmbeddingBagCollectionSharder):
-    # As TorchRec's ``shard``, but for the class.
+    # Like TorchRec's ``shard`` except for the class.
 
     def shard(
         self,

@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.tables import sharded_collections
 
-# Those whose exchange between ranks changes nothing on one rank; the others split rows or columns.
+# Sharding types whose exchange changes nothing on one rank; the others split rows or columns.
 _WHOLE_TABLE_SHARDINGS = {"table_wise", "data_parallel"}
 # Tables of different values get kernels of their own; TorchRec drops the key before it makes them.
 _BATCH_KEY = "_batch_key"
@@ -46,7 +46,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
 
     Call it after the optimizer is fused and before the tables are sharded.
     """
-    # Parts differ by one table at most: their kernels run side by side, and the slowest is waited for.
+    # Parts differ by at most one table: their kernels run at the same time, and a step waits for the slowest.
     parts = min(parts, len(parameters))
     for number, parameter in enumerate(parameters):
         separate_kernel([parameter], f"part {number * parts // len(parameters)}")
@@ -178,7 +178,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, pool: ThreadPoolExecutor, outputs: list[Tensor]) -> Tensor:
         ctx.pool, ctx.outputs = pool, outputs
-        return torch.cat(list(map(torch.detach, outputs)), dim=1)
+        return torch.cat([output.detach() for output in outputs], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
@@ -196,7 +196,7 @@ def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:
         torch.set_flush_denormal(True)
         barrier.wait()
 
-    # All are submitted before the first is waited for: none gets past the barrier alone.
+    # All are submitted before the first is waited for: no thread passes the barrier alone.
     started = [pool.submit(start) for _ in range(count)]
     for future in started:
         future.result()

@@ -96,10 +96,14 @@ class ReplicaOptimizer(torch.optim.Optimizer):
         # Neighbours of one width and kind are updated together, as one table. The kernel keeps the state by table.
         module = kernel.module
         tables = list(zip(kernel.tables, module.embedding_specs, strict=True))
+
+        def width_and_kind(table: tuple[Any, tuple[int, int]]) -> tuple[int, str]:
+            return int(table[1][1]), self._rules.kind(table[0].name)
+
         groups: list[_ReplicaGroup] = []
         states: list[TableState] = []
         first = 0
-        for (dim, _), members in itertools.groupby(tables, lambda t: (int(t[1][1]), self._rules.kind(t[0].name))):
+        for (dim, _), members in itertools.groupby(tables, key=width_and_kind):
             names, rows = [], []
             for table, (table_rows, _) in members:
                 names.append(table.name)
@@ -274,7 +278,7 @@ class RowOptimizer:
             return None
         states = []
         for state in self._states:
-            # In the order of the spec's columns, which the compiled formula counts on.
+            # The compiled formula expects the states in the order of the optimizer's columns.
             states.append([state[column.name] for column in self._optimizer.columns])
         return kernels.tables(self._tables, states, self._features, mean=self._mean)
 

@@ -84,7 +84,7 @@ def table_group(dmp: DistributedModelParallel) -> dist.ProcessGroup | None:
 
 def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
     """Return the parameters outside the tables, by a name that does not depend on world size, DDP or torch.compile."""
-    # Without the dot, a path would also stand for a module whose name begins like it.
+    # Without the dot, a path would also match a module whose name begins like it.
     prefixes = tuple(f"{path}." for path in sharded_collections(dmp))
     parameters = {}
     for name, parameter in dmp.module.named_parameters():

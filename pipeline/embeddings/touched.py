@@ -127,7 +127,7 @@ class _Marker:
         # On a device: adds the first mark of its table to every id, so that the host waits for nothing.
         features, bags = len(self._views), offsets.numel() - 1
         if bags < features:
-            # No samples, so no feature has a first bag.
+            # Without samples there are no first bags to mark.
             return
         first = offsets.narrow(0, 0, bags).view(features, -1).select(1, 0)
         last = offsets.narrow(0, 1, bags).view(features, -1).select(1, -1)

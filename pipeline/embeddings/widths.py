@@ -28,7 +28,7 @@ class Projections(nn.Module):
             by_width.setdefault(width, []).append(i)
             if width == dim:
                 continue
-            # Uniform, of variance 1 / width: it keeps the size of embeddings.
+            # Uniform with variance 1 / width, which keeps the size of the embeddings.
             digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             bound = math.sqrt(3.0 / width)
@@ -38,7 +38,7 @@ class Projections(nn.Module):
         # Features of one width are multiplied together, so vectors come in the order of widths.
         self._groups = [by_width[width] for width in sorted(by_width)]
         order = list(itertools.chain(*self._groups))
-        self._places = list(map(order.index, range(len(order))))
+        self._places = [order.index(i) for i in range(len(order))]
 
     def forward(self, embeddings: Tensor) -> Tensor:
         names = list(self.widths)

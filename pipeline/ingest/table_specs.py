@@ -27,6 +27,14 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
 
     Raises ConfigError for figures that cannot be.
     """
+    schema, profile = dataset(data)
+    draft.write_json("schema.json", schema.to_json())
+    draft.write_json("profile.json", profile.to_json())
+    return {"tables": len(schema.sparse), "table_rows": sum(column.rows for column in schema.sparse)}
+
+
+def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
+    """Schema and profile of the configured tables; ConfigError for figures that cannot be."""
     if not data.tables:
         raise ConfigError(
             "data.format is tables, but data.tables is empty: there is nothing to plan",
@@ -35,7 +43,7 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
     check_values(data, "data")
     # There are no rows, so there are no files.
     none: dict[str, list[Any]] = {"train": [], "test": []}
-    columns, sparse, table_rows = [], {}, 0
+    columns, sparse = [], {}
     for name, table in data.tables.items():
         pooling = data.table_defaults.pooling if table.pooling is None else table.pooling
         hot_rows, hot_share = hit_curve(table, data.table_defaults.zipf)
@@ -48,7 +56,6 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
             hot_rows=hot_rows,
             hot_share=hot_share,
         )
-        table_rows += table.rows
     tasks = [TaskColumn(name=name, kind=task.kind, given=task.given) for name, task in data.tasks.items()]
     schema = DatasetSchema(
         dense=tuple(f"I{number + 1}" for number in range(data.dense_features)),
@@ -58,10 +65,7 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
         groups=none,
         tasks=tuple(tasks),
     )
-    profile = Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
-    draft.write_json("schema.json", schema.to_json())
-    draft.write_json("profile.json", profile.to_json())
-    return {"tables": len(columns), "table_rows": table_rows}
+    return schema, Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
 
 
 def hit_curve(table: TableFigures, default_zipf: float) -> tuple[list[int], list[float]]:

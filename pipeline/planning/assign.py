@@ -18,7 +18,7 @@ from pipeline.planning.assign_search import improve, place, refine
 
 # Up to so many integer columns the whole problem is one program.
 EXACT_COLUMNS = 100
-# The same, where nothing else found an assignment.
+# The same limit where nothing else has found an assignment.
 RESCUE_COLUMNS = 20_000
 # The most nodes of such a program, and the most nodes x columns of a larger one.
 EXACT_NODES, NODE_COLUMNS = 1_000, 250_000
@@ -160,7 +160,7 @@ def _place_picks(
     states.sort(key=lambda state: state.ms)
     best: PartialAssignment | None = None
     for state in states[:2]:
-        # The search is greedy: the better start need not be the better end.
+        # The search is greedy, so the better start need not lead to the better result.
         improved = improve(state, bound)
         if best is None or improved.ms < best.ms:
             best = improved

@@ -182,7 +182,7 @@ class PartialAssignment:
 
         ranks = np.zeros(len(option.ms), np.int64)
         load, used = self.load, self.used
-        # The option's own shards fill the ranks for those after them; a single shard needs no copy.
+        # The option's shards fill the ranks one after another, in a copy; a single shard needs none.
         several = len(option.order) > 1
         if several:
             load, used = load.copy(), used.copy()

@@ -138,7 +138,7 @@ def solve_exact(
             here = (ranks == first) | (ranks == second)
             program.add_row(at[here], np.where(ranks[here] == first, ms[here], -ms[here]) / scale, 0.0, np.inf)
 
-    # 3. HiGHS' integers are floats within a tolerance of them.
+    # 3. Solve. HiGHS returns integers as floats, within a tolerance.
     x, bound, infeasible = program.solve(nodes, gap, cutoff / scale)
     state = None
     if x is not None:
@@ -231,7 +231,7 @@ def _may_exchange(option: Option, first: int, second: int) -> bool:
     exchange = {first: second, second: first}
     known, exchanged = set(), set()
     for place in option.places.tolist():
-        # A place has a rank once, so a set of (rank, kind) loses nothing.
+        # A place names each rank only once, so a set of (rank, kind) loses nothing.
         known.add(frozenset(zip(place, kinds.tolist(), strict=True)))
         swapped = [exchange.get(rank, rank) for rank in place]
         exchanged.add(frozenset(zip(swapped, kinds.tolist(), strict=True)))
@@ -364,7 +364,7 @@ def _add_crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray]
     every = np.concatenate(sizes)
     owner = np.repeat(np.arange(len(sizes)), list(map(len, sizes)))
     for q in CROWD_SIZES:
-        # Of shards of exactly this share q + 1 fit, which rounding must not deny them. An option may have several.
+        # Shards of exactly this size fit q + 1 times, which rounding must not rule out. An option may have several.
         large = np.bincount(owner[every > whole / (q + 1) * (1 + 1e-9)], minlength=len(sizes)).astype(np.float64)
         if large.any():
             program.add_row(picks[large > 0], large[large > 0], -np.inf, float(q * ranks))
@@ -377,6 +377,6 @@ def _read_picks(
         return None
     # An option's number counts from the first of its table.
     starts = np.searchsorted(flat.table, np.arange(len(model.tables)))
-    # HiGHS' ones and zeros are within a tolerance of them.
+    # HiGHS' ones and zeros are exact only within a tolerance.
     picked = np.flatnonzero(x[picks] > 0.5)
     return tuple((picked - starts[flat.table[picked]]).tolist())

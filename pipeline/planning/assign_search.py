@@ -315,7 +315,7 @@ def _choose_neighbourhood(
 
 
 def _useful_options(state: PartialAssignment, table: int, peak_ms: float) -> list[int]:
-    # An option with a shard of ``peak_ms`` makes its rank as slow as the slowest is now, wherever it goes. The table's
+    # An option with a shard of ``peak_ms`` or more would make any rank as slow as the slowest one is now. The table's
     # own option stays, so that the small problem always has an assignment.
     useful = []
     for number, option in enumerate(state.model.options[table]):

@@ -27,7 +27,7 @@ from pipeline.records.plan import PHASES
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 OVERLAPPED_WEIGHTS = (1e-5, 0.5, 0.99)
-# A plan is rated so much better than TorchRec's by TorchRec's own model where that can be had: both models may err.
+# By TorchRec's own model, a plan should be this much better than TorchRec's plan where possible: both models may err.
 STOCK_GAIN = 1.03
 # Steps that differ by less are as fast as each other.
 NEAR = 1.003
@@ -254,10 +254,10 @@ def default_plan(space: PlacementSpace) -> Placement | None:
         if not options[name]:
             return None
     best, least, tried = None, math.inf, set()
-    # In proposals, not in seconds: equal inputs give equal plans.
+    # The budget is in proposals, not in seconds, so that equal inputs give equal plans.
     budget = SEARCH_BUDGET // (len(options) * (space.hardware.world_size + 8))
     for proposal in itertools.islice(_propose(options, budget), max(budget, 30)):
-        # The proposers meet again and again; an offer is one object, so its identity is the quickest key.
+        # Proposers often propose the same. Each offer is one object, so its identity is the quickest key.
         key = tuple(map(id, proposal.values()))
         if key in tried:
             continue
@@ -350,8 +350,8 @@ def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[
     for group in (everywhere, anywhere):
         group.sort(key=lambda entry: entry[0].total_bytes, reverse=True)
     ranks: dict[str, Ranks] = {}
-    # TorchRec's partitioner, too, goes by the size of a table in all, and takes the least loaded place without looking
-    # back: what it cannot place ends the proposal.
+    # As in TorchRec's partitioner, the largest tables go first, each to the least loaded place, and nothing is moved
+    # again: a table that does not fit ends the proposal.
     for offer, places in everywhere + anywhere:
         chosen: Ranks | None
         if places is None:
@@ -379,7 +379,7 @@ def _find_host(
     # Alternatives are compared by the load of their whole host, as TorchRec does, even where they take a part of it.
     host_loads = [sum(load[first : first + local]) for first in range(0, len(load), local)]
     for ranks in sorted(places, key=lambda ranks: host_loads[ranks[0] // local]):
-        # Its shards lie on different ranks, so each needs room by itself.
+        # The shards lie on different ranks, so each is checked by itself.
         if all(_has_room(free[rank], size) for rank, size in zip(ranks, offer.bytes, strict=True)):
             return ranks
     return None

@@ -37,7 +37,7 @@ HOST_SHARES = (0.0, 0.03, 0.1, 0.3)
 SLOT_BYTES, ROW_BYTES = 16, 4
 # Batches whose rows from SSD are in memory beside those read ahead: trained, exchanged, fetched (twice), written.
 BATCHES_MOVING = 5
-# Of each lookup in these batches that is not served by pinned rows: its row and its slot.
+# Each lookup in these batches that pinned rows do not serve has the number of its row and that of its slot.
 LOOKUP_BYTES = 8
 # A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
 BATCHES_CACHED = 2
@@ -155,7 +155,7 @@ class TableWorkload:
             with_host = self._hit_rates(hardware, tier, cache_rows + host_rows)
         samples = float(batch)
         if self.sharding == DATA_PARALLEL:
-            # A copy serves its own rank alone.
+            # Each rank looks up only its own samples in its copy.
             samples = batch / hardware.world_size
         loads = []
         for number, block in enumerate(self.blocks):

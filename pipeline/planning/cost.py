@@ -28,7 +28,7 @@ LINE = 64
 PAGE = 4096
 # Bytes that host memory moves for each byte that changes places with a GPU.
 HOST_COPIES = 8
-# At 1 GB/s.
+# The bytes that are moved in a millisecond at 1 GB/s.
 BYTES_PER_MS = 1e6
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
 # The phase that TorchRec's pipeline works on while the step before runs.

@@ -91,7 +91,7 @@ def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
     if sharding == "data_parallel":
         return "dense"
     if hardware.device != "cuda":
-        # Every tier is host memory there, so a kernel of unified memory has nothing to move.
+        # On a CPU all tiers are looked up in host memory, without the kernels of unified memory.
         return "fused"
     return KERNEL_OF_TIER[tier]
 

@@ -88,7 +88,7 @@ class HitCurve:
 
     def within(self, row: int, rows: int) -> HitCurve:
         """The curve of the lookups that fall on ``rows`` rows from ``row`` on, where the hottest rows are the first."""
-        # With the knots inside, it is exact where this curve is.
+        # Knots of this curve are kept, so the new curve is as exact as this one.
         inner = self.knots[(self.knots > row) & (self.knots < row + rows)]
         knots = np.concatenate([[row], inner, [row + rows]])
         served = np.array(list(map(self.share, knots)))
@@ -140,7 +140,7 @@ class HitCurve:
         times = np.concatenate([[0.0], np.geomspace(1e-3, 50 / read.min(), 600)])
         present = -np.expm1(-np.outer(times, popularity))
         occupied, hit = present @ rows, present @ (rows * popularity)
-        # Points that rounding makes equal would be no function to interpolate.
+        # Interpolation needs rising points, and rounding may make some equal.
         grows = np.concatenate([[True], np.diff(occupied) > 0])
         return occupied[grows], hit[grows]
 

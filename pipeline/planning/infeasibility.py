@@ -163,7 +163,7 @@ def _try_values(inputs: PlanInputs, place: Place, path: str, values: Iterable[ob
     for value in values:
         if _try_place(inputs.changed(path, value), place) is None:
             continue
-        # A list as Hydra reads it from a shell: no quotes, no spaces.
+        # A list is written as Hydra reads it from a shell, without quotes and spaces.
         text = str(value).replace("'", "").replace(" ", "")
         if isinstance(value, float):
             text = f"{value:g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ SHOWN_TABLES = 40
 SHOWN_CACHES = 12
 SHOWN_REASONS = 8
 SHOWN_RANKS = 8
-# Columns.
+# Widths in characters.
 LABEL, BAR = 16, 24
 # Heading and width of each column; the first column, the name, takes the rest of the line.
 COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))
@@ -33,7 +32,7 @@ def plan_summary(plan: Plan) -> dict:
     """``result.json``'s ``plan`` part: predicted bytes by tier over all ranks, step ms, and each table's place."""
     tiers, tables = {}, {}
     for tier in MEMORIES:
-        tiers[f"{tier}_bytes"] = sum(map(operator.itemgetter(tier), plan.memory))
+        tiers[f"{tier}_bytes"] = sum(rank[tier] for rank in plan.memory)
     for name, table in plan.tables.items():
         tables[name] = {"tier": table.tier, "sharding": table.sharding, "ranks": table.ranks}
     return {"tiers": tiers, "predicted_step_ms": plan.predicted_step_ms, "tables": tables}
@@ -68,7 +67,7 @@ def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
     for name, table in tables[:SHOWN_TABLES]:
         rows = f"{table.rows:,}"
         if table.rows >= 1e9:
-            # Commas would burst the column.
+            # With commas it would not fit the column.
             rows = str(table.rows)
         # The one rank by number, several by count, as in x16.
         ranks = f"x{len(table.ranks)}"
@@ -128,7 +127,7 @@ def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
 
 
 def _reason_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    # Why the largest tables are where they are. Alike tables have the same reason, which would fill the page.
+    # Why the largest tables are where they are. Similar tables have the same reason, which is written once.
     names: dict[str, list[str]] = {}
     for name, table in tables[:SHOWN_REASONS]:
         if table.reason:
@@ -241,7 +240,7 @@ def _closing_lines(plan: Plan) -> list[str]:
     if plan.phases:
         part, gap = "step", "proven to be the best"
         if plan.gap > 5e-5:
-            # Less would be shown as 0.00 %.
+            # Less would round to 0.00 %.
             gap = f"at most {plan.gap:.2%} above the best possible"
         lines.append(f"tiers: {gap}, by the cost model")
     where = "on the slowest rank"

@@ -20,7 +20,7 @@ PINS = "plan.tables."
 FILE = "plan.json"
 # Names in an error, and characters of a key.
 SHOWN, KEY = 8, 12
-# Of a table's lookups per sample, in a plan that is used again.
+# A plan is used again where each table's lookups per sample have changed by no more than this share.
 MOST_CHANGE = 0.1
 
 Pair = list[Any]
@@ -89,7 +89,7 @@ def _find_plan_of_run(store: Store, run: str) -> str:
         paths = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
     except (KeyError, TypeError):
         return ""
-    # The artifact may be gone. Then the run names no plan, and the error lists those that do.
+    # The artifact may be gone; then the run names no plan.
     if not paths or not store.exists(f"{paths[0]}/{FILE}"):
         return ""
     return str(paths[0])
@@ -341,7 +341,7 @@ def _find_table_difference(plan: Plan, schema: DatasetSchema, profile: Profile) 
     names = {table.name for table in schema.tables}
     different = names ^ plan.tables.keys()
     if different:
-        # One is enough to say why; the same one each time.
+        # One table is enough to say why; the smallest name makes it the same one each time.
         name = min(different)
         change = "new" if name in names else "gone"
         return f"table {name} is {change}"

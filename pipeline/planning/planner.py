@@ -118,7 +118,7 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     memory, phases, reserved = [], [], []
     for used, spent in zip(placement.memory, placement.phases, strict=True):
         memory.append(dict(zip(MEMORIES, used, strict=True)))
-        # Rounded, so that plan.json does not show the last bits of sums.
+        # Rounded, so that plan.json does not show rounding errors of sums.
         phases.append({phase: round(ms, 6) for phase, ms in spent.items()})
         reserved.append({**problem.reserved, "margin": margin})
     return Plan(

@@ -41,7 +41,7 @@ class TableWidths:
         for name, dim in self.dims.items():
             key = override_key(name)
             if key is None:
-                # An override of the other tables alone would be another choice.
+                # An override for only some of the tables would be another choice.
                 return None
             parts.append(f"{key}: {{dim: {dim}}}")
         return "+model.tables={" + ", ".join(parts) + "}"

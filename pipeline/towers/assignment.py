@@ -255,7 +255,7 @@ def strided(
             home |= dict.fromkeys(unit, tower)
     for turn, unit in enumerate(free):
         tower = turn % count
-        # Pins shift whom the turn meets, so the last units may all be due at towers that have something.
+        # Pins may leave towers empty at the end of the turns: then the last units go to those.
         empty = sorted(set(range(count)) - set(home.values()))
         if len(free) - turn <= len(empty):
             tower = empty[0]

@@ -53,7 +53,7 @@ def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, event
     sizes = [event_counts.get(segment.sequence, samples) for segment in lookups.segments]
     ids_of: dict[str, Ids] = {}
     for table, (lengths, values, weights) in by_key(ids).items():
-        # The last rows fill the lookup up to those of other ranks. They are no segment, so ``zip`` drops them below.
+        # The last rows fill the lookup up to those of other ranks. They have no segment, so ``zip`` drops them below.
         lengths_by_segment = lengths.split([*sizes, len(lengths) - sum(sizes)])
         ids_by_segment = [int(part.sum()) for part in lengths_by_segment]
         values_by_segment = values.split(ids_by_segment)
@@ -131,8 +131,8 @@ class TowerEvents:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
             most = int(largest)
         padding = most - total
-        # 3. The ids of every table, segment by segment. Where a table has no column, the segment's rows are empty, of
-        # the dtypes that others have.
+        # 3. The ids of every table, segment by segment. Where a table has no column, the segment's rows are empty, with
+        # the dtypes of the others.
         some_lengths, some_values, _ = next(iter(parts.values()))
         no_values = some_values.new_zeros(0)
         tables = {}

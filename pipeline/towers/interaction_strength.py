@@ -45,7 +45,7 @@ class Interaction:
 
         ``signed``: |mean cosine| of embeddings as they are, the paper's definition.
         """
-        # Both halves of the matrix are sums of the same products, which rounding may tell apart: their mean is taken.
+        # Both halves of the matrix are sums of the same products, but for rounding: the mean makes it symmetric.
         mean = (self._sum / self._count.clamp_min(1)).abs().numpy()
         matrix = np.clip((mean + mean.T) / 2, 0.0, 1.0)
         np.fill_diagonal(matrix, 1.0)

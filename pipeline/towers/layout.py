@@ -126,7 +126,7 @@ def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -
             what = f"no tower has: {', '.join(missing)}"
         raise ConfigError(f"the towers and the dataset have different features; {what}", hint=_AGAIN)
 
-    # Groups that overlap name a host twice, which the comparison with all hosts finds, too.
+    # Groups that overlap name a host twice, which the comparison with all hosts finds as well.
     placed = sorted(itertools.chain(*groups))
     if placed != list(range(hosts)) or len(set(map(len, groups))) != 1:
         shown = [f"{', '.join(tower.features)} on hosts {list(tower.hosts)}" for tower in towers]
@@ -172,14 +172,14 @@ def united_plan(layout: TowerLayout, plans: Sequence[Plan], features: Sequence[s
         memory=_by_global_rank(layout, memory),
         phases=_by_global_rank(layout, phases),
         reserved=_by_global_rank(layout, reserved),
-        # A step takes as long as that of the slowest group: the exchange of vectors makes all of them wait for it.
+        # All groups wait for the slowest one in the exchange of vectors.
         predicted_step_ms=max(plan.predicted_step_ms for plan in plans),
         gap=max(plan.gap for plan in plans),
     )
 
 
 def _by_global_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> list[Any]:
-    # A plan may lack these figures, and a list with those of some ranks alone would be read as that of all.
+    # A plan may lack these figures; a list of only some ranks would be taken for that of all.
     if not all(figures):
         return []
     by_rank: dict[int, Any] = {}

@@ -94,7 +94,7 @@ class Links:
     def reduced(self, size: int, ranks: Sequence[int], *, dense: bool = True) -> None:
         """Count an all-reduce of ``size`` bytes over the global ``ranks``, which include this one."""
         count = len(ranks)
-        # A ring sends to the next rank: of a reduce-scatter and then of an all-gather all parts but one.
+        # In a ring a rank sends to the next one: all parts but one in the reduce-scatter, and again in the all-gather.
         following = ranks[(ranks.index(dist.get_rank()) + 1) % count]
         field = "inter_host"
         if self._on_this_host(following):

@@ -98,7 +98,7 @@ class ProjectedTower(nn.Module):
         self.vectors, self.dim = module.vectors, module.dim
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        # As in a flat model.
+        # In float32, as in a flat model.
         with torch.autocast(embeddings.device.type, enabled=False):
             vectors = self.project(embeddings.float())
         outputs: Tensor = self.module(vectors)
@@ -136,7 +136,7 @@ def tower_module(spec: TowerModuleSpec, features: int, width: int) -> EvenModule
 def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, number: int) -> EvenModule:
     """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
     module = tower_module(spec, features, width)
-    # A generator of its own: the values do not depend on what was drawn before, or on which rank builds the tower.
+    # A generator of its own, so that values depend neither on what was drawn before nor on the rank.
     generator = torch.Generator().manual_seed((seed + 7919 * (number + 1)) % 2**63)
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

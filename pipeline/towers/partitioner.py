@@ -26,12 +26,12 @@ from pipeline.records.towers import TowerEvidence
 
 PLANE = 2
 MOST_ITERATIONS = 500
-# Of the stress, by iteration.
+# The placement ends where an iteration reduces the stress by no more than this share.
 LEAST_GAIN = 1e-7
 STARTS = 8
 ROUNDS = 8
 LLOYD_ROUNDS = 50
-# Of twice the capacity, for every item; the costs of one are at most 1.
+# What twice the capacity costs for each item; an item's own cost is at most 1.
 EXCESS_COST = 10.0
 # Pairs of item and tower that an integer program decides; larger problems are relaxed and rounded.
 MOST_EXACT = 2_000
@@ -39,10 +39,10 @@ MOST_EXACT = 2_000
 _OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}
 MOST_PASSES = 50
 TOLERANCE = 1e-9
-# Of a load over its capacity by the capacity; distances are at most 1 and features fewer.
+# The cost of a load that exceeds its capacity by the capacity: more than all distances, each at most 1, can add up to.
 EXCESS_PRICE = 1e6
 COUNT = "features"
-# Of similarities and positions in towers.json.
+# Decimal digits of similarities and positions in towers.json.
 DIGITS = 4
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -54,7 +54,7 @@ def place(distances: Matrix, dimensions: int = PLANE) -> Floats:
     positions = _classical(distances, dimensions)
     last = stress(positions, distances)
     for _ in range(MOST_ITERATIONS):
-        # One Guttman transform: the least point of a parabola that lies above the stress and touches it here.
+        # One Guttman transform: the minimum of a quadratic that lies above the stress and touches it here.
         apart = between(positions, positions)
         ratio = np.divide(distances, apart, out=np.zeros_like(apart), where=apart > 1e-12)
         step = -ratio
@@ -307,7 +307,7 @@ class ExchangeDescent:
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
 
     def _count(self) -> None:
-        # What depends on ``assigned``.
+        # Compute anew what depends on ``assigned``.
         towers = np.eye(self.problem.towers)[self.assigned]
         self._near = self._pair @ towers
         self._items = towers.sum(0)
@@ -321,7 +321,7 @@ class ExchangeDescent:
         # Make the best move or swap of ``item`` if it helps; whether it did.
         gains = np.concatenate([self._moves(item), self._swaps(item)])
         best = int(gains.argmin())
-        # Gains of rounding alone would swap the same two items pass after pass.
+        # Gains by rounding alone would swap the same two items again and again.
         if gains[best] > -TOLERANCE:
             return False
         if best < self.problem.towers:
@@ -337,7 +337,7 @@ class ExchangeDescent:
         tower, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
         now = self._over(self._used)
-        # Both towers' loads change: the excess of the one may fall by more than that of the other rises.
+        # The loads of both towers change: the one that the item goes to, and the one that it leaves.
         excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
         # A tower keeps one item at least.
         bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
@@ -450,13 +450,13 @@ def _nearness(feature: int, home: int, members: Sequence[list[int]], strategy: s
         return "alone in its tower"
     means = []
     for tower in members:
-        # A feature is fully similar to itself, which says nothing about its tower.
+        # Without itself: a feature's similarity to itself says nothing about the tower.
         others = [other for other in tower if other != feature]
         means.append(float(np.mean(similarity[feature, others])))
     text = f"similarity {means[home]:.2f} to its tower"
     if len(members) == 1:
         return text
-    # Diverse towers want little similarity inside them, so the best of the others is the least similar.
+    # Diverse towers want little similarity inside, so the best other tower is the least similar one.
     sign = -1 if strategy == "coherent" else 1
     other_towers = [number for number in range(len(members)) if number != home]
     best = min(other_towers, key=lambda number: sign * means[number])

@@ -190,7 +190,7 @@ class TowerEmbeddings(nn.Module):
         elif self._keys != ids.keys():
             ids = ids.permute(list(map(ids.keys().index, self._keys)))
         if len(self.layout.tower_hosts) == 1:
-            # This rank is its own only peer.
+            # This rank is its only peer, so nothing is sent.
             return NoWait(NoWait(ids))
         return cast(Sent, self._send(ids))
 
@@ -237,7 +237,7 @@ class TowerEmbeddings(nn.Module):
             assert self.collection is not None
             return self._penalised(feature_vectors(self.collection(mine), None, self._pooled, even=self.even), weights)
         samples, parts, blocks = mine.stride(), by_key(mine), self._events.blocks
-        # 1. The tables of events first: they give pooled features, too, and the other tables are left with the rest.
+        # 1. The tables of events first: they also give pooled features, and the other tables give the rest.
         lookup, places = self._events.lookup(parts, samples)
         taken = blocks.take(self.event_tables(lookup), samples, places)
         pooled = None
@@ -279,7 +279,7 @@ class TowerEmbeddings(nn.Module):
         grads = [p.grad for p in self.own_parameters() if p.grad is not None]
         if not grads or dist.get_world_size(self.groups.tower) == 1:
             return
-        # One collective for all gradients: each of its own would cost the latency of the links.
+        # One collective for all gradients, so that the latency of the links is paid only once.
         flat = torch.cat(list(map(torch.flatten, grads)))
         dist.all_reduce(flat, group=self.groups.tower)
         flat /= dist.get_world_size(self.groups.tower)

@@ -80,7 +80,7 @@ class _Accumulated(torch.autograd.Function):
         losses, outputs = [], []
         sums: list[Tensor | None] = [None] * len(inputs)
         for rows in parts:
-            # Leaves of their own: the gradients of a part end there, and free its activations.
+            # New leaves: autograd stops there, so the activations of a part are freed before the next one runs.
             dense, vectors = (each[rows].detach().requires_grad_(each.requires_grad) for each in inputs[:2])
             labels, weights, extra = labelled
             part_extra = None if extra is None else extra[rows]
@@ -101,7 +101,7 @@ class _Accumulated(torch.autograd.Function):
                 whole = sums[place]
                 if whole is None:
                     whole = sums[place] = torch.zeros_like(inputs[place])
-                # Dense features and vectors are by rows, and each part has other ones.
+                # Each part has rows of its own of the dense features and vectors; parameters are the same in all parts.
                 if place < 2:
                     whole = whole[rows]
                 whole.add_(gradient)
@@ -126,7 +126,7 @@ class _Accumulated(torch.autograd.Function):
 def require_rowwise(model: nn.Module, parts: int) -> None:
     """Raise ConfigError where a layer of ``model`` looks at other rows of the batch, of which a part has only some."""
     for name, layer in model.named_modules():
-        # Ours, or PyTorch's, which the model of a plugin may have.
+        # Our layer, or PyTorch's own, which a plugin's model may have.
         if isinstance(layer, BatchNorm | _BatchNorm):
             raise ConfigError(
                 f"train.accumulate is {parts}, but layer {name!r} normalises by mean and variance of the whole batch, "

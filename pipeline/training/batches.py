@@ -116,7 +116,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         self._builder = _BatchBuilder(split, order, group_by)
         ranks = 1 if independent else order.world_size + order.without
         self._told: Announcements[Batch] | None = Announcements.needed(split.schema, announce, ranks, prefetch + 1)
-        # Of several ranks' batches, the consumer holds those that are being announced.
+        # With announcements, the consumer itself holds the batches ahead; the queue only hands them over.
         room = prefetch if self._told is None else 1
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(room)
         self._stop = threading.Event()
@@ -163,7 +163,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                 self._thread.join(timeout=0.01)
 
     def _put(self, item: _Read | BaseException | None) -> None:
-        # With a timeout: a reader that nobody takes from must still see that it is to stop.
+        # With a timeout, so that a reader whose batches nobody takes still notices that it must stop.
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -172,8 +172,8 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                 continue
 
     def _produce(self) -> None:
-        readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
         try:
+            readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
             with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="nightjar-decode") as pool:
                 for read in self._batches(pool):
                     self._put(read)
@@ -207,7 +207,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                 built = built.pin_memory()
             yield _Read(built, announcement)
             batch += 1
-            if batch == sampler.batches:
+            if batch >= sampler.batches:
                 epoch, batch = epoch + 1, 0
 
 
@@ -244,7 +244,7 @@ class _BatchBuilder:
         self.group_at = None if group_by is None else self.single_at[group_by]
         events = event_lookups(split.schema)
         self.events: EventBuilder | None = None
-        # Features whose tables have events are looked up with these, by one exchange (``EventLookups``).
+        # Features that share a table with events are looked up together with them, in one exchange (``EventLookups``).
         in_events: Sequence[str] = ()
         if events is not None:
             self.events = EventBuilder(events, split.schema, self.single_at)
@@ -305,7 +305,7 @@ class _LookupColumns:
     # Where one column has weights, those of the others are 1: a lookup takes weights of all its columns or of none.
 
     def __init__(self, weighted: bool) -> None:
-        # An empty array in front: there may be no column.
+        # ``np.concatenate`` needs an array even where there is no column.
         self.lengths, self.values = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         self.weights, self._weighted = list[np.ndarray](), weighted
 
@@ -336,14 +336,14 @@ class EventBuilder:
 
     def __init__(self, lookups: EventLookups, schema: DatasetSchema, single_at: Mapping[str, int]) -> None:
         self._lookups, self._single_at = lookups, single_at
-        # Of each sequence, whose columns have the same lengths.
+        # The first column of each sequence: all of its columns have the same lengths.
         self._first = {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
         self._weighted = any(column.weighted for column in schema.sparse if column.name in lookups.features)
 
     def build(self, rows: DecodedColumns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
         """The lookup, and the sample of each event."""
         count, samples = len(rows.labels), list[torch.Tensor]()
-        # The rows of the lookup that a segment has: "" is that of the samples themselves.
+        # Rows of the lookup in each segment, by sequence; "" stands for the samples themselves.
         sizes = {"": count}
         for name, column in self._first.items():
             events = np.diff(rows.ragged[column].offsets)
@@ -354,7 +354,7 @@ class EventBuilder:
             for segment in self._lookups.segments:
                 size, found = sizes[segment.sequence], segment.columns.get(table)
                 if found is None:
-                    # Every table has a bag for every row of the lookup, if an empty one.
+                    # Every table has a bag for every row of the lookup; this one stays empty.
                     columns.add(np.zeros(size, np.int32), np.zeros(0, np.int32))
                 elif found in self._single_at:
                     columns.add(np.ones(size, np.int32), rows.single[self._single_at[found]])
@@ -426,5 +426,5 @@ class RowCounts:
     def _row_weights(self, extra: Tensor | None) -> Tensor | None:
         if not self.row_weights or extra is None:
             return None
-        # The shares of kept rows, if there are some, are behind them.
+        # Row weights are the last column, or the one in front of the shares of kept rows.
         return extra[:, -2] if self.sampled else extra[:, -1]

@@ -188,13 +188,13 @@ class Checkpoints:
             )
         self.ends_early = state.step == total
         self._restore_trained_weights(state)
-        # An average that has not begun yet is one of a training that was planned shorter, and began too early.
+        # The average has not begun yet: one in the state is of a training that was planned shorter and began too early.
         average = executor.optimizers.average
         if average is not None and state.step < average.first:
             drop_averages(executor.optimizers.dense)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
-        # While the average is in the weights' place: the level is in its bias.
+        # Before the swap: the level belongs to the bias of a published average, which is still in the weights' place.
         restore_last_bias(self.executor, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
             self.executor.optimizers.average.swap()
@@ -282,7 +282,7 @@ class Checkpoints:
         The one it was resumed from stays: a training that is made longer again goes on from there.
         """
         path = self._redirect_last()
-        # An earlier session that was made as long may have written it already.
+        # An earlier session of the same length may have written it already.
         if path is None:
             return
         self.save(final=True)
@@ -304,7 +304,7 @@ class Checkpoints:
 
     def _redirect_last(self) -> str | None:
         # Have the last checkpoint written beside the directory of the others; None where it lies there already. The
-        # directory's name has the coding: another one does not take the place of this one, which artifacts name.
+        # directory's name has the coding, so that no other coding replaces a checkpoint that artifacts name.
         directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
         path = f"{directory}/{name_of(self.executor.steps)}"
         self.checkpointer.turn_to(directory)
@@ -381,7 +381,7 @@ class Checkpoints:
         One that a ``gc`` has removed since the training ended is left out. Collective.
         """
         store = self.checkpointer.store
-        # The last name is that of the last step, whose checkpoint may lie in a directory of its coding.
+        # Without the last name: its checkpoint is ``newest``, which may lie in the directory of another coding.
         paths = [f"{self._directory}/{name}" for name in (self.retained or [])[:-1]]
         found = run_on_rank0("finding checkpoints", lambda: [path for path in paths if store.find(path) is not None])
         return [*found, self.newest]

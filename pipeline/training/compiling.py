@@ -38,9 +38,9 @@ SHORTEST = 600.0
 FIRST, TIMED = 10, 10
 # The passes run this often each way, in turn.
 ROUNDS = 8
-# What is saved by the end must be at least this many times what compiling takes.
+# Compiling must save at least this many times its own time by the end of training.
 MARGIN = 2.0
-# Once it is compiled, passes that take at most this share of their time pay.
+# Once it is compiled, it stays so where passes take at most this share of their former time.
 WORTH = 0.98
 BACKEND = "inductor"
 FAILED = "it cannot be compiled here, as the log of a rank says"
@@ -121,7 +121,7 @@ class AutoCompile(Callback):
                 self._store.write_json(self._path(), {**self._machine(), "times": asdict(timed)})
             except (NightjarError, OSError) as error:
                 log.info("the times of torch.compile are not kept: %s", error)
-        # What it takes to compile is spent already, so every millisecond counts now.
+        # Compiling is paid for by now, so only the steps' own times are compared, unlike in ``Timed.pays``.
         self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, _timing_message(timed, left))
 
     def _decide(self, compiled: bool, why: str) -> None:
@@ -139,7 +139,7 @@ class AutoCompile(Callback):
         inputs = self._part.inputs
         assert inputs is not None
         made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
-        # Left out where it is 1, so that times of before there were parts are found.
+        # Left out where it is 1, so that times kept before ``train.accumulate`` existed are still found.
         if self._part.parts > 1:
             made["parts"] = self._part.parts
         model = {"model": asdict(self._settings.model), "dtype": str(self._part.dtype)}

@@ -21,7 +21,7 @@ def select_training_settings(config: Config) -> TrainingSettings:
         checkpoint=config.checkpoint,
         debug=config.debug,
         limit_memory=config.launch.limit_memory,
-        # A later training compares itself with all of it (``check_changes``).
+        # A later training compares its own configuration with all of this (``check_changes``).
         record=recorded(config),
     )
 

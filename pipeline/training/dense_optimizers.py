@@ -30,7 +30,7 @@ class Adam(DenseOptimizer):
         import torch
 
         settings, betas = [group.settings() for group in groups], (self.beta1, self.beta2)
-        # One class for all groups, whose state has the same names: groups without a decay take the same steps by both.
+        # One class for all groups: where the decay is 0, AdamW takes the same steps as Adam.
         if any(group.weight_decay for group in groups):
             return torch.optim.AdamW(settings, betas=betas, eps=self.eps, fused=True)
         return torch.optim.Adam(settings, betas=betas, eps=self.eps, fused=True)
@@ -106,7 +106,7 @@ class DenseSgd(DenseOptimizer):
         import torch
 
         settings = [group.settings() for group in groups]
-        # PyTorch refuses it without a momentum, where there is nothing to look ahead by.
+        # PyTorch refuses Nesterov's step without a momentum.
         nesterov = self.nesterov and self.momentum > 0
         return torch.optim.SGD(settings, momentum=self.momentum, nesterov=nesterov, fused=True)
 

@@ -31,7 +31,7 @@ from pipeline.models.layers.perceptron import BatchNorm, MaxNorm
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"
-# Trainings that this process has begun with the other ranks; each leaves its failure under a key of its own.
+# The number of trainings that this process has begun. Each leaves its failure under a key of its own.
 _trainings = 0
 _PATIENCE = timedelta(minutes=30)
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -39,7 +39,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _side: tuple[object, dist.ProcessGroup] | None = None
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
-# Bytes of the heap, from which tensors of a step come, that are asked for in large pages.
+# Bytes of the heap that are asked for in large pages; the tensors of a step lie there.
 _STEP = 512 << 20
 
 
@@ -66,7 +66,7 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
         torch.set_flush_denormal(True)
         _keep_freed_memory()
     if not dist.is_initialized():
-        # What exchanges embeddings.
+        # The default group exchanges embeddings, so its backend follows the device of the tables.
         backend = _BACKENDS[hardware.table_device]
         if "RANK" in os.environ:
             # torchrun sets it.
@@ -95,7 +95,7 @@ def workers_of(hardware: HardwareConfig) -> Workers:
     key = dist.distributed_c10d._get_default_group(), hardware.workers
     if key not in _groups:
         ranks = [*range(hardware.workers)]
-        # What exchanges the gradients of the dense part, wherever the tables are.
+        # It reduces the dense part's gradients, so its backend follows the workers' device, not the tables'.
         _groups[key] = dist.new_group(ranks, backend=_BACKENDS[hardware.device], timeout=_PATIENCE)
     return Workers(hardware.workers, hardware.world_size, _groups[key])
 
@@ -172,7 +172,7 @@ def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
 def first_fault(fault: Fault | None) -> Fault | None:
     """The smallest of the ranks' faults, of equal ones that of the lowest rank; None without any. Collective."""
     faults = [Fault(*each) for each in all_gather_records(fault) if each]
-    # By pass and kind: what was spoilt first is the cause of all else.
+    # By pass and kind: the first value that was not finite is the cause of all later ones.
     return min(faults, key=lambda each: each[:2], default=None)
 
 
@@ -245,7 +245,7 @@ def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> N
     """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks of ``group`` (None: all)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    # By the rows of its rank alone, a layer would make another model of every number of ranks.
+    # If a layer looked at the rows of its own rank alone, the model would depend on the number of ranks.
     for layer in ranking.modules():
         if isinstance(layer, BatchNorm):
             layer.combine = partial(sum_of_ranks, group=group)
@@ -287,7 +287,7 @@ class Agreement:
 
     def __enter__(self) -> Agreement:
         if threading.current_thread() is threading.main_thread():
-            # An event and nothing more: a handler runs between any two operations of the main thread.
+            # The handler only sets an event: it may run between any two operations of the main thread.
             self._former = signal.signal(signal.SIGTERM, lambda *_: self._terminated.set())
         return self
 

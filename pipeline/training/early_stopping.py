@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config.train import ValidateConfig
 
-# For ``train.validate.every_steps=auto``.
+# Looks at the validation rows in an epoch with ``train.validate.every_steps=auto``.
 LOOKS_PER_EPOCH = 4
 
 
@@ -66,7 +66,7 @@ class Stopping:
 
     def decide(self, look: ValidationResult) -> StoppingDecision:
         """Take in ``look``."""
-        # The state is in every checkpoint: parts of the loss, of which there are many, would make it large.
+        # Without the parts of the loss: there are many of them, and this state is in every checkpoint.
         self.looks.append(replace(look, parts=None))
         if self.best is None or self._is_better(look, self.best):
             self.best, self.since, self.kept = look, 0, look.step
@@ -120,7 +120,7 @@ class Stopping:
 
 def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> bool:
     """Whether a training of ``total`` steps looks at the validation rows after ``step`` (from 1)."""
-    # Whatever the interval: the last weights are candidates for the best ones.
+    # Always after the last step, since the last weights may be the best ones.
     if step == total:
         return True
     if isinstance(config.every_steps, int):

@@ -59,7 +59,7 @@ class FaultFinder:
             self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
 
     def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
-        # On the device: the number of the first bad pass, 0 so far, and what was bad in it.
+        # Kept on the device: the number of the first bad pass (0: none yet), and which parts were bad in it.
         parts = _bad_parts(dense, embeddings)
         if self._marks is None:
             self._marks = torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts)
@@ -77,7 +77,7 @@ class FaultFinder:
         for (kind, part), is_bad in zip(self._names, bad, strict=True):
             if is_bad:
                 return Fault(step, kind, part)
-        # A pass of its own finds the layer: with hooks in every step, all outputs would be read twice.
+        # A second pass with hooks finds the layer: hooks in every step would read all outputs twice.
         assert self._seen is not None
         with _outputs(self._ranking) as layers:
             self._rank(*self._seen)

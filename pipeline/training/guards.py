@@ -15,11 +15,11 @@ from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
 from pipeline.training.train_metrics import MetricAccumulator, Sums
 
-# What NE must fall by, as a share of it, in ``window_steps`` to count as learning.
+# NE must fall by this share of itself in ``window_steps`` steps to count as learning.
 LEAST_GAIN = 1e-4
 # Near the base rate NE falls slowly, by less than that a window: there it must fall by it in so many windows.
 NEAR, PATIENCE = 0.01, 4
-# Windows, at most, between two judgements that cost something.
+# The most windows between two judgements that cost something.
 LONGEST_WAIT = 16
 log = logging.getLogger(__name__)
 
@@ -151,18 +151,22 @@ def check_layers(
     An infinite moment freezes its weight for ever, though the weight itself stays finite. ``copy_rows`` of checkpoints
     checks the tables while it copies their rows, which saves a pass over them.
     """
-    found = ""
-    for name, parameter in dense.items():
-        if not found and not torch.isfinite(parameter).all():
-            found = f"layer parameter {name!r}"
-    for name, parameter in dense.items():
-        for key, state in optimizer.state.get(parameter, {}).items():
-            if not found and isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
-                found = f"{key} of layer parameter {name!r}"
+
+    def first_not_finite() -> str:
+        for name, parameter in dense.items():
+            if not torch.isfinite(parameter).all():
+                return f"layer parameter {name!r}"
+        for name, parameter in dense.items():
+            for key, state in optimizer.state.get(parameter, {}).items():
+                if isinstance(state, torch.Tensor) and not torch.isfinite(state).all():
+                    return f"{key} of layer parameter {name!r}"
+        return ""
+
+    found = first_not_finite()
     flag = torch.tensor([float(bool(found))], device=next(iter(dense.values())).device)
     if not add_up(flag).item():
         return
-    # One rank's fault is the error of all: the others would wait for it in the checkpoint's collectives.
+    # All ranks raise: those without a fault would otherwise wait in the checkpoint's collectives.
     first, part = first_fault(Fault(step, LAYER, found) if found else None), "a layer"
     if first is not None:
         part = first.part

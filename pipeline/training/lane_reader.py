@@ -83,7 +83,7 @@ class LaneReader:
         self._submit()
         while self._pending and self._pending[0][0] <= number:
             _, decoding = self._pending.popleft()
-            # Before the wait, so that a thread is never without work.
+            # Submitted before the wait below, so that no thread idles.
             self._submit()
             self._lanes.setdefault(decoding.window.lane, []).append((decoding.window, decoding.done.result()))
 
@@ -110,7 +110,7 @@ class LaneReader:
         (epoch, first), sampler = start, self._sampler
         last = sampler.batches - 1
         while epoch < epochs:
-            # In the last, short batch a rank may have no rows, and need another lane for its padding alone.
+            # In the last, short batch a rank may have no rows, and need another lane for its padding only.
             own = {take.lane for take in self._takes(first)}
             late = {take.lane for take in self._takes(last)}
             windows = []
@@ -124,7 +124,7 @@ class LaneReader:
             epoch, first = epoch + 1, 0
 
     def _takes(self, batch: int) -> list[Take]:
-        # Of a rank without rows, its padding.
+        # A rank without rows takes the first row of the batch as padding.
         return self._sampler.takes(batch, self._rank, self._world) or [self._sampler.first(batch)]
 
     def _submit(self) -> None:
@@ -156,7 +156,7 @@ class _Decoding:
         self._lock = threading.Lock()
         self._raw: DecodedRows | None = None
         self._parts: dict[int, dict[str, Ragged]] = {}
-        # Where the rows of each part begin, and all of them end.
+        # The first row of each part in the window's memory, and behind them the number of all rows.
         self._at = list(accumulate((part.group.rows for part in window.parts), initial=0))
         for number in range(len(window.parts)):
             pool.submit(self.decode, number)
@@ -182,16 +182,16 @@ class _Decoding:
                     self.done.set_exception(error)
 
     def _mixed(self, raw: DecodedRows) -> DecodedRows:
-        # Threads have finished the parts in any order.
+        # By number: threads may have finished the parts in any order.
         parts = [self._parts[number] for number in range(len(self._parts))]
-        # A new dict: the block's own is that of the window that had this memory before.
+        # A new dict: the old one has the columns of the window that used this memory before.
         raw.ragged = {}
         for name in parts[0]:
             raw.ragged[name] = join_ragged([part[name] for part in parts])
         if not self._sampler.order.shuffle and self.window.rows == self._at[-1]:
             # It is all of its row groups, in their order.
             return raw
-        # The lane may begin or end within a row group, of which it then has some rows only.
+        # The lane may begin or end within a row group; then it has only some of its rows.
         places = []
         for part, at in zip(self.window.parts, self._at, strict=False):
             places.append(np.arange(at + part.start, at + part.stop))

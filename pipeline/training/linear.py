@@ -25,7 +25,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        # Saved as it is rounded: the backward pass multiplies by what the forward pass did.
+        # Saved as rounded here: the backward pass multiplies by the same values as the forward pass.
         kernel = weight.to(x.dtype)
         out = product(x, kernel, None if bias is None else bias.to(x.dtype))
         if relu:
@@ -66,7 +66,7 @@ class _CompiledLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        # The kernel takes values one behind the other; the gradient of a sum, for one, has strides of 0.
+        # The kernel needs contiguous values; the gradient of a sum, for example, has strides of 0.
         grad = grads[0].contiguous()
         x, weight, out = ctx.saved_tensors
         for_x = None
@@ -86,7 +86,7 @@ def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor,
         if out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         return grad, grad.sum(0) if summed else None
-    # The kernel reads the gradient once for both.
+    # The kernel masks and sums in one pass over the gradient.
     grad = grad.contiguous()
     masked = grad if out is None else torch.empty_like(grad)
     sums = torch.empty(grad.shape[1])
@@ -132,7 +132,7 @@ class CpuLinear(nn.Linear):
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
         kernels = load_kernels("linear")
         fits = kernels is not None and kernels.able[dtype == torch.bfloat16] and flat.stride(1) == 1
-        # The compiled kernels read addresses: parameters of another dtype or layout would be other numbers to them.
+        # The compiled kernels read raw memory, as contiguous float32 whatever it is.
         for parameter in (self.weight, self.bias):
             if parameter is not None:
                 fits = fits and parameter.dtype == torch.float32 and parameter.is_contiguous()
@@ -155,7 +155,7 @@ def use_cpu_kernels(model: nn.Module) -> None:
     if not has_kernel(torch.float32):
         return
     for parent in list(model.modules()):
-        # By name the ReLU behind a layer; only a Sequential says what runs after what.
+        # The name of the ReLU behind each layer. Only in a Sequential is it known what runs after what.
         followed: dict[str, str] = {}
         if isinstance(parent, nn.Sequential):
             for name, following in pairwise(parent._modules):
@@ -165,5 +165,5 @@ def use_cpu_kernels(model: nn.Module) -> None:
             if type(child) is nn.Linear:
                 setattr(parent, name, CpuLinear(child, relu=name in followed))
                 if name in followed:
-                    # In its place, so that the names of the layers behind it stay.
+                    # Replaced and not removed, so that the layers behind it keep their names.
                     setattr(parent, followed[name], nn.Identity())

@@ -15,9 +15,9 @@ from pipeline.config.train import TrainConfig
 from pipeline.core.units import plural
 
 log = logging.getLogger(__name__)
-# A training should have at least this many.
+# A training with fewer steps gets a warning.
 FEWEST_STEPS = 100
-# At most, where ``train.warmup_steps`` is auto.
+# The longest warm-up in steps where ``train.warmup_steps`` is auto.
 LONGEST_WARM_UP = 1000
 
 

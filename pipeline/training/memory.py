@@ -31,7 +31,7 @@ from pipeline.store.artifacts import Store
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up, largest
 
-# Of the limit, from which on a warning says so.
+# A warning is logged where training takes more than this share of the limit.
 WARN_SHARE = 0.9
 # Directory of a local store for the files of tables on tier ssd.
 SCRATCH = "scratch"
@@ -60,6 +60,7 @@ class MemoryMeter:
         self._start = status_bytes("VmRSS") or peak_rss()
 
     def peak(self) -> int:
+        """The most bytes taken so far; on a CPU beyond those that the process had at the start."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return max((status_bytes("VmHWM") or peak_rss()) - self._start, 0)
@@ -71,7 +72,7 @@ def give_back_freed() -> None:
     Training has glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept memory
     grows slowly, by some hundred MiB at most.
     """
-    # Other C libraries have no such function, and ``connect`` does not have them keep memory.
+    # Only glibc has this function, and only glibc keeps memory because of ``connect``.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -109,7 +110,7 @@ class MemoryBudget(Callback):
         self.active = wanted == "always" or (wanted == "auto" and bool(plan.tables_on("ssd")))
         self._hardware, self._measure = hardware, measure
         self._limits: list[int] = []
-        # One for each host: those of embeddings may have more than those of workers.
+        # One for each host: embedding hosts may have more memory than workers.
         for first_rank in range(0, hardware.world_size, hardware.ranks_per_host):
             self._limits.append(int(hardware.ddr_gib_of(first_rank) * GIB) * hardware.ranks_per_host)
         self.limit, self.peak, self._warned = self._limits[0], 0, False
@@ -128,7 +129,7 @@ class MemoryBudget(Callback):
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
         # Reading PSS walks the page tables, so a reading that the SSD tier has just made is taken for this one.
         used = interval.figures.get("pss_bytes") or self._measure()
-        # Near this rank's share of the limit, without memory that is free but kept for later.
+        # Near this rank's share of the limit, freed memory that glibc keeps for later must not count.
         if used > WARN_SHARE * self._limits[host] / local:
             give_back_freed()
             used = self._measure()
@@ -156,7 +157,7 @@ class MemoryBudget(Callback):
     def _of(self, taken: int) -> str:
         text = f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory"
         count = self._hardware.ranks_per_host
-        # The setting is that of a rank, which is not what is compared here.
+        # The limit here is that of a host, but the setting that the user knows is that of a rank.
         if count > 1:
             text += f" ({self.limit / count / GIB:g} GiB for each of {count} ranks)"
         return text

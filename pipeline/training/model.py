@@ -48,7 +48,7 @@ from pipeline.training.tasks import TaskLoss, join_labels
 TABLES = "collection"
 EVENT_TABLES = "event_tables"
 TOWERS = "towers"
-# What the names of sequences' parameters start with, in towers too.
+# The names of sequences' parameters start with this, in towers as well.
 HISTORIES = "head.histories."
 # The first compute capability with TF32.
 AMPERE = (8, 0)
@@ -74,7 +74,7 @@ class ClickModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Output]:
         """The rank's loss as ``Batch`` defines it, and what metrics need."""
-        # The pipeline traces this method to find the collections and their inputs, so the calls are plain.
+        # TorchRec's pipeline traces this method to find the collections and their inputs, so they are called directly.
         pooled = looked_up = None
         if self.collection is not None:
             pooled = self.collection(batch.sparse)
@@ -333,7 +333,7 @@ class DensePart(DenseModel):
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The autocast dtype for ``train.precision``; None: float32. ConfigError for bf16 on a device that lacks it."""
-    # Natively: with AVX512_BF16 or AMX on a CPU, from Ampere on on CUDA. A CPU without them emulates it, slowly.
+    # Whether bf16 is native: on CUDA from Ampere on, on a CPU with AVX512_BF16 or AMX. Others emulate it slowly.
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -359,7 +359,7 @@ def use_tf32(precision: str, device: torch.device) -> None:
             hint="train.precision=fp32",
         )
     if device.type == "cuda":
-        # In both directions: an earlier training of this process may have set it.
+        # Set either way: an earlier training in this process may have set the other.
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
@@ -533,7 +533,7 @@ def assemble(
         )
         return Sharded(model, flat.head, RowAccess(model))
 
-    # Of the tables, this rank has those of its hosts' towers alone.
+    # This rank holds only the tables of its own hosts' towers.
     layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)
     model_of_rank = build_towers(settings, schema, layout, device, trained=trained)
     local_schema = schema.with_vectors(layout.tower_hosts[model_of_rank.towers.groups.number].features)

@@ -43,7 +43,7 @@ class DenseClip:
         self._counts = True
         if towers is not None:
             self._unshared.update(map(id, towers.unshared_parameters()))
-            # All ranks of a tower have its gradients, of which one adds them to the sum.
+            # All ranks of a tower have its gradients; only the first of them adds them to the sum.
             self._counts = dist.get_rank() == towers.groups.tower_ranks[0]
         self._has_unshared = bool(self._unshared) and dist.get_world_size() > 1
 
@@ -138,7 +138,7 @@ class Average:
         past = step - self._first
         if past < 0 or past % self._config.every:
             return
-        # By what the weights of now count for. In a mean, parameters that began to learn later have taken in fewer.
+        # By the share of the current weights. In a mean it is larger for parameters that began to learn later.
         by_share: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for parameter in self._parameters:
             if parameter.grad is None and parameter.requires_grad:
@@ -190,7 +190,7 @@ class LambSteps(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients."""
         for group in self.param_groups:
-            # The state has the names of PyTorch's Adam, by which snapshots find the direction of the last steps.
+            # The state is named as in PyTorch's Adam: snapshots look up the direction of the last steps by that name.
             (beta1, beta2), decay = group["betas"], group["weight_decay"]
             parameters, gradients, means, squares = (list[Tensor]() for _ in range(4))
             corrections1, corrections2 = list[float](), list[float]()
@@ -304,7 +304,7 @@ class Optimizers:
 
     def gather(self) -> None:
         """Bring the dense optimizer's whole state to rank 0, where the ranks share it. Collective."""
-        # A method of Shampoo's optimizer; others have the state of all parameters on every rank.
+        # Shampoo's optimizer has this method; with others, every rank has the state of all parameters.
         gather = getattr(self.dense, "gather", None)
         if gather is not None:
             gather()

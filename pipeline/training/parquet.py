@@ -175,14 +175,14 @@ class SplitReader:
                     self.groups.append(RowGroup(path, index, rows, self.rows))
                 self.rows += rows
         self.groups_read = 0
-        # Reading threads open a file for each of its groups: the footer is parsed once.
+        # A file is opened anew for each of its row groups, but its footer is parsed only once.
         self._footers: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._teacher: Any = None if teacher is None else self._read_scores(teacher)
 
         self.single = [column.name for column in schema.sparse if not column.multi]
         self.multi = [column for column in schema.sparse if column.multi]
-        # In this order: ``DensePart``, ``RowCounts`` and ``counted_for`` find tasks in front, and the others behind.
+        # The order matters: ``DensePart``, ``RowCounts`` and ``counted_for`` count from the front or from the end.
         self.extra = [task_column(task.name) for task in schema.tasks]
         if teacher is not None:
             self.extra.append(TEACHER_LOGIT)
@@ -255,7 +255,7 @@ class SplitReader:
                         f"{group.index}",
                         hint="nightjar ingest with force=true writes the dataset again",
                     )
-                # One array for all of them: they are equal, and windows are kept for many batches.
+                # All columns share one array of offsets, which saves memory: windows are kept for many batches.
                 ragged[name] = replace(events, offsets=offsets)
         return ragged
 
@@ -304,7 +304,7 @@ class SplitReader:
         if not self.schema.sampled:
             return own
         rates = self.column(NEGATIVE_RATE)
-        # No row was left out of this split, which spares reading its labels.
+        # No row was left out of this split, so its labels need not be read.
         if (rates == 1).all():
             return own
         if own is None:
@@ -344,7 +344,7 @@ class SplitReader:
             return None
         profile = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}")
         rate = profile.get("label_rate", {}).get(self.split)
-        # That of all rows of the log; ``label_rate`` of train rows is that of the kept ones.
+        # ``base_rate`` is that of all rows of the log; ``label_rate`` of train rows only counts the kept ones.
         if self.split == "train":
             rate = profile.get("base_rate", rate)
         return None if rate is None else float(rate)
@@ -382,7 +382,7 @@ class SplitReader:
         try:
             table = retried(lambda: self._decoded(group, names), f"reading {where}")
         except Exception as error:
-            # A store that does not answer says nothing against the dataset, whose new ingestion would not help.
+            # If the store did not answer, the dataset may well be intact, and ingesting it again would not help.
             passing = explained(error)
             if passing is not None:
                 raise passing from error
@@ -414,7 +414,7 @@ class SplitReader:
             opened as source,
             pq.ParquetFile(source, metadata=footer, memory_map=local, pre_buffer=not local) as file,
         ):
-            # One thread: windows of row groups are decoded beside each other, and the step wants the other CPUs.
+            # One thread: several row groups are decoded at the same time already, and the step needs the other CPUs.
             table = file.read_row_group(group.index, columns=names, use_threads=False)
             with self._lock:
                 self._footers.setdefault(group.file, file.metadata)
@@ -446,7 +446,7 @@ class SplitReader:
             return
         row = at = int(np.argmax((ids < 0) | (ids >= rows)))
         if offsets is not None:
-            # Rows without a value have the same offset as the row behind them.
+            # From the right: rows without a value have the same offset as the row behind them.
             row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise GuardError(
             f"table {name!r} has rows 0 to {rows - 1}, but {self.split} row {group.first + row} ({group.file}) "

@@ -41,9 +41,9 @@ from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.step import StepExecutor
 
-# So many rows tell NE to less than a percent.
+# This many rows are enough to know NE within a percent.
 JUDGED_ROWS = 1 << 16
-# Batches from one meeting of ranks that have all tables to the next.
+# Ranks that score alone wait for each other after this many batches.
 MEETING = 64
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def predict(
             parts = []
             # Towers see the events of other ranks' rows.
             histories = sharded.dense_part.histories if sharded.towers is None else None
-            # Of an ensemble, its first member.
+            # Only the first pass is watched: of an ensemble, that of its first member.
             with watching(histories) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
                     with BatchReader(split, order, pin=device.type == "cuda", independent=whole) as reader:
@@ -129,7 +129,7 @@ def predict(
             shares = compute_member_shares(weights, len(split.schema.tasks)).astype(np.float32)
             # In the members' order, so that the sum has the same bits wherever it is computed.
             logits = np.asarray(sum(map(operator.mul, parts, shares)), np.float32)
-        # Of this rank in the first batch, which has the example rows.
+        # This rank's rows of the first batch, from which the example rows are chosen.
         rows = BatchSampler(order, split.groups).owned(0, order.rank, order.world_size)
         return Predictions(
             split.column(LABEL),
@@ -173,7 +173,7 @@ def score(
     needs nothing of other ranks, which meet now and then.
     """
     model.eval()
-    # Embedding hosts hold the tables in host memory, so that ids stay there, whatever the dense part is on.
+    # Embedding hosts hold the tables in host memory, so ids stay there whatever device the dense part is on.
     input_device = torch.device("cpu") if workers.remote else device
     scored = []
     with torch.no_grad():
@@ -241,7 +241,7 @@ def main_logits(logits: np.ndarray) -> np.ndarray:
     return logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 
-# Events of the example, where some row of the first batch has no more.
+# The example shows a row with at most this many events, if the first batch has one.
 MOST_EVENTS = 12
 
 
@@ -270,7 +270,7 @@ class Watched:
         for name, parts in self.weights.items():
             # A block without weights, such as a mean, has nothing to show.
             if parts:
-                # Of several heads the mean.
+                # The mean over the heads.
                 weights = torch.cat(parts).float().mean(1).cpu()
                 examples[name] = _example(self.rows[name].cpu(), weights, rows)
         return examples
@@ -286,7 +286,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
         def end(module: SequenceEncoders, given: tuple[Any, ...], made: Tensor) -> None:
             seen.rows.update(zip(module.vectors, given[1], strict=True))
-            # The first pass alone: later ones, of other batches or members, run without hooks.
+            # Only the first pass: later ones, of other batches or members, run without hooks.
             while hooks:
                 hooks.pop().remove()
 
@@ -299,7 +299,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
 
 def _watch_weights(vector: torch.nn.Module, into: list[Tensor]) -> list[Any]:
-    # A block may work through its events in parts (``train.max_events``), each of which is a pass of its own.
+    # Kept for each pass: a block may take its events in parts (``train.max_events``), with a pass for each.
     events = samples = 0
 
     def before(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
@@ -336,7 +336,7 @@ def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
     return EventAttention(row, weights[start:end].numpy().astype(np.float32), target)
 
 
-# Row groups of so many rows tell the level to a few thousandths.
+# This many rows are enough to know the level within a few thousandths.
 MOST_ROWS = 1 << 20
 # Halvings of the interval that holds the level.
 _HALVINGS = 60
@@ -399,7 +399,7 @@ def level_of(
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     total = float(counts.sum())
     clicks = min(max(float(counts @ clicked), 0.5), max(total - 0.5, 0.5))
-    # The sum of probabilities rises with the level, so one halving after the other closes in on it.
+    # Bisection: the sum of probabilities rises with the level.
     high = float(np.abs(logits).max(initial=0.0)) + _REACH
     low = -high
     for _ in range(_HALVINGS):

@@ -78,7 +78,7 @@ class Announcements(Generic[Item]):
         self._holders: dict[str, _Holders] = {}
         if announce is not None:
             self._holders = {table: _Holders(shards, world) for table, shards in announce.shards.items()}
-        # Not the group of the steps: beside a step, its collectives would come in another order on each rank.
+        # Not the group of the steps: these collectives run beside a step, in another order on each rank.
         self._group = side_group()
         self._coming: deque[tuple[Item, _Telling]] = deque()
 
@@ -87,7 +87,7 @@ class Announcements(Generic[Item]):
         cls, schema: DatasetSchema, announce: Announce | None, world: int, ahead: int
     ) -> Announcements[Item] | None:
         """None for one rank, and where nobody has to know anything. Collective."""
-        # One rank holds all rows itself, and is the one with most events.
+        # A single rank holds all rows itself, and no other rank can have more events.
         if world == 1 or (announce is None and event_lookups(schema) is None):
             return None
         return cls(announce, world, ahead)
@@ -141,7 +141,7 @@ class Announcements(Generic[Item]):
             work = dist.all_to_all_single(ids, own.ids, *split, group=self._group, async_op=True)
             yield
             work.wait()
-            # They lie by rank, and within a rank by table: of T tables, every T-th part belongs to the same one.
+            # The ids lie by rank, and within a rank by table: of T tables, every T-th part is of the same one.
             parts = np.split(ids.numpy(), np.cumsum(sizes.flatten().numpy())[:-1])
             received = {}
             for number, table in enumerate(self._holders):
@@ -155,7 +155,7 @@ class _Telling:
 
     def __init__(self, exchanges: Generator[None, None, int]) -> None:
         self._exchanges = exchanges
-        # Events of the rank with most of them, once all exchanges are done.
+        # The largest number of events on a rank, once all exchanges are done.
         self.most: int | None = None
         self.go_on()
 

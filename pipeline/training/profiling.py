@@ -28,7 +28,7 @@ from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.linear import product
 
 log = logging.getLogger(__name__)
-# Before the profile, and in it where ``debug.profile_steps`` is 0.
+# Steps before the profile, and steps in it where ``debug.profile_steps`` is 0.
 WARM_UP_STEPS, STEPS = 3, 10
 # The kind of an operation: the first whose word is in its name.
 KINDS = (
@@ -105,7 +105,7 @@ class Profiler(Callback):
         if not self._steps and error[0] is None:
             took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
             log.warning("no steps were profiled: %s; train.global_batch may be smaller", took)
-        # Last: it writes a profile that is not written yet, by the figures above.
+        # Last, because it may write the profile, which needs the figures above.
         self._profile.__exit__(*error)
 
     def on_step_end(self) -> None:

@@ -32,7 +32,7 @@ def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> in
     ``then``: the resolved configuration in the checkpoint's record. All other settings that count are the same.
     """
     former = then.get("train", {})
-    # One that the record does not have counts as it is now.
+    # A setting that the record lacks counts as it is now.
     length = {name: former[name] for name in LENGTH if name in former}
     return planned_steps(replace(train, **length), rows)
 
@@ -41,7 +41,7 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     """Raise ConfigError where checkpoint ``path`` has taken more steps than the ``total`` that are planned now."""
     if step <= total:
         return
-    # The settings as they were; where none of them has changed, the steps that were taken.
+    # The settings as they were. Where none of them has changed, the steps that were taken.
     former = _overrides(_changes(train, then)) or f"train.max_steps={step}"
     raise ConfigError(
         f"{_length(train)} plan {total:,} steps, but this training has already taken {step:,} ({path}), and steps "
@@ -87,7 +87,7 @@ def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: 
     """
     if before == total or not step or cycle is not None:
         return False
-    # The warm-up decides the first steps, whose factors the last one may no longer tell apart.
+    # Another warm-up gave the first steps other rates, even where the last step's rate is the same.
     if warmup_steps(train, before) != warmup_steps(train, total):
         return True
     last = step - 1
@@ -177,7 +177,7 @@ def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _former(then: Mapping[str, Any]) -> CheckpointConfig:
-    # A record of another release may have settings that are unknown here, and lack some, which get their defaults.
+    # A record of another release may have settings that are unknown here; those it lacks get their defaults.
     known = asdict(CheckpointConfig()).keys() & then.get("checkpoint", {}).keys()
     return CheckpointConfig(**{name: then["checkpoint"][name] for name in known})
 
@@ -222,7 +222,7 @@ def remapped_rows(
         if _vocab(name) not in dataset.files:
             continue
         if then is not None:
-            # Of another kind of mapping before, nothing is known of rows and ids.
+            # Without a vocabulary then, nothing is known of which id had which row.
             if _vocab(old) not in then.files:
                 continue
             # The hash's seed is the feature's name.

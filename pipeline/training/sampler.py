@@ -219,7 +219,7 @@ def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
     ordered = ids[order]
     _, first, group = np.unique(ordered, return_index=True, return_inverse=True)
     place = first[group]
-    # Rare ids share a row of their table, and rows without an id have one, too: they are no group.
+    # Rare ids share one row number, and so do rows without an id: neither of them is a group.
     alone = np.flatnonzero(ordered <= UNSEEN_ROW)
     place[alone] = alone
     return order[np.argsort(place, kind="stable")]

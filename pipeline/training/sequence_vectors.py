@@ -47,7 +47,7 @@ def encode_in_parts(
     by_candidate: list[Sequence[Tensor | None]] = []
     for candidate in candidates:
         by_candidate.append([None] * len(parts) if candidate is None else candidate.split(counts))
-    # Samples are numbered within their part.
+    # The number of each part's first sample: samples are numbered within their part.
     firsts = accumulate(counts, initial=0)
     compute = vector
     if torch.is_grad_enabled():
@@ -65,7 +65,7 @@ def split_samples(lengths: np.ndarray, most: int) -> list[Part]:
     """Consecutive samples of these ``lengths``, at most ``most`` events in all and at least one sample a part."""
     ends, parts, start, before = np.cumsum(lengths), list[Part](), 0, 0
     while start < len(lengths):
-        # A sample with more events than that is a part of its own: a block takes all events of a sample.
+        # A sample with more than ``most`` events is a part of its own: a block takes all events of a sample.
         stop = max(int(np.searchsorted(ends, before + most, side="right")), start + 1)
         end = int(ends[stop - 1])
         parts.append((stop - start, end - before))
@@ -94,7 +94,7 @@ class SequenceEncoders(nn.Module):
         super().__init__()
         self._lookups, self.vectors, self._most = lookups, vectors, most
         self._columns: dict[str, list[str]] = {}
-        # By column of events the sample's own feature of the same table, with which the block compares them.
+        # For each column of events the sample's own feature from the same table, with which the block compares them.
         self._candidates: dict[str, list[str | None]] = {}
         for sequence in schema.sequences:
             self._columns[sequence.name] = [column.name for column in sequence.columns]

@@ -60,7 +60,7 @@ class SharedMemory:
 
     def __init__(self, memory: mmap.mmap, pids: list[int], group: dist.ProcessGroup | None = None) -> None:
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
-        # All ranks are called by either name.
+        # The group of all ranks goes by either name.
         self._groups = (group,) if group is not None else (None, dist.group.WORLD)
         self._map, self._pids, self._group = memory, pids, group
         self.counted: Callable[[Sequence[int], dist.ProcessGroup | None], None] | None = None
@@ -167,7 +167,7 @@ class SharedMemory:
     def _put(self, parts: Sequence[Tensor], dtype: torch.dtype) -> int:
         # Write the parts for the other ranks into this one's slot, and meet them; returns the slots' number.
         self._calls += 1
-        # One of two slots: some rank may still read what the call before has left in the other one.
+        # Two slots take turns: some rank may still be reading what the call before left in the other one.
         turn, at = self._calls % 2, 0
         sizes = [part.numel() * dtype.itemsize for part in parts]
         if self.counted is not None:
@@ -200,7 +200,7 @@ class SharedMemory:
 
     def _meet(self, turn: int, sizes: list[int]) -> None:
         # Tell the others how many bytes there are for each of them, and wait until every rank has made this call. The
-        # mark comes last: who sees it may read what was written before it.
+        # mark is written last: whoever sees it may read what was written before it.
         self._sizes[turn, self._rank] = sizes
         self._arrived[self._rank] = self._calls
         self._wait()
@@ -404,8 +404,8 @@ class DenseReduction:
         module.register_comm_hook(None, lambda _, bucket: self._take(bucket))
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's hook: the bucket as it is; its memory is that of the gradients. Divided before they are added up, as DDP
-        # does, which keeps sums in range.
+        # DDP's hook: the bucket as it is; its memory is that of the gradients. They are divided before they are summed,
+        # as in DDP, which keeps the sums in range.
         values = bucket.buffer()
         self._buckets.append(values.div_(self._world))
         if bucket.is_last():
@@ -419,7 +419,7 @@ class DenseReduction:
         if self._posted:
             self._memory.take_sums(self._buckets)
         else:
-            # They do not fit a slot. All ranks have the same parameters, so none of them has posted.
+            # The buckets do not fit a slot. All ranks have the same parameters, so none of them has posted.
             for values in self._buckets:
                 dist.all_reduce(values)
         self._buckets, self._posted = [], False

@@ -167,7 +167,7 @@ class StepExecutor:
             StopIteration: There is no batch left.
         """
         # 1. What the step depends on besides its batch. Threads that fetch rows from SSD cannot raise their errors by
-        # themselves; learning rates and dropout are functions of the step's number, so a resumed run has them alike.
+        # themselves; learning rates and dropout are functions of the step's number, so a resumed run repeats them.
         if self.row_store is not None:
             self.row_store.check()
         self.clock.begin()
@@ -186,7 +186,7 @@ class StepExecutor:
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
 
-        # 3. The step counts once all of it is done: whoever reads ``steps`` sees weights of so many steps.
+        # 3. The step counts once all of it is done, so ``steps`` always fits the weights.
         self.clock.end()
         self.steps += 1
         return output

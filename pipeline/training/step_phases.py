@@ -112,7 +112,7 @@ class PhaseClock:
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
         """The body is in ``phase``; afterwards the former phase goes on."""
-        # The pipeline exchanges the next batch's ids in the middle of other phases, so there is one to go back to.
+        # The pipeline exchanges the next batch's ids in the middle of another phase, to which the step goes back.
         before = ""
         if self.sampling:
             before = self._marks[-1][0]
@@ -141,7 +141,7 @@ def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Mod
 
     def after_lookup(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> None:
         clock.enter("output_exchange")
-        # Of the backward pass too: the node of the lookup runs when its gradient has arrived, and applies it.
+        # In the backward pass, the lookup's node runs when its gradient has arrived, and applies it to the tables.
         if clock.sampling and output.grad_fn is not None:
             output.grad_fn.register_prehook(lambda *_: clock.enter("update"))
             output.grad_fn.register_hook(lambda *_: clock.enter("gradient_exchange"))

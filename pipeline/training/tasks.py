@@ -29,7 +29,7 @@ class TaskLoss:
     @classmethod
     def of(cls, schema: DatasetSchema, train: TrainConfig) -> TaskLoss:
         """The loss of the main task and of those of ``schema``."""
-        # The main task is of clicks, the first kind.
+        # The main task predicts clicks, the first kind of label.
         kinds, weights = [next(iter(LABEL_KINDS))], [train.task_weight(MAIN_TASK)]
         for task in schema.tasks:
             kinds.append(LABEL_KINDS.get(task.kind))

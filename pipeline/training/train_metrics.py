@@ -11,7 +11,6 @@ from itertools import chain
 from operator import add
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from pipeline.evaluation.metrics import entropy_of_rate
@@ -114,7 +113,7 @@ class MetricAccumulator:
         state = []
         for interval in self._window:
             figures = [interval.steps, *astuple(interval.sums)]
-            # Without weights of rows, their number is the first of the sums: checkpoints do not have it twice.
+            # Without row weights, the number of rows is the first of the sums, and checkpoints do not have it twice.
             if not interval.sums.unweighted:
                 figures.pop()
             state.append(figures + list(chain(*interval.tasks)))
@@ -140,7 +139,7 @@ class MetricAccumulator:
         sums, tasks = self._sums()
         self._window.append(_IntervalSums(self.steps, sums, tasks))
         self._outputs = []
-        # Whole intervals: the window has ``window_steps`` steps or a few more, once there were as many.
+        # Only whole intervals leave, so a full window has ``window_steps`` steps or a few more.
         while sum(each.steps for each in self._window) - self._window[0].steps >= self.window_steps:
             self._window.popleft()
         now = time.perf_counter()
@@ -162,9 +161,9 @@ class MetricAccumulator:
                 logits.double().square().sum(),
                 (~torch.isfinite(logits)).sum(),
             ]
-            return Sums(*add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()), ()
+            return Sums(*add_up(torch.stack([figure.double() for figure in figures])).tolist()), ()
 
-        # Without weights of rows, those of the batch say which rows are real, and no more.
+        # Without row weights, the weights of the batch only say which rows are real.
         if not self._weighted:
             weights = torch.ones_like(weights)
         main_logits, clicked = logits, labels
@@ -175,7 +174,7 @@ class MetricAccumulator:
         if self._tasks:
             figures[5] = (~torch.isfinite(logits)).any(1).sum()
             figures += task_sums(self._tasks, logits, labels, weights)
-        totals = add_up(torch.stack(list(map(Tensor.double, figures)))).tolist()
+        totals = add_up(torch.stack([figure.double() for figure in figures])).tolist()
         sums = Sums(*totals[:main])
         if not self._weighted:
             sums = replace(sums, unweighted=0.0)

@@ -54,7 +54,7 @@ from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.train_metrics import MetricAccumulator
 from pipeline.training.validation import ValidatedTraining, Validation, build_validation, validation_split
 
-# Who takes the steps, by ``train.mode``; plugins add others (``find_executor``).
+# The classes that take the steps, by ``train.mode``; plugins add others (``find_executor``).
 EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor}
 
 OnInterval = Callable[[dict[str, Any]], None]
@@ -101,7 +101,7 @@ def train(
         PlanError: The plan does not fit.
         LaunchError: A SIGTERM came; a checkpoint was committed first.
     """
-    # Before the process group: the threads of a rank are set when it connects, and Hogwild's share its CPUs.
+    # Before the process group is made: ``connect`` sets a rank's threads, and Hogwild's threads share its CPUs.
     threads = find_executor(settings.train.mode).threads_per_rank(settings.train)
     device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
@@ -245,11 +245,11 @@ class Trainer:
         split = validation_split(self.split, self.config)
         if split is None:
             return None
-        # The order before a resume will do: held-out rows are not shuffled, and are dealt to lanes of their own.
+        # A resume may still change the order of train rows; held-out rows are not shuffled and have their own lanes.
         training = ValidatedTraining(
             self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init
         )
-        # A plugin may look in its own way, as that of snapshots does.
+        # A plugin may validate in its own way, as the one of snapshots does.
         return build_validation(training)
 
     def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
@@ -332,7 +332,7 @@ class Trainer:
                 self._close_interval(validating=due.validate)
                 self._judge(due)
 
-            # 3. Save. Only behind the validation: it knows whether these weights are the best ones, or the last.
+            # 3. Save. Only after the validation, which knows whether these weights are the best ones, or the last.
             if due.save or due.validate:
                 self._save(due, agreement)
 
@@ -343,13 +343,13 @@ class Trainer:
         self.seconds = time.perf_counter() - self.began
 
     def train_step(self, agreement: Agreement) -> DueActions:
-        """Train on the next batch; returns what is due behind this step."""
+        """Train on the next batch; returns what is due after it."""
         self.on_point(FaultPoint.BATCH)
         self.metrics.add(self.executor.step(self.batches))
         for callback in self.callbacks:
             callback.on_step_end()
 
-        # Clocks of ranks differ, and a SIGTERM may reach one of them alone: they agree by an exchange beside the step.
+        # Ranks' clocks differ, and a SIGTERM may reach only one of them: they agree by an exchange beside the step.
         step = self.executor.steps
         agreed = agreement.step(save=self.checkpoints.late())
         return DueActions(
@@ -441,10 +441,10 @@ class Trainer:
         step = self.executor.steps
         age = step if self.validation is None else self.validation.age(step)
         ended = step == self.total
-        # A judgement costs a pass over rows, which is free where the model has just been validated. At the end it is
-        # the last chance.
+        # A judgement costs a pass over rows, but nothing where the model has just been validated. The last step is the
+        # last chance.
         if not (due.validate or due.judge or ended):
-            # The pipeline still holds batches, and the model can only be called when it holds none: judge it then.
+            # The model can only be called when the pipeline holds no batches, so it is judged later.
             if self.collapse.is_due(self.metrics, age) and self.judged_after is None:
                 self.judged_after = self.bounded.cut() if self.executor.must_drain else step + 1
             return

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 def validation_split(train: SplitReader, config: TrainConfig) -> SplitReader | None:
     """The validation rows of the dataset of ``train``; None where it has no such split. DataError for an empty one."""
     if VALIDATION not in train.schema.rows:
-        # Nothing stops a training of several epochs then.
+        # Without such rows nothing stops a training of several epochs early.
         if config.epochs > 1 and dist.get_rank() == 0:
             log.info(
                 "train.epochs=%d without validation rows: the weights of the last step are published. "
@@ -136,7 +136,7 @@ class Validation:
         self._executor.optimizers.schedule.cycle = cycle
         self.seconds = 0.0
         self.decision: StoppingDecision | None = None
-        # Of the newest look.
+        # The spread of the logits at the newest look.
         self._logit_std: float | None = None
 
     @staticmethod
@@ -202,8 +202,8 @@ class Validation:
         if self.decision is not StoppingDecision.LOWER:
             return False
         self._checkpoints.go_back()
-        # Behind ``go_back``, which brings back rows and optimizers but not the schedule: the scale is a decision of
-        # now. A resumed training computes it again from the number of drops.
+        # After ``go_back``, which restores rows and optimizers but not the schedule. A resumed training computes the
+        # scale again from the number of drops.
         self._executor.optimizers.schedule.scale = self.stopping.lr_scale
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
@@ -282,8 +282,8 @@ class Validation:
         began, step = time.perf_counter(), self._executor.steps
         logits = score_published(self._executor, self._split, self._order)
         measured: dict[str, Any] | None = None
-        # None, too, where rank 0 has a score that is not finite: an error raised there alone would leave the other
-        # ranks waiting in the exchange below.
+        # Also None where rank 0 has a score that is not finite: if it raised here, the other ranks would wait in the
+        # exchange below.
         if logits is not None and np.isfinite(logits).all():
             # The main task is the one that is monitored.
             main = main_logits(logits)

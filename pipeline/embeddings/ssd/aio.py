@@ -87,7 +87,7 @@ _ENTRY = np.dtype(
 )
 _DONE = np.dtype([("data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 _READ, _WRITE, _READ_FIXED = 22, 23, 4
-# Of io_uring_register and io_uring_enter.
+# IORING_REGISTER_BUFFERS and IORING_ENTER_GETEVENTS.
 _BUFFERS, _GET_EVENTS = 0, 1
 # IORING_SETUP_COOP_TASKRUN, IORING_FEAT_SINGLE_MMAP.
 _COOPERATE, _SINGLE_MAP = 1 << 8, 1
@@ -250,7 +250,7 @@ class Threads:
     def _transfer(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
         done = call(fd, ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_longlong(offset))
         if done < 0:
-            # As io_uring and Linux AIO say it.
+            # As a negative number, like io_uring and Linux AIO.
             done = -ctypes.get_errno()
         self._done.put((number, done))
 
@@ -315,7 +315,7 @@ class DiskQueue:
             which = request_of_slot[places]
             wrong = results[results != lengths[which]]
             if len(wrong):
-                # Fewer bytes than were asked for: the file ends too early.
+                # Fewer bytes than asked for, without an error: the file ends too early.
                 error = -int(wrong[0]) if wrong[0] < 0 else errno.EIO
                 raise failed(error)
             yield which, places * (stride // 4), self._memory

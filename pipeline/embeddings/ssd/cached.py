@@ -25,7 +25,7 @@ from pipeline.records.scratch import LOG_SPARE
 
 # Places and their turns in line are numbers of 32 bits, and there are two turns for each place.
 MOST_HOST_ROWS = 2**30
-# Turns looked at together at least.
+# At least this many turns are looked at together.
 _TURNS = 4096
 
 
@@ -69,7 +69,7 @@ class HostRows:
 
         Returns their places, and the rows that leave to make room, with their values and kinds.
         """
-        # 1. As many as need a place leave, first come, first gone; some turns in line are no longer anybody's.
+        # 1. Make room: the rows that came first leave first. Turns in the line whose row has left already are skipped.
         found, count = [np.empty(0, np.int64)], len(rows) - self._unused
         while count > 0:
             line = self._line[self._first : min(self._end, self._first + max(count, _TURNS))]
@@ -80,7 +80,7 @@ class HostRows:
         leaving = np.concatenate(found)
         left = self._row[leaving].astype(np.int64), self._values[leaving], self._kind[leaving]
         self.drop(leaving)
-        # 2. The new ones take free places, and the last turns.
+        # 2. The new rows take free places and the last turns.
         self._unused -= len(rows)
         places = self._free[self._unused : self._unused + len(rows)].astype(np.int64)
         self._row[places], self._values[places], self._kind[places] = rows, values, kinds
@@ -198,7 +198,7 @@ class CachedShard(SsdShard):
         # A row in host memory is of the kind that it came with.
         hosted = self._hosted(where)
         places, logged = self._top - where[hosted], where.copy()
-        # To the log, an entry of 0 is a row without a record.
+        # For the log, an entry of 0 means a row without a record.
         logged[hosted] = 0
         kinds = super()._drop(logged)
         kinds[hosted] = self.host.kinds(places)
@@ -220,7 +220,7 @@ class CachedShard(SsdShard):
     def _take(self, count: int) -> I64:
         missing = count - len(self._free)
         if missing > 0:
-            # The least recently used rows leave. ``room`` has seen to it that so many are held by no batch.
+            # The least recently used rows leave. ``room`` has checked that enough of them are held by no batch.
             slots = self._recency.take(missing, self._held)
             self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
             self._free = np.concatenate([self._free, slots])
@@ -232,7 +232,7 @@ class CachedShard(SsdShard):
         if part.era != self._era:
             # ``begin`` has taken all slots away since.
             return
-        # Rows that another batch holds, too, stay out of the queue until that one lets them go.
+        # Rows that another batch holds as well may not leave until that batch releases them.
         self._held[part.slots] -= 1
         idle = part.slots[self._held[part.slots] == 0]
         self._unheld += len(idle)

@@ -165,7 +165,7 @@ class Fetcher:
         by_words: dict[int, list[tuple[_MissingRows, LogReads]]] = {}
         for missing in wanted:
             reads = missing.shard.find(missing.rows, missing.where, missing.records)
-            # None: memory had all of them.
+            # None means that all of them were in memory.
             if reads is not None:
                 by_words.setdefault(missing.shard.log.words, []).append((missing, reads))
         for words, reads_of_size in by_words.items():
@@ -193,7 +193,7 @@ class Fetcher:
                 items = np.ndarray(len(memory) - words + 1, whole.dtype, memory, strides=(4,))
                 whole[target[numbers]] = items[at]
         except OSError as error:
-            # Which request failed is not known, so all are named; a file that was cut says so itself.
+            # It is not known which request failed, so all are named. ``check`` has an error of its own for a cut file.
             names: dict[str, None] = {}
             places: dict[str, None] = {}
             for missing, _ in reads:

@@ -71,7 +71,7 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
     @property
     def _table_rows(self) -> list[int] | None:
-        # Of a kernel with slots only.
+        # Only a kernel with slots has it.
         return self.__dict__.get("_whole_rows")
 
 
@@ -156,7 +156,7 @@ def kept_buffers() -> AbstractContextManager[None]:
     original = BaseBatchedEmbeddingBag.init_parameters
 
     def init_parameters(kernel: Any) -> None:
-        # Tables on other tiers are built meanwhile, too.
+        # Kernels of tables on other tiers are built meanwhile as well.
         if getattr(kernel.emb_module, "_preallocated_host_buffers", None) is None:
             original(kernel)
 

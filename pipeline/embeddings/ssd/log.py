@@ -33,7 +33,7 @@ F32 = NDArray[np.float32]
 I8 = NDArray[np.int8]
 # Rows of a shard whose numbers fit the 32 bits that a record has for them.
 MOST_ROWS = 2**32
-# Pages of a read at most; a long run of wanted pages is several reads.
+# The most pages of a read; a longer run of wanted pages becomes several reads.
 _RUN = 16
 # A row is of the first kind whose bound is longer than its stay, counted in the rows of the log that leave meanwhile.
 _STAYS = (0.5, 1.0, 2.0)
@@ -98,7 +98,7 @@ class RowLog:
         for _ in range(IN_MEMORY):
             buffer = mmap.mmap(-1, self._segment)
             self._buffers.append(buffer)
-            # Records fill a segment but for less than one of them.
+            # The end of a segment, shorter than a record, stays unused.
             words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
             self._records.append(words.reshape(self.per_segment, self.words))
         self._live = np.zeros(segments, np.int32)

@@ -79,7 +79,7 @@ class ScratchFile:
 
     def check(self) -> None:
         """GuardError where another process truncated the file."""
-        # A read past the end would say no more than that the file ends; a mapped one ends the process.
+        # A read past the end would only report the end of the file, and access to mapped memory would kill the process.
         size = os.fstat(self.fd).st_size
         if size < self.size:
             raise GuardError(

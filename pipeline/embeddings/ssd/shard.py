@@ -239,7 +239,7 @@ class SsdShard:
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            # Segments that are nearly full of live records give little room, so one round may not do.
+            # Segments with many live records yield little room, so one round may not be enough.
             while self.log.crowded:
                 self.tidy()
             # An entry of 0 stands for a row that was never used, so record p is p + 1.
@@ -278,7 +278,7 @@ class SsdShard:
     def put(self, places: I64, values: F32) -> None:
         """Overwrite rows ``places``, each once, in memory and on disk; ``values`` [n, values]."""
         rows, where = self.look_up(places)
-        # What is pinned or has a slot is overwritten there; all else goes to the log.
+        # Pinned rows and rows with a slot are overwritten in memory; all others go to the log.
         here = rows >= 0
         self.slots.write(rows[here], values[here])
         kinds = self._drop(where)

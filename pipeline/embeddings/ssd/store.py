@@ -138,7 +138,7 @@ class SsdStore:
             if isinstance(shard, CachedShard):
                 slots[shard.name] = shard.count
         if self.cached:
-            # Every rank's kernel has slots, which makes it one of ours, even where the rank has no rows of its tables.
+            # Never an empty dict, which means a kernel without slots: a rank without rows of its tables has some, too.
             return KernelBuffers(slots or {"": 0})
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
@@ -278,7 +278,7 @@ class SsdStore:
         done = []
         for table, part in parts:
             shard = self._shards[table]
-            # The worker may read a slot only after training's last change of it.
+            # The worker may read a slot only after training has changed it for the last time.
             shard.slots.trained()
             done.append((shard, part))
         self._done.extend(done)
@@ -342,7 +342,7 @@ class SsdStore:
 
     def close(self) -> None:
         """Stop fetching and close the files; the memory is freed with the model's tensors."""
-        # The worker first: it alone uses the queue and the files.
+        # The worker first, because it uses the queue and the files.
         self._worker.close()
         self._fetcher.close()
         for hook in self._hooks:
@@ -365,8 +365,8 @@ def _find_announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tupl
 
 
 def _count_pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
-    # How many of the announced parts, from the first on, are together no more than ``batch``. The first that is more
-    # may belong to the next batch, and with it all behind it.
+    # How many of the announced parts, from the first on, are together no more than ``batch``. The first one that is
+    # more may belong to the next batch, and so may all behind it.
     count, lookups = 0, 0
     for part in waiting:
         lookups += part.lookups

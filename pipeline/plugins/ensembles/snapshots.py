@@ -37,7 +37,7 @@ from pipeline.training.validation import ValidatedTraining, Validation
 MOMENT = "exp_avg"
 # The seeds of two cycles are this far apart.
 _STRIDE = 1_000_003
-# What draws weights to equal ones counts as much as so many rows.
+# The pull of the fitted weights towards equal ones counts as much as this many rows.
 RIDGE_ROWS = 1000
 _NEWTON_STEPS = 20
 Floats = NDArray[np.floating]
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 def cycle_steps(count: int, total: int) -> int:
     """Steps of a cycle, of which the last of ``count`` may lack some of ``total``; ConfigError where it has none."""
     steps = -(-total // count)
-    # Rounded up, so many cycles may end before the last one has begun.
+    # Cycles are rounded up, so training may end before the last one begins.
     if (count - 1) * steps >= total:
         raise ConfigError(
             f"train.snapshots.count is {count}, but {total:,} planned steps cannot be cut into as many equal cycles",
@@ -92,7 +92,7 @@ def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: f
         if not parameter.requires_grad:
             continue
         moment = optimizer.state.get(parameter, {}).get(MOMENT)
-        # All zeros has no direction, and would divide by its norm of 0.
+        # A moment of zeros has no direction, and its norm of 0 would be divided by.
         if moment is None or not bool(moment.any()):
             moment = torch.randn(parameter.shape, generator=generator).to(parameter.device)
         parameter.sub_(moment * (share * parameter.norm() / moment.norm()))
@@ -133,10 +133,10 @@ class Snapshots(Validation):
             if end <= step:
                 self._checkpoints.retained.append(name_of(end))
         if step and step < total and step % self._cycle == 0:
-            # Its snapshot was the last thing that the former session did, before it began the next cycle.
+            # The former session ended with this cycle's snapshot, before it began the next cycle.
             self._restart()
         elif self._snapshots.kind == RESET:
-            # ``resume`` has set them to the steps of the whole training; these tables began with their cycle.
+            # ``resume`` has set the steps of the whole training, but these tables began with their cycle.
             age = 0
             if step:
                 age = self.age(step)
@@ -217,7 +217,7 @@ class Snapshots(Validation):
         last = list(range(len(paths)))[-keep:]
         members = last
         if config.choose != "last":
-            # In the order of their steps, as the last ones are, whatever the order in which they were chosen.
+            # By their steps, not in the order in which they were chosen.
             members = sorted(choose(logits, labels, weights, keep))
         chosen = logits[members]
         shares = np.full(keep, 1.0 / keep)

@@ -57,7 +57,7 @@ class Hogwild(StepExecutor):
     ) -> None:
         _check_plan(plan)
         super().__init__(settings, schema, plan, device, towers, row_store, total)
-        # Such a layer keeps figures of the batch under way, which several threads at once would mix.
+        # Such a layer keeps statistics of the batch under way, and several threads would mix theirs.
         if batch_norms(self.dense_part.ranking):
             raise ConfigError(
                 "model.norm is batch, which keeps statistics of one batch at a time, but train.mode=hogwild has "
@@ -105,7 +105,7 @@ class Hogwild(StepExecutor):
     def drain(self) -> list[Output]:
         """Let the threads finish the steps that they have begun, and stop; what these put out."""
         self._running.clear()
-        # Under the lock, no thread is between its look at ``_running`` and the count of the batch that it takes.
+        # Under the lock, so that no thread has seen ``_running`` set but not yet counted the batch that it takes.
         with self._take:
             begun = self._taken - self._returned
         # Raises what a thread has failed with.
@@ -117,7 +117,7 @@ class Hogwild(StepExecutor):
         """End the threads, after the steps that they have begun."""
         with self._take:
             self._ended = True
-        # Threads that were stopped wait for this event, and look at ``_ended`` behind it.
+        # Threads that were stopped wait for this event, and then look at ``_ended``.
         self._running.set()
         for thread in self.threads:
             # A thread that never started cannot be joined.
@@ -128,7 +128,7 @@ class Hogwild(StepExecutor):
         if self._running.is_set():
             return
         self._source = batches
-        # Whenever they start again: a validation may have brought other weights and their state back.
+        # At every start, since a validation may have restored other weights and their state.
         for thread in self.threads:
             thread.share_state()
         self._running.set()
@@ -170,8 +170,8 @@ class Hogwild(StepExecutor):
             if shared.requires_grad:
                 learning.append(parameter)
                 trained.append(shared)
-        # Not ``backward``, which would leave the gradients of all threads in the same place. The anchors are what the
-        # tables' backward passes hang on; their gradients, the last ones, are of no use.
+        # Not ``backward``, which would leave the gradients of all threads in the same place. The anchors make autograd
+        # run the tables' backward passes; their own gradients, the last ones, are not used.
         gradients = torch.autograd.grad(loss, [*trained, *self._anchors], allow_unused=True)
         for parameter, gradient in zip(learning, gradients, strict=False):
             parameter.grad = gradient
@@ -206,7 +206,7 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Take steps until there are no more batches."""
-        # Both are settings of a thread, which ``connect`` has made for the main one.
+        # Both are settings of a thread; ``connect`` has set them for the main one only.
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
         try:

@@ -41,7 +41,7 @@ MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
 ADAM = "adam"
 AT_ONCE = 4  # blocks of a layer
-# Of Adam's second moment, where it grafts.
+# The decay of Adam's second moment, and what is added to the root of the squares.
 ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
 
@@ -94,7 +94,7 @@ class Formula:
         if step < self.start_step:
             return grafted
 
-        # 3. S, by the newest roots, and as long as A. A gradient of 0 has no direction.
+        # 3. S, by the newest roots, scaled to the length of A. A gradient of 0 has no direction.
         self.renew(state, step, numbers)
         bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
         norm = torch.linalg.vector_norm(bent, dim=(1, 2), keepdim=True)
@@ -109,8 +109,8 @@ class Formula:
         """Compute the roots of those blocks again whose turn is ``step``; of vectors there are none."""
         if LEFT not in state or step < self.start_step:
             return
-        # Four blocks of a layer a step: the roots of all of them at once would make one step in ``root_every`` slow.
-        # In ``start_step`` they all get their first ones, since there are none to go on with.
+        # ``AT_ONCE`` blocks of a layer a step: all roots at once would make one step in ``root_every`` slow. In
+        # ``start_step`` all blocks get their first roots, since they have none yet.
         turn, due = (step - self.start_step) % self.root_every, list[int]()
         for place, number in enumerate(numbers):
             if step == self.start_step or turn == (number // AT_ONCE + 1) % self.root_every:
@@ -152,7 +152,7 @@ def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
     holds it.
     """
     values, vectors = torch.linalg.eigh(factors)
-    # ``eigh`` returns them in rising order. Rounding may leave some a little below 0, of which there is no root.
+    # ``eigh`` returns them in rising order. Rounding may leave some a little below 0, where the power is not defined.
     largest = values[:, -1:]
     alive = largest > 0
     root = (values.clamp(min=0.0) / torch.where(alive, largest, 1.0)).add_(eps).pow_(-0.25)
@@ -305,7 +305,7 @@ class CompiledWork:
         # By id: the numbers of blocks, and of their parameters.
         self._number, number_of = dict[int, int](), dict[int, int]()
         self._blocks = np.zeros(len(blocks), native.BLOCK)
-        # Of a vector.
+        # A vector counts as one row.
         self._blocks["rows"] = 1
         # Of each block: its parameter's number, and how many bytes behind the parameter's first it begins.
         self._of, self._bytes = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.uintp)
@@ -327,7 +327,7 @@ class CompiledWork:
         self._alike: list[tuple[list[Stack], Numbers]] = []
 
     def fill(self, stacks: Sequence[Stack]) -> None:
-        # They live until the library has read them: a contiguous copy is this list's alone.
+        # The list keeps contiguous copies alive until the library has read them.
         gradients: list[Tensor | None] = []
         for parameter in self._parameters:
             gradients.append(None if parameter.grad is None else parameter.grad.contiguous())
@@ -437,7 +437,7 @@ class ShampooSteps(torch.optim.Optimizer):
                 like, step = block.parameter, float(self.state[block.parameter][STEP])
                 alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
         made = [Stack(each, self._formula, self.state) for each in alike.values()]  # type: ignore[arg-type]
-        # No former stacks: two of them would hold views of the same state, of which one is out of date.
+        # The former stacks go: only one set of them can own the state that the blocks view.
         self._stacks = {learning: made}
         return made
 
@@ -477,7 +477,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._stacks = {}
         for index, state in state_dict["state"].items():
             for name, value in state.items():
-                # PyTorch brings every tensor to the dtype of its parameter.
+                # PyTorch has cast every tensor to the dtype of its parameter.
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
                     parameter = self._parameters[index]
                     self.state[parameter][name] = value.to(parameter.device, copy=True)

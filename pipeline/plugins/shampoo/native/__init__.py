@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.core.kernels import open_installed, open_library
 
-# Of the functions below, as shampoo.c has it.
+# The version of the functions below; shampoo.c has the same number.
 _VERSION = 1
 
 # Rows and columns of a parameter: ``Block`` of shampoo.c, whose comments say what the fields are.
@@ -84,7 +84,7 @@ class ShampooLibrary:
 
 
 def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
-    # A plain integer would go as an int of C, which cuts an address to 32 bits.
+    # ctypes would pass a plain integer as a C int, which cuts an address to 32 bits.
     return ctypes.c_void_p(blocks.ctypes.data), ctypes.c_int64(len(blocks))
 
 
