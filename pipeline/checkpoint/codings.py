@@ -35,7 +35,7 @@ class Codings:
 
     def exactly(self, block: RowBlock) -> TableCoding:
         """Return the coding of a checkpoint whose rows come back bit for bit."""
-        # No names of exact states: all states are fp32.
+        # Exact states need not be named here: all states are fp32.
         return TableCoding("fp32", "fp32")
 
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:

@@ -99,7 +99,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         if leader:
             _write_file(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
             _write_file(draft, STATE, lambda: draft.write_json(STATE, job.state))
-            # The commit must not reach the disk before them.
+            # These files must be on the disk before the commit is.
             with _flush_behind(draft) as flush:
                 flush(DENSE)
                 flush(STATE)
