@@ -312,8 +312,8 @@ class Checkpointer:
             # Its thread still reads the buffers.
             self._buffers = CopyBuffers()
 
-        # After a failure, mark these rows as touched again, so that the next delta has them. Either nothing was committed,
-        # or the checkpoint was not compacted, and the next delta rests on the former baseline.
+        # After a failure, mark these rows as touched again, so that the next delta has them. Either nothing was
+        # committed, or the checkpoint was not compacted, and the next delta rests on the former baseline.
         if outcome.error is not None:
             for key, marks in self._pending.items():
                 self.model.touched.mask(key).bitwise_or_(marks)

@@ -129,8 +129,8 @@ class _ChainMerge:
                 write_part(sink, chunk, keep)
                 self.on_point(FaultPoint.COMPACT)
             self._add_extent(chunk.table, chunk.ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
-        # Where the chain changed its column shards, a row may be needed in some columns only. It has to be decoded, because
-        # codes are packed over all columns. Written as fp32, its values stay what they were.
+        # Where the chain changed its column shards, a row may be needed in some columns only. It has to be decoded,
+        # because codes are packed over all columns. Written as fp32, its values stay what they were.
         if (newer & ~held.all(0)).any():
             block = chunk.rows()
             for span in spans:

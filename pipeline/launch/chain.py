@@ -358,8 +358,8 @@ class StageChain:
         log.info("%-10s there is room for more hosts: going on with %d in place of %d", step.name, hosts, before)
         try:
             step = self._on_other_hosts(step, config)
-        # Towers have their own numbers of hosts, so planning for these may raise ConfigError. Unlike in ``_shrink`` it does
-        # not end the run, because the former hosts are still there.
+        # Towers have their own numbers of hosts, so planning for these may raise ConfigError. Unlike in ``_shrink`` it
+        # does not end the run, because the former hosts are still there.
         except (PlanError, ConfigError) as error:
             log.warning("%-10s goes on with %d hosts, and asks for no more: %s", step.name, before, error.message)
             self.most_hosts = before
@@ -416,8 +416,8 @@ class StageChain:
                 return artifact
             raise
         except Interrupted as stop:
-            # Ctrl-C is meant to end the stage. Other signals mean that the launcher's node is drained: the job goes on, and
-            # the next launcher attaches to it.
+            # Ctrl-C is meant to end the stage. Other signals mean that the launcher's node is drained: the job goes on,
+            # and the next launcher attaches to it.
             if runner.outlasts and stop.number != signal.SIGINT:
                 raise Interrupted(stop.number, f"job {job.name} goes on") from stop
             self._end(step, job, stop)

@@ -108,7 +108,7 @@ class PartCache:
                 if recorded.isdigit():
                     used = int(recorded)
                 else:
-                    # The book is damaged, so count anew, without what killed writers left.
+                    # No total is recorded, so count anew, without what killed writers left.
                     for left in self._folder.glob(f"{_WRITING}*"):
                         left.unlink(missing_ok=True)
                     used = sum(size for _, size, _ in self._stat_parts())

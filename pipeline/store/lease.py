@@ -110,7 +110,7 @@ class LeaseTarget(Protocol):
 
 def request_seconds(seconds: float) -> float:
     """Return how long one request may take for a lease of ``seconds``."""
-    # A request that hangs must leave time to try again before the lease ends. Below a second, slow stores would never do.
+    # A request that hangs must leave time to try again before the lease ends; slow stores need at least a second.
     return max(LEAST_SECONDS, seconds / CHECKS)
 
 
@@ -169,8 +169,8 @@ class Lease:
                 yield
             finally:
                 self._ended.set()
-                # A renewal that still hangs may be written after a release, and would take the lease again. The lease is
-                # left to expire instead.
+                # A renewal that still hangs may be written after a release, and would take the lease again. So the
+                # lease is left to expire instead.
                 keeper.join(self.seconds)
                 if not self.lost and not keeper.is_alive():
                     self._try_release()
@@ -241,7 +241,7 @@ class Lease:
         try:
             self.place.put(self.seen, free=True)
         except SwappedError as other:
-            # The last renewal may have been written although its answer was lost. Any other record is another process's.
+            # The last renewal may have been written although its answer was lost. Other records are other processes'.
             if self._is_mine(other.now):
                 self.seen = other.now
                 self.release()
