@@ -383,7 +383,7 @@ class DataConfig:
         each = self.dense[feature]
         if each.transform:
             return each.transform
-        # ``dense_transform`` is meant for single numbers; the logarithm, for example, would change a vector's direction.
+        # ``dense_transform`` is meant for single numbers: a logarithm, for example, would change a vector's direction.
         return self.dense_transform if each.width == 1 else "standardise"
 
     @property

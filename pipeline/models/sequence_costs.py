@@ -74,7 +74,7 @@ def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> l
     total = round(SAMPLES * mean)
     long = most = 0
     if high - low >= 1:
-        # Two lengths, so shared out that the mean stays: a low and a high one, each as far from it as the spread.
+        # Two lengths, one below and one above the mean by about the spread, in such shares that the mean stays.
         long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
         # The others have an event each at least.
         most = min(round(high), (total - (SAMPLES - long)) // long)
@@ -105,7 +105,7 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
             vectors = module(columns, rows, candidates, SAMPLES)
         forward = products.get_total_flops()
         vectors.sum().backward()
-    # Parameters are saved for the backward pass, too, but no pass writes them.
+    # Parameters are saved for the backward pass as well, but are no activations.
     for parameter in module.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return BlockCosts(

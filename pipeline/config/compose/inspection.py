@@ -58,7 +58,7 @@ def part_of(text: str, part: str) -> str:
         near = nearest(part)
         meant = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"there is no group or setting {part!r}{meant}", hint=f"--help {near or ALL}")
-    # Print the enclosing groups as well, so that the lines are valid YAML of the whole.
+    # Print the enclosing groups as well, so that the lines are indented below their own groups.
     above = ""
     for depth, name in enumerate(part.split(".")[:-1]):
         above += f"{'  ' * depth}{name}:\n"
