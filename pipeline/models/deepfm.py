@@ -42,7 +42,7 @@ class DeepFm(HeadedRanker):
         vectors = self.vectors(dense, latent)
         # Only the MLP's output goes through a last layer; first order and pairs are added as they are (equation 1).
         logits: Tensor = self.head(self.top(vectors.flatten(1)))
-        # In float32, as the logit: the square of the sum minus the sum of squares cancels, and bf16 would lose most of it.
+        # In float32, as the logit: the two squares of ``pair_products`` nearly cancel, which bf16 cannot resolve.
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
         if self.first is not None:
             logits = logits + self.first(dense).squeeze(1)

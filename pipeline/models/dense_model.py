@@ -87,8 +87,8 @@ class DenseModel(nn.Module):
         if self._sequences:
             sequences = self._encode_sequences(embeddings, events, dense.shape[0])
 
-        # 2. Vectors of one width. Towers take sequences as well as features, so none are left to add behind them. Without
-        #    towers, only tables of several widths need a projection.
+        # 2. Vectors of one width. Towers take sequences as well as features, so none are left to add behind them.
+        #    Without towers, only tables of several widths need a projection.
         if len(self.towers):
             embeddings = self._run_towers(embeddings, sequences)
             sequences = None

@@ -70,7 +70,7 @@ class HstuLayer(nn.Module):
         """Return new ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
         normed = self.norm(values)
         by_head = self.heads, -1
-        # Queries and gates have a linear layer of their own, because in the last layer only the newest events need them.
+        # Queries and gates have a linear layer of their own: in the last layer, only the newest events need them.
         key, value = nn.functional.silu(wide(self.pair(normed))).chunk(2, dim=1)
         key = key.unflatten(1, by_head)
         value = value.unflatten(1, by_head)

@@ -102,8 +102,8 @@ class MixtureCross(nn.Module):
         outputs = []
         for number, expert in enumerate(self.within):
             outputs.append(torch.tanh(expert(parts[number])) * shares[:, number, None])
-        # U of all experts is one matrix, so its product also sums over experts. The gate's weights sum to 1, so one bias is
-        # enough for all of them.
+        # U of all experts is one matrix, so its product also sums over experts. The gate's weights sum to 1, so one
+        # bias is enough for all of them.
         return first * self.up(torch.cat(outputs, dim=1)) + value
 
 
@@ -277,8 +277,8 @@ class Vectors(nn.Module):
         self.count = vectors + (dense > 0)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        # Under autocast the MLP's output has 16 bits, and the embeddings must have its dtype. Without an MLP they are cast
-        # as well, so that what follows is the same with and without dense features.
+        # Under autocast the MLP's output has 16 bits, and the embeddings must have its dtype. Without an MLP they are
+        # cast as well, so that what follows is the same with and without dense features.
         if self.bottom is None:
             return embeddings.to(compute_dtype(embeddings))
         first = self.bottom(dense)

@@ -280,8 +280,7 @@ class SiluWeights(nn.Module):
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        bias = _select_rows(self.bias.t(), distance).movedim(-1, 0)
-        weights = nn.functional.silu(wide(scores) + bias)
+        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), distance).movedim(-1, 0))
         return weights.masked_fill(~known, 0.0) / lengths
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
@@ -348,8 +347,8 @@ class SequenceVector(nn.Module):
         """
         if self.training or torch.compiler.is_exporting():
             return self._encode(columns, candidates, Jagged.of(rows, samples))
-        # Outside of training, a vector must not depend on the other samples, not even by rounding: a score is the same in
-        # a batch of one and in a file of millions.
+        # Outside of training, a vector must not depend on the other samples, not even by rounding: a score is the same
+        # in a batch of one and in a file of millions.
         more_events, more_samples = fillers(len(rows), samples)
         columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
         padded: list[Tensor | None] = []

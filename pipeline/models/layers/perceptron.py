@@ -264,8 +264,8 @@ def initialise(module: R, seed: int) -> R:
 
     Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
     """
-    # One CPU generator for the whole module: weights depend on the seed and on the layers before, but not on the device,
-    # whose own generator would draw other values.
+    # One CPU generator for the whole module: weights depend on the seed and on the layers before, but not on the
+    # device, whose own generator would draw other values.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in module.modules():

@@ -141,7 +141,7 @@ class ColumnKernels:
             count = self._library.rows_exact(_at(part), _size(part), _at(exponents), _at(words))
             if count < 0:
                 return None
-            # The library sums up by exponent, in 128 bits each. Python's integers, which have no limit, add these exactly.
+            # The library sums up by exponent, in 128 bits each. Python's integers have no limit, and add these exactly.
             for exponent, sums in zip(exponents[:count].tolist(), words[:count].tolist(), strict=True):
                 low, high, square, above = sums
                 # The sum is signed, in two's complement; the sum of squares is unsigned.

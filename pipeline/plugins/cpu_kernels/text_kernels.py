@@ -95,7 +95,7 @@ class TextKernels:
                 continue
             buffers = [None, pa.py_buffer(out)]
             if field.rest:
-                # Long texts are copied to a buffer of their own, so that a few of them do not keep the whole block alive.
+                # Long texts are copied to a buffer of their own, so that a few of them do not keep the whole block.
                 own = np.empty(field.rest, np.uint8)
                 self._library.fields_own(block, _at(out), ctypes.c_int64(len(out)), _at(own))
                 buffers.append(pa.py_buffer(own))
