@@ -188,8 +188,8 @@ def _open(table: Table, whose: str) -> _Opened:
         )
     readers = []
     for path in paths:
-        # Polars reads only the columns it needs of a local file. A file of an object store is read once as a whole, with
-        # retries.
+        # Of a local file, Polars reads only the columns it needs. A file of an object store is read once as a whole,
+        # with retries.
         source: str | bytes = path
         if not isinstance(fs.inner, LocalFileSystem):
             with reachable(table):
