@@ -189,7 +189,7 @@ def load_run(name: str, store: str = STORE) -> Run:
     """Return the run ``name`` of ``store``.
 
     Raises:
-        ArtifactError: It has none of this name; it lists the runs that there are.
+        ArtifactError: There is none of this name; the message lists those that there are.
     """
     from pipeline.stages.compare import run_line
 

@@ -194,7 +194,7 @@ def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBloc
 
 
 def extent_of(rank: int, number: int, block: RowBlock, coding: TableCoding) -> Extent:
-    """Describe the chunk that ``rank`` makes of ``block`` for the index: its ``number``-th, with a name of its own."""
+    """Describe for the index the ``number``-th chunk of ``rank``, made of ``block``; no other chunk has its name."""
     return Extent(
         file=f"rows/{quote(block.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
         table=block.table,

@@ -117,7 +117,8 @@ def _cron_problem(text: str) -> str:
 
 
 def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
-    # ConfigError for a name that the API server would refuse.
+    # Raises ConfigError for a name that the API server would refuse. Pods without an account of their own get the
+    # namespace's, ``default``.
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace),
