@@ -35,7 +35,7 @@ FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Compressed only where it takes off at least this share; quantised codes hardly shrink.
 _WORTH = 0.05
-# Bytes of a tensor that are compressed to see whether it is worth it.
+# Bytes of a tensor that are compressed first, to see whether compression is worth it.
 _SAMPLE = 64 << 10
 _STATE = "state."
 _CHUNK = "a chunk of table rows"
@@ -250,7 +250,7 @@ def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
         planes = 1
         if tensor.is_floating_point():
             planes = tensor.element_size()
-        # A sample from the middle is tried first, as quantised codes hardly shrink.
+        # Try a sample from the middle first, because quantised codes hardly shrink.
         sample = raw[len(raw) // 2 // planes * planes :][:_SAMPLE]
         if len(raw) > 2 * _SAMPLE and len(_pack_planes(packer, sample, planes)) > len(sample) * (1 - _WORTH):
             continue

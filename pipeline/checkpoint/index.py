@@ -196,7 +196,7 @@ def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
     """Return what a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
     if policy == "consecutive":
         return chain.names
-    # One-shot deltas hold all that changed since the baseline, the rows of earlier deltas too.
+    # A one-shot delta holds everything that changed since the baseline, including the rows of earlier deltas.
     return chain.names[:1]
 
 

@@ -135,7 +135,7 @@ def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: Copy
 
 def _require_finite(table: str, ids: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
     for name, values in tensors.items():
-        # A sum is not finite if a value is not, and reads the values once; large finite ones may overflow it.
+        # If a value is not finite, nor is the sum, which takes one pass. Large finite values may overflow it as well.
         if bool(torch.isfinite(values.sum())):
             continue
         bad = ~torch.isfinite(values.view(len(ids), -1)).all(dim=1)

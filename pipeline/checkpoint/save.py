@@ -129,7 +129,7 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> l
             write_block(sink, block, coding)
             on_point(FaultPoint.CHUNK)
 
-    # A shard's block is divided twice: rows of one coding, and of these as many as a chunk holds.
+    # A shard's block is divided twice: by the coding of its rows, then into parts of the size of a chunk.
     with _flush_behind(draft) as flush:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):

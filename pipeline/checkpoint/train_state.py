@@ -143,7 +143,7 @@ def load_optimizer(
             f"the run's {len(names)} in {len(optimizer.param_groups)}; not in both: {', '.join(odd) or 'none'}",
             hint="the model settings the checkpoint was written with, or force=true",
         )
-    # torch numbers parameters by their order in the optimizer; the checkpoint names them.
+    # torch numbers parameters by their order in the optimizer, but the checkpoint has their names.
     index = {name: i for i, name in enumerate(names)}
     state: dict[int, dict[str, Any]] = {}
     for name, scalars in record["scalars"].items():

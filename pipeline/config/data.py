@@ -257,7 +257,7 @@ class DataConfig:
                 f"{path}.sparse is empty, expected at least one categorical feature",
                 hint=f"'+{path}.sparse.<column>={{}}'",
             )
-        # Both would be one column of the dataset.
+        # Both would become the same column of the dataset.
         if shared := sorted(set(self.dense) & set(self.sparse)):
             raise ConfigError(
                 f"feature {shared[0]!r} is in {path}.dense and in {path}.sparse, expected one of them",
@@ -356,7 +356,7 @@ class DataConfig:
         """The features whose tables the events have, by sequence; each once."""
         tables = {}
         for name, sequence in self.sequences.items():
-            # Keys of a dictionary rather than a set: the order of the features decides that of the tables.
+            # Keys of a dictionary rather than a set, to keep the order of the features.
             tables[name] = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         return tables
 
@@ -368,7 +368,7 @@ class DataConfig:
             for column, each in sequence.features.items():
                 if each.table is None:
                     tables.append(event_feature(name, column))
-            # Last, and a timed sequence has no column of this name: ``SequenceConfig.check`` refuses it.
+            # Comes last. ``SequenceConfig.check`` refuses a column of this name in a timed sequence.
             if sequence.timed:
                 tables.append(event_feature(name, AGE))
         return tuple(tables)
@@ -406,7 +406,7 @@ class DataConfig:
         first, _, last = self.day.partition("..")
         try:
             start, end = date.fromisoformat(first), date.fromisoformat(last or first)
-            # fromisoformat takes 20260131 and 2026-W05-6 too, but paths and keys have days in one form only.
+            # fromisoformat also takes 20260131 and 2026-W05-6, but paths and keys need one form of a day.
             if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", self.day) or end < start:
                 raise ValueError
         except ValueError:

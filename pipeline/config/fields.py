@@ -66,7 +66,7 @@ def setting(
     metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
-    # None is a default like any other, hence ``_NOTHING`` for a field that must be given.
+    # ``_NOTHING`` stands for no default, because None is a default like any other.
     if default is _NOTHING:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -37,7 +37,7 @@ def parse_recorded(text: str) -> Any:
     """
     import yaml
 
-    # The loader on libyaml is eight times as fast; PyYAML can be built without it.
+    # The loader that uses libyaml is eight times as fast, but PyYAML may be built without it.
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

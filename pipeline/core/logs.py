@@ -33,7 +33,7 @@ class Terminal:
     def __init__(self, put: Callable[[str], None] | None = None) -> None:
         self._put = put or _to_stdout
         self._open = False
-        # Reentrant, because ``line`` ends the open line and writes under one lock.
+        # Reentrant, because ``line`` holds the lock while it ends the open line and writes.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:

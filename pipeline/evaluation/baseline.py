@@ -106,7 +106,7 @@ class Baseline:
             factors.append(fill_weights(values, weights))
         lookups = np.concatenate(places), np.concatenate(in_batch), np.concatenate(factors)
 
-        # 3. The weights that were looked up, added up by row.
+        # 3. The sum of the weights that each row looks up.
         products = self._weights[lookups[0]] * lookups[2]
         looked_up = np.bincount(lookups[1], products, minlength=len(batch.labels))
         return np.asarray(inputs @ self._dense + looked_up), inputs, lookups

@@ -127,7 +127,7 @@ def judge_scores(
     of_rows = to_day(day)
     looks = _open_ledger(settings, ledger, of_rows)
 
-    # 2. Files to arrays.
+    # 2. Read the files into arrays.
     progress(0, steps)
     rows = read_rows(candidate, incumbent, columns)
     progress(1, steps)

@@ -221,7 +221,7 @@ def _find_files(url: str, where: str) -> tuple[Steady, list[str]]:
         paths = []
         if is_folder:
             for name in fs.find(path):
-                # Names that begin so are marks and checksums, such as _SUCCESS.
+                # Files and folders that begin with _ or . are marks and checksums, such as _SUCCESS.
                 if not any(part[:1] in ("_", ".") for part in name.removeprefix(path).split("/")):
                     paths.append(name)
         elif fsspec.core.has_magic(path):

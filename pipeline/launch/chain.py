@@ -174,7 +174,7 @@ class StageChain:
                 if self.config.launch.name == "local" and any(distributed(step.name) for step in self.selected):
                     require_one_machine(self.config)
                 self._find_upstream()
-                # The first stages may take minutes, in which the scheduler can prepare the later ones.
+                # The scheduler can prepare later stages while the first ones run, which may take minutes.
                 ahead = [step for step in self.selected if self.config.force or self.store.find(step.path) is None]
                 if any(step.name not in self.config.launch.inline for step in ahead):
                     self._scheduler().expect(ahead)

@@ -81,7 +81,7 @@ class ForkServer:
         for line in self._lines()[self._ranks :]:
             rank, code = line.split()
             codes[int(rank)] = int(code)
-        # Where the server itself was killed, so were the ranks. Those that had ended before keep their codes.
+        # If the server was killed, so were the ranks. Those that had ended before keep their codes.
         if gone:
             for other in range(self._ranks):
                 codes.setdefault(other, -signal.SIGKILL)

@@ -128,7 +128,7 @@ def _report(processes: Sequence[int], answers: TextIO) -> None:
     # All processes before the first exit code, because the launcher tells the two apart by counting lines.
     for process in processes:
         _answer(answers, str(process))
-    # The process that keeps the store is a child, too, and no rank.
+    # ``os.wait`` also returns the process that keeps the store, which is no rank.
     ranks = {process: rank for rank, process in enumerate(processes)}
     while ranks:
         process, status = os.wait()

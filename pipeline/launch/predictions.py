@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 def sealed_paths(store: Store, config: str) -> list[str]:
     """Return the paths of the predictions for the configuration of hash ``config``, the oldest first."""
     folder = f"{PREDICTIONS}/{config[:DIGITS]}"
-    # Beside <number>.json lies <number>.run.json, the comparison. Sorted as numbers: as text, 10 comes before 9.
+    # Beside <number>.json there may be <number>.run.json, the comparison. Sorted as numbers, because as text 10 comes
+    # before 9.
     numbers = [name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")]
     return [f"{folder}/{number}.json" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 

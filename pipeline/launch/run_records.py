@@ -149,7 +149,7 @@ def assemble(
     for stage in STAGES:
         if stage.name in artifacts:
             parts |= stage.parts(artifacts[stage.name].summary)
-    # Parts of stages that plugins add have no fields of their own.
+    # Parts of plugins' stages have no fields of their own in ``Result``.
     known = {field.name: parts.pop(field.name) for field in fields(Result) if field.name in parts}
     return Result(
         run=run,
@@ -165,7 +165,7 @@ def assemble(
 
 def error_part(error: BaseException) -> ErrorPart:
     """Describe what stopped a run or an attempt."""
-    # ``str`` of a NightjarError has the hint too, which is a field here. An assertion may have no text at all.
+    # ``str`` of a NightjarError includes the hint, which is a field of its own here. An assertion may have no text.
     message = str(getattr(error, "message", "") or error or type(error).__name__)
     if isinstance(error, NightjarError):
         message = error.message

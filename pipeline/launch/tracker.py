@@ -66,7 +66,7 @@ def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
         for stage, outcome in result.stages.items():
             if outcome.artifact is not None:
                 app.add_artifact(stage, store.url_of(outcome.artifact), {"status": outcome.status})
-        # An input that this run made is among its artifacts already.
+        # Inputs that this run made itself are among its artifacts already.
         for step in steps:
             for name, path in step.inputs.items():
                 if step.name in made and name not in made:

@@ -148,7 +148,7 @@ class DenseModel(nn.Module):
         return torch.stack(vectors, dim=1)
 
     def _run_towers(self, embeddings: Tensor, sequences: Tensor | None) -> Tensor:
-        # Positions count features first and sequences behind them, in both layouts.
+        # In both layouts, positions number the features first, then the sequences.
         inputs: list[Tensor] = []
         if self.widths is None:
             # One width: one index operation picks a tower's vectors, [b, V, D].
@@ -165,5 +165,5 @@ class DenseModel(nn.Module):
                 inputs.append(concat_parts([parts[position] for position in positions]))
 
         outputs = concat_parts([tower(each) for tower, each in zip(self.towers, inputs, strict=True)])
-        # Towers come in the order in which their hosts exchange vectors; the ranking model has the schema's.
+        # Towers are in the order in which their hosts exchange vectors; the ranking model needs the schema's order.
         return outputs[:, self._order] if self._order else outputs

@@ -54,7 +54,7 @@ def sequence_costs(
         from pipeline.models.sequence_encoders import build_sequences
 
         counted = {}
-        # Costs do not depend on the weights, so any seed does.
+        # Costs do not depend on the weights, so any seed will do.
         for name, encoder in build_sequences(model, schema, 0).items():
             counted[name] = _block_costs(encoder, widths[name], lengths[name])
         _COUNTED[key] = counted
@@ -78,7 +78,7 @@ def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> l
         long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
         # The others have an event each at least.
         most = min(round(high), (total - (SAMPLES - long)) // long)
-    # The others divide what is left among them, in whole events.
+    # The other samples share the remaining events, in whole numbers.
     short = SAMPLES - long
     least, one_more = divmod(total - long * most, short)
     return [least + 1] * one_more + [least] * (short - one_more) + [most] * long

@@ -19,7 +19,7 @@ TRUE_PROBABILITY = "true_probability"
 # The hour of a row, 0 to 23, where hours divide train rows from test rows.
 SPLIT_HOUR = "split_hour"
 ROW_WEIGHT = "row_weight"
-# Of the rows without a click that are like a row, the share that was kept.
+# For each row, the share that was kept of the rows like it without a click.
 NEGATIVE_RATE = "negative_rate"
 # How rows that were left out are made up for in the loss.
 BY_LOGIT, BY_WEIGHTS = "logit", "weights"

@@ -58,7 +58,7 @@ def json_schema(kind: type[Record]) -> dict[str, Any]:
     """The schema of ``kind``, with the records inside it under ``$defs``."""
     parts: dict[str, Any] = {}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind.FILE, **_object(kind, parts)}
-    # Sorted, so that a record that moves within another one does not move in the file.
+    # Sorted, so that reordering the fields of a record does not reorder the definitions.
     if parts:
         schema["$defs"] = dict(sorted(parts.items()))
     return schema

@@ -64,7 +64,7 @@ def _joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """All ids of ``frames``, with every column of ``id_columns``; null where a frame lacks one."""
     import polars as pl
 
-    # ``files`` leaves the last two columns out of a dataset that no later day continues.
+    # ``files`` drops the last two columns from a dataset that no later day continues.
     columns = id_columns()
     parts = []
     for frame in frames:

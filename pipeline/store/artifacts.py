@@ -152,7 +152,7 @@ class Draft:
 
     def discard_uncommitted(self) -> None:
         """Remove the draft unless it was committed."""
-        # Only the store can tell: the answer to a commit may be lost, and then the artifact is there all the same.
+        # Ask the store, because a commit whose answer was lost may have succeeded.
         if not self.store.exists(f"{self.path}/{MANIFEST}"):
             self.discard()
 

@@ -88,7 +88,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float
     while True:
         try:
             with disk_errors(path, store.option):
-                # One try within the limit: whoever sets one, as a lease does, has to decide itself what comes then.
+                # With a time limit there is only one try: the caller, such as a lease, decides what to do next.
                 if seconds is not None and _is_s3(store):
                     return _swap_s3(store, path, seen, data, seconds)
                 return _writer(store)(store, path, seen, data)

@@ -60,8 +60,8 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
     if nested:
         store.fs.invalidate_cache(full)
         with removing(path):
-            # Deltas have later names than the checkpoints they depend on. The second sort is stable, so among
-            # checkpoints the order of the first one stays.
+            # Deltas have later names than the checkpoints they depend on, so they are removed first. The second sort is
+            # stable, so it keeps this order among checkpoints.
             manifests = [file for file in store.fs.find(full) if file.rpartition("/")[2] == MANIFEST]
             manifests.sort(reverse=True)
             manifests.sort(key=lambda name: "/checkpoints/" in name)

@@ -178,7 +178,7 @@ def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..
         try:
             return work(*args, **more)
         except FileNotFoundError:
-            # The first try may have removed it, and only its answer was lost.
+            # The first try may have removed it although its answer was lost.
             if not (tried and missing_is_done):
                 raise
         finally:

@@ -259,8 +259,8 @@ def from_yaml(text: str) -> Config:
     return config
 
 
-# A night reads the same few files again and again (its own, that of the run that it goes on from), and OmegaConf takes
-# a third of a second to read one. ``registered`` is a part of the key only: plugins decide what the schema is.
+# Cached, because a night reads the same few files many times (its own, and that of the run that it continues), and
+# OmegaConf takes a third of a second for each. ``registered`` is only part of the key: the schema depends on plugins.
 @functools.lru_cache(maxsize=CACHED_TREES)
 def _recorded_tree(text: str, registered: object) -> DictConfig:
     written = OmegaConf.to_container(OmegaConf.create(text))

@@ -80,7 +80,7 @@ def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int
         for group in groups:
             paths += (place / group).rglob("*.y*ml")
     files = []
-    # Sorted, because the order of a directory's entries may change without any change of a file.
+    # Sorted, because the order of a directory's entries may change although no file does.
     for path in sorted(paths):
         status = path.stat()
         files.append((str(path), status.st_mtime_ns, status.st_size))

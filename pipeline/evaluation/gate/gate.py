@@ -66,7 +66,7 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         answers += answered
         can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
-    # 4. One answer that did not pass holds the model.
+    # 4. The verdict: one failed check is enough to hold the model.
     reasons = tuple(answer.words for answer in answers if not answer.passed)
     power = None
     if record.change is not None and settings.max_ne_increase is not None:

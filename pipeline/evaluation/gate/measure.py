@@ -68,7 +68,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
             not_finite["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
     counted = clicked
     if scored.weights is not None:
-        # A row of no weight is none: a thousand of them are not enough rows.
+        # Rows of weight 0 do not count towards ``gate.min_rows``.
         counted = clicked[scored.weights > 0]
     record = GateRecord(
         rows=len(counted),
@@ -302,7 +302,7 @@ def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComp
     confidence, main = settings.confidence, kind.title.lower()
     draws = poisson_weights(settings.replicates, min(settings.blocks, rows), seed)
     candidate = _resample_task(task, task.candidate, known, draws)
-    # Only classes are ranked: numbers have no AUC.
+    # Only classes have an AUC, numbers have none.
     auc = candidate["auc"].interval(confidence) if kind.classes else None
     measured = TaskComparison(
         kind=task.kind,

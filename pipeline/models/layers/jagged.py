@@ -74,7 +74,7 @@ class Jagged:
         events = torch.arange(self.rows.shape[0], device=self.rows.device)
         # s new events lie before sample s, so its events move by s places; its own new event comes behind them.
         places = torch.cat([events + self.rows, self.offsets + self.lengths + samples])
-        # The inverse: which row of ``values`` and ``last``, one behind the other, each place takes.
+        # The inverse permutation: for each place, its row in the concatenation of ``values`` and ``last``.
         source = torch.zeros_like(places).scatter(0, places, torch.arange(places.shape[0], device=places.device))
         rows = torch.cat([self.rows, samples]).index_select(0, source)
         joined = torch.cat([values, last]).index_select(0, source)
@@ -268,8 +268,8 @@ class SiluWeights(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
         scores = wide(query @ key.mT)
-        # The biases as a matrix from query to key, [H, L, L], _NEVER for keys after the query. No sample has distances
-        # beyond those with a bias: what has is behind its last event.
+        # The biases as a matrix from query to key, [H, L, L], _NEVER for keys after the query. Distances beyond those
+        # with a bias only occur in the padding, so their bias is 0.
         events = query.shape[2]
         later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
         known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
