@@ -137,7 +137,7 @@ def stage(
             f"--embedding_hosts is {embedding_hosts} of --hosts {hosts}: no host is left to train",
             hint=f"--hosts {embedding_hosts + 1}, or more",
         )
-    # 0 leaves the hosts to the hardware group, as of ranks.
+    # 0 leaves the number of hosts to the hardware group, as in ``_ranks``.
     arguments = [f"hardware.hosts={hosts}"] if hosts else []
     arguments += _ranks(nproc)
     if embedding_hosts:
@@ -249,7 +249,7 @@ def predict(
 
 
 def _ranks(nproc: int) -> list[str]:
-    # 0 leaves it to the hardware group that the overrides choose, which nobody composes here.
+    # 0 leaves the number to the hardware group that the overrides choose, which is not composed here.
     return [f"hardware.ranks_per_host={nproc}"] if nproc else []
 
 
@@ -312,7 +312,7 @@ def _resource(place: RolePlacement) -> Resource:
             return named_resources[place.h]
         except KeyError as error:
             raise ConfigError(str(error.args[0]), hint="-h, or --cpu, --gpu and --memMB") from None
-    # What a pod of a stage gets that has no entry in ``launch.pods.resources``.
+    # The defaults are those of a pod whose stage has no entry in ``launch.pods.resources``.
     usual = PodResources()
     memory = place.memory_mb or round(1024 * usual.memory_gib)
     return Resource(cpu=place.cpu or round(usual.cpu), gpu=place.gpu, memMB=memory)

@@ -61,7 +61,7 @@ class Run:
 
         from pipeline.report.records import read_records
 
-        # By all records: a column such as that of validation rows may have its first value late.
+        # Types are inferred from all records, because a column may have its first value late.
         return pl.DataFrame(read_records(_store(self.store), self.name), infer_schema_length=None)
 
     @property
@@ -81,7 +81,7 @@ class Run:
         store, path = _store(self.store), f"runs/{self.name}/report.html"
         if not store.exists(path):
             return None
-        # Read from the store, which may be a bucket that no browser can open.
+        # Returned as text, because the store may be a bucket that a browser cannot open.
         with store.open(path) as source:
             text: str = source.read().decode()
         return text
@@ -131,7 +131,7 @@ class Version:
         if done["rows_rejected"]:
             first = re.sub(r"^\S*frame\.parquet line", "row", done["rejected"][0])
             warnings.warn(f"{done['rows_rejected']:,} rows do not parse, the first: {first}", stacklevel=2)
-        # Rows that do not parse have no scores. Joined to the numbers of all lines, they have nulls.
+        # Rows that do not parse are missing in ``blocks``; the join gives them nulls.
         places = pl.DataFrame({"line": range(1, frame.height + 1)}, schema={"line": pl.Int64})
         scores = pl.concat(blocks).with_columns(pl.col("line").cast(pl.Int64)).drop("file")
         return places.join(scores, on="line", how="left", maintain_order="left").drop("line")
@@ -158,7 +158,7 @@ def run(*overrides: str, store: str | None = None, progress: bool = True) -> Run
             watched = _watch(process.stdout, progress)
             code = process.wait()
         except KeyboardInterrupt:
-            # The run saves a checkpoint before it ends, so it is waited for.
+            # Wait for the run, which saves a checkpoint before it ends.
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
@@ -180,7 +180,7 @@ def runs(store: str = STORE) -> pl.DataFrame:
     rows = []
     for name in run_names(place):
         line = run_line(place, name).to_json()
-        # Seconds by stage would be a column of structs, with a field for each stage of any run.
+        # Left out: mappings, such as seconds by stage, would become columns of structs.
         rows.append({column: value for column, value in line.items() if not isinstance(value, dict)})
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -189,11 +189,11 @@ def load_run(name: str, store: str = STORE) -> Run:
     """Return the run ``name`` of ``store``.
 
     Raises:
-        ArtifactError: It has none of this name; it lists the runs that there are.
+        ArtifactError: There is none of this name; the message lists those that there are.
     """
     from pipeline.stages.compare import run_line
 
-    # For its error alone: a wrong name is to be noticed here, and not at the first figure.
+    # Called for its error, so that a wrong name is noticed here and not at the first figure.
     run_line(_store(store), name)
     return Run(name, store)
 
@@ -317,8 +317,8 @@ def _watch(lines: Iterable[str], shown: bool) -> Run:
 
 def _error(code: int, text: str) -> NightjarError:
     """Return the error of a run that ended with ``code`` and wrote ``text`` to its error stream."""
-    # What the command line prints of an error comes last. Without it the run was killed, or met an unexpected fault:
-    # then the end of the text says most.
+    # The command line prints its error last. Without one, the run was killed or met an unexpected error, and the end of
+    # the text tells most.
     _, printed, words = text.rpartition("nightjar: ")
     if not printed:
         words = text[-4000:]

@@ -143,8 +143,8 @@ class Writer:
         return outcome
 
     def _run(self, job: Job, ready: threading.Event, outcome: WriteOutcome, yielding: bool) -> None:
-        # 1. Stay out of training's way. A write that it does not wait for takes what training leaves of the cores. Only
-        #    on Linux has a thread a priority of its own.
+        # 1. Stay out of training's way: a write that nobody waits for only gets the CPU time that training leaves. Only
+        #    Linux gives a thread a priority of its own.
         if yielding and sys.platform == "linux":
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
@@ -171,7 +171,7 @@ class Writer:
             outcome.lost = True
             outcome.error = PassingError(f"the ranks lost contact while writing {job.path}: {error}", hint=SLOW)
 
-        # 3. Prune. Whatever fails here, the checkpoint is committed: what could not be removed is a note, not an error.
+        # 3. Prune. The checkpoint is committed by now, so a failure to remove old ones is a note, not an error.
         if outcome.entry is not None and job.prune is not None and not outcome.lost:
             prune = partial(job.prune, outcome.entry)
             try:

@@ -204,8 +204,8 @@ class Checkpointer:
 
         # 3. Only a caller who asks for it waits until the checkpoint is committed.
         if wait:
-            # What the copy and the write in flight took of the time is gone.
-            left = max(0.0, timeout - (time.monotonic() - began)) if timeout is not None else None
+            # The copy, and the wait for an earlier write, have used up part of the timeout.
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
             try:
                 self._collect(raising=True, timeout=left)
             except PassingError as error:
@@ -250,7 +250,7 @@ class Checkpointer:
 
         # 2. Copy the rows. If one rank holds a value that is not finite, all raise before anything is written.
         blocks: list[RowBlock] = []
-        rows = model.touched if not baseline else None
+        rows = None if baseline else model.touched
         run_on_all_ranks(
             "copying rows", lambda: blocks.extend(copy_rows(model.rows, rows, self._buffers, self.on_point))
         )
@@ -284,7 +284,7 @@ class Checkpointer:
         if exact:
             coding = self._codings.exactly
 
-        # 5. Rank 0's work behind the commit. What pruning counts with is copied, as the next save changes it.
+        # 5. What rank 0 does after the commit. The pruner gets copies, because the next save changes the originals.
         compact_chain = partial(compact, self.store, on_point=self.on_point) if compacting else None
         prune_old = partial(self._pruner.prune, list(self._entries), set(held)) if prune else None
         return Job(
@@ -312,8 +312,8 @@ class Checkpointer:
             # Its thread still reads the buffers.
             self._buffers = CopyBuffers()
 
-        # The rows of a write that failed get their marks back, so that the next delta has them: nothing was committed,
-        # or it is not compacted, and the next delta rests on the former baseline and needs all rows since then.
+        # After a failure, mark these rows as touched again, so that the next delta has them. Either nothing was
+        # committed, or the checkpoint was not compacted, and the next delta rests on the former baseline.
         if outcome.error is not None:
             for key, marks in self._pending.items():
                 self.model.touched.mask(key).bitwise_or_(marks)

@@ -35,7 +35,7 @@ FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Compressed only where it takes off at least this share; quantised codes hardly shrink.
 _WORTH = 0.05
-# Bytes of a tensor that are compressed to see whether it is worth it.
+# Bytes of a tensor that are compressed first, to see whether compression is worth it.
 _SAMPLE = 64 << 10
 _STATE = "state."
 _CHUNK = "a chunk of table rows"
@@ -90,7 +90,7 @@ def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | N
         return [(None, coding)]
     if coding.levels:
         least, codings = zip(*coding.levels, strict=True)
-        # The first level begins at heat 0, so that the limits between levels are those of the others.
+        # The first level begins at heat 0, so the other levels' least heats are the boundaries.
         level = torch.bucketize(heat, torch.tensor(least[1:]), right=True)
     else:
         codings = HOT, coding.weight
@@ -102,7 +102,7 @@ def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | N
         if not len(rows):
             continue
         if len(rows) == len(heat):
-            # All of them, which are written from the block itself, without a copy.
+            # All rows have this coding: they are written from the block itself, without a copy.
             return [(None, replace(coding, weight=weight))]
         parts.append((rows, replace(coding, weight=weight)))
     return parts
@@ -132,7 +132,7 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
         # How the range was searched is not needed for reading.
         metadata["search"] = f"{coding.weight.steps},{coding.weight.shrink},{coding.weight.fits}"
 
-    # 3. Their optimizer state. What is exact, such as counters, would be wrong if it was rounded.
+    # 3. Their optimizer state. Exact columns, such as counters, must not be rounded.
     for name, state in block.state.items():
         kind = "fp32" if name in coding.exact else coding.state
         tensors[_STATE + name] = state.to(_FLOATS[kind])
@@ -173,7 +173,7 @@ class Chunk:
 
 def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
     """Open the chunk in a file's bytes, its rows not yet decoded. Raises DamagedError naming ``where``."""
-    # The bytes have the right checksum by now, but another program may have written them: whatever they lack is damage.
+    # The checksum is right by now, but another program may have written the file: whatever is missing counts as damage.
     tensors, metadata = read_tensors(data, where)
     try:
         if metadata["format"] != FORMAT:
@@ -211,7 +211,7 @@ def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
     ids = chunk.ids[keep]
     tensors: dict[str, Tensor] = {}
     metadata = {**chunk.metadata, "rows": str(len(ids))} | _put_ids(tensors, ids)
-    # A row's codes, its range and its state stand alone: picking rows is all there is to do.
+    # A row's codes, range and state do not depend on other rows, so picking rows is enough.
     for name, tensor in chunk.tensors.items():
         tensors[name] = tensor.index_select(0, places)
     if "compressed" in metadata:
@@ -220,8 +220,8 @@ def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
 
 
 def _put_ids(tensors: dict[str, Tensor], ids: NDArray[np.int64]) -> dict[str, str]:
-    # Returns the metadata of the ids, and adds their tensor. Rows without a gap between them, such as those of a
-    # baseline, need none.
+    # Adds the tensor of the ids, and returns their metadata. Consecutive rows, such as those of a baseline, need no
+    # tensor.
     if not len(ids):
         return {"ids": "range", "first": "0"}
     first = int(ids[0])
@@ -250,7 +250,7 @@ def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
         planes = 1
         if tensor.is_floating_point():
             planes = tensor.element_size()
-        # A sample from the middle is tried first, as quantised codes hardly shrink.
+        # Try a sample from the middle first, because quantised codes hardly shrink.
         sample = raw[len(raw) // 2 // planes * planes :][:_SAMPLE]
         if len(raw) > 2 * _SAMPLE and len(_pack_planes(packer, sample, planes)) > len(sample) * (1 - _WORTH):
             continue
@@ -280,7 +280,8 @@ def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) ->
             if not frame.eof:
                 raise ValueError(f"{name} ends within its frame")
             rest = frame.unused_data
-        # Whole numbers have one plane, and so has all in files of earlier releases, which do not say it.
+        # The number of planes is recorded where there are several: integers have one, and so has every tensor in files
+        # of earlier releases.
         if len(frames) != (planes[0] if planes else 1):
             raise ValueError(f"{name} has {len(frames)} frames")
         raw = np.stack([np.frombuffer(plane, np.uint8) for plane in frames], axis=1)
@@ -300,14 +301,14 @@ def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     deltas = np.diff(ids, prepend=0)
     if ids[0] < 0 or (deltas[1:] <= 0).any():
         raise ValueError("row numbers must rise strictly from 0 up")
-    # All ids at once, without a loop: first how many bytes each takes, then every byte by its place in its id.
+    # Vectorised over all ids: first the number of bytes that each takes, then every byte by its position in its id.
     lengths = np.ones(len(deltas), np.int64)
     for size in range(1, _LONGEST):
         lengths += deltas >= (1 << (7 * size))
     ends = np.cumsum(lengths)
     place = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
     values = (np.repeat(deltas, lengths) >> (7 * place)) & 0x7F
-    # The highest bit says that the id goes on.
+    # The highest bit says that another byte of the id follows.
     more = place < np.repeat(lengths, lengths) - 1
     return (values | (more << 7)).astype(np.uint8)
 

@@ -55,7 +55,7 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
         for one in quarantine.listed(store, directory):
             age = None
             if one.created is not None:
-                # Clocks of machines differ, but no age is negative.
+                # The clock of the machine that set it aside may be ahead of this one's.
                 age = max(0.0, time.time() - one.created)
             records.append(
                 ListedCheckpoint(

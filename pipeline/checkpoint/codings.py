@@ -35,7 +35,7 @@ class Codings:
 
     def exactly(self, block: RowBlock) -> TableCoding:
         """Return the coding of a checkpoint whose rows come back bit for bit."""
-        # No names of exact states: all states are fp32.
+        # Exact states need not be named here: all states are fp32.
         return TableCoding("fp32", "fp32")
 
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:
@@ -95,7 +95,7 @@ class Codings:
             if heat is not None:
                 samples.append(heat[:: max(1, len(heat) // _HEATS)])
         heats = torch.cat([torch.empty(0), *samples])
-        # Rows that were never looked up have no heat: they get 2 bits, and do not count in the mean.
+        # Rows that were never looked up have heat 0. They get 2 bits, and do not count in the mean.
         heats = heats[heats > 0].sort().values
         if not len(heats):
             return torch.inf

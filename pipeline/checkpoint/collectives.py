@@ -61,7 +61,7 @@ def gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[
     if world_size() == 1:
         return [json.loads(json.dumps(record))]
     data = _encode_json(record, _device_of(group))
-    # One at a time: the bytes of all ranks are never there at once.
+    # Decoded as they arrive, so that the bytes of all ranks are never in memory at once.
     others = [_decode_json(other) for other in _receive_on_first(data, group)]
     if this_rank() != 0:
         return []
@@ -81,7 +81,7 @@ def run_on_rank0(what: str, work: Callable[[], Any], group: dist.ProcessGroup | 
         cause, answer = _attempt(what, work)
     device = _device_of(group)
     data = _encode_json(answer, device)
-    # The size first: the others must have a tensor of it to receive the answer.
+    # The size first: the other ranks allocate a tensor of this size to receive the answer.
     size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, 0, group=group)
     if this_rank() != 0:

@@ -87,8 +87,8 @@ class _ChainMerge:
 
     def merge_table(self, table: str, rows: int, dim: int) -> None:
         """Write all rows of ``table``; DamagedError if the chain does not hold them."""
-        # 1. Checkpoints may have other column shards. Between two neighbouring cuts, no shard of the chain begins or
-        #    ends, so that a chunk has all of these columns of a row or none.
+        # 1. Checkpoints of the chain may have different column shards. No shard begins or ends between two neighbouring
+        #    cuts, so a chunk has either all of the columns between them or none.
         edges = {0, dim}
         files = 0
         for index in self.indices:
@@ -98,7 +98,7 @@ class _ChainMerge:
                     edges |= {extent.column, extent.column + extent.columns}
         cuts = sorted(edges)
 
-        # 2. From the newest checkpoint to the baseline: what is taken already is newer than what a chunk has of it.
+        # 2. From the newest checkpoint back to the baseline: values that are taken already are newer than a chunk's.
         taken = np.zeros((len(cuts) - 1, rows), np.bool_)
         for artifact, index in zip(reversed(self.chain), reversed(self.indices), strict=True):
             for extent in index.files:
@@ -129,8 +129,8 @@ class _ChainMerge:
                 write_part(sink, chunk, keep)
                 self.on_point(FaultPoint.COMPACT)
             self._add_extent(chunk.table, chunk.ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
-        # A row that is newer in some columns only (the chain changed its column shards) is cut, so it is decoded: codes
-        # are packed over all columns. In fp32 the values stay what they were.
+        # Where the chain changed its column shards, a row may be needed in some columns only. It has to be decoded,
+        # because codes are packed over all columns. Written as fp32, its values stay what they were.
         if (newer & ~held.all(0)).any():
             block = chunk.rows()
             for span in spans:
@@ -168,7 +168,7 @@ class _ChainMerge:
 def _swap_manifest(
     store: Store, artifact: Artifact, draft: Draft, extents: list[Extent], chain: list[Artifact]
 ) -> Artifact:
-    # What is not rows stays as it is.
+    # The files that hold no rows stay as they are.
     files = {DENSE: artifact.files[DENSE], STATE: artifact.files[STATE], **draft.files}
     new = replace(
         artifact,

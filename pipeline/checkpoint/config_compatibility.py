@@ -72,7 +72,7 @@ _ALLOWED = (
 # What checkpoints did that are older than the settings of a schedule.
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
 _DATASET, _RENAME = "dataset", "checkpoint.rename."
-# A numeric feature or a sequence, all of its settings at once.
+# The path of a whole numeric feature or sequence, not of one of its settings.
 _WHOLE_FEATURE = re.compile(r"data\.(dense|sequences)\.[^.]*")
 
 
@@ -302,7 +302,7 @@ def _override(path: str, value: Any) -> str:
         return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
         return f"{path}=[{','.join(map(str, value))}]"
-    # Hydra spells these two otherwise than Python.
+    # Hydra writes null and true where Python writes None and True.
     text = str(value)
     if value is None:
         text = "null"

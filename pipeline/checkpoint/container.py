@@ -81,7 +81,7 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
             if count:
                 tensors[name] = torch.frombuffer(body[start:stop], dtype=dtype).view(shape)
             else:
-                # ``frombuffer`` takes no empty buffer.
+                # ``frombuffer`` refuses empty buffers.
                 tensors[name] = torch.empty(shape, dtype=dtype)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise unreadable(where, "a whole safetensors file", error) from None

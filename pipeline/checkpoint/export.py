@@ -69,7 +69,7 @@ def export(
     files = []
     for table in chosen:
         name = f"{quote(table, safe='')}.{file_format}"
-        # A file appears when it is whole: what another program finds, it can read.
+        # The file gets its name only once it is complete, so other programs never find half of one.
         with whole_file(out.url_of(name), out.option.strip()) as sink:
             states = reader.states(table) if state else {}
             if file_format == "parquet":

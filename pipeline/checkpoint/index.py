@@ -78,7 +78,7 @@ def committed(store: Store, directory: str, damaged: dict[str, str] | None = Non
     One whose manifest is damaged is left out and added to ``damaged``: {path: what is wrong with its manifest}.
     """
     paths = [f"{directory}/{name}" for name in store.names(directory) if NAME.fullmatch(name)]
-    # By number: names of more than eight digits would sort before others as text.
+    # By number, because as text a step of nine digits would sort before steps of eight.
     return sorted(readable(store, paths, damaged), key=lambda artifact: artifact.summary["step"])
 
 
@@ -92,7 +92,7 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
                 _check_summary(store, artifact)
                 artifacts.append(artifact)
         except DamagedError as error:
-            # The path is said beside it, so the message need not name the file again.
+            # Callers print the path themselves.
             if damaged is not None:
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
     return artifacts
@@ -107,7 +107,7 @@ def _check_summary(store: Store, artifact: Artifact) -> None:
         and name == name_of(step)
         and kind in (BASELINE, DELTA)
         and isinstance(parents, list)
-        # Earlier ones only, so that no chain goes round in a circle.
+        # A parent is an earlier checkpoint, so chains have no cycles.
         and all(isinstance(p, str) and NAME.fullmatch(p) and step_of(p) < step for p in parents)
     )
     if not sound:
@@ -196,7 +196,7 @@ def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
     """Return what a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
     if policy == "consecutive":
         return chain.names
-    # One-shot deltas hold all that changed since the baseline, the rows of earlier deltas too.
+    # A one-shot delta holds everything that changed since the baseline, including the rows of earlier deltas.
     return chain.names[:1]
 
 

@@ -141,8 +141,8 @@ def _describe(names: list[str], damaged: list[str]) -> str:
 
 def require_seen_by_all(store: Store, error: DamagedError) -> None:
     """Have every rank read the file that shows the damage ``error``; PassingError if one reads it whole. Collective."""
-    # Nothing is read if what was read proves the damage by itself: then there is no file that another rank could see
-    # otherwise.
+    # An error without a file is proved by what was read already: there is nothing that another rank could read
+    # differently.
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     problems = retry_on_all_ranks(f"looking at {error.file} again", lambda: _find_problem(store, error.file))

@@ -98,7 +98,7 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     if kernels is not None:
         largest = kernels.largest(rows)
     else:
-        # The tiles' extremes one by one: no temporary of the size of all rows, no second team of threads.
+        # Tile by tile, to avoid a temporary of the size of all rows and a second team of threads.
         largest = max(max(float(tile.max()), -float(tile.min())) for _, tile in _tiles(rows))
     unit = 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
 
@@ -139,7 +139,7 @@ def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
         stop = start + tile.shape[0]
         values = _unpack(encoded.codes[start:stop], encoded.bits, encoded.columns).float()
         scale = encoded.span[start:stop].float() * (encoded.unit / levels)
-        # low + code * scale, straight into the rows: no temporary of their size.
+        # low + code * scale, written straight into ``out`` without a temporary.
         torch.addcmul((encoded.low[start:stop].float() * encoded.unit)[:, None], values, scale[:, None], out=tile)
     return out
 
@@ -152,7 +152,7 @@ def choose_coding(sample: Tensor, bits: int, worth: float = 0.05) -> Coding:
     best, error = Coding(bits), math.inf
     if bits > 4 or not len(sample):
         return best
-    # The first one is the plain range, which is what the others must be better than.
+    # The first search is the plain range, against which the others are compared.
     for steps, shrink, fits in _SEARCHES:
         candidate = Coding(bits, steps, shrink, fits)
         rms = float((decode(encode(sample, candidate)) - sample).square().mean().sqrt())
@@ -187,7 +187,7 @@ class _Search:
         self._plain = low, high
         self._places = torch.empty_like(tile)
         self._codes = torch.empty_like(tile)
-        # What was tried, (low, high, error) of [n] each: every row takes the best of its own.
+        # All candidates so far, (low, high, error) of [n] each. Every row takes the one with its least error.
         self._tried = [(low, high, self._error(low, high))]
 
     def best(self, coding: Coding) -> tuple[Tensor, Tensor]:

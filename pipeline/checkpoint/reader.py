@@ -140,16 +140,16 @@ def restore(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainSta
 
 
 def _restore_rows(store: Store, chain: list[Artifact], target: RestoreTarget) -> None:
-    # 1. Begin from nothing: another chain may have been applied in part before it turned out to be damaged.
+    # 1. Start from zero: part of another chain may have been applied before it turned out to be damaged.
     shards = target.rows.local_shards()
     for shard in shards:
         shard.zero_state()
     if target.touched is not None:
         target.touched.clear()
 
-    # 2. The baseline, which must hold every value, and then the deltas over it, oldest first. Only their rows are
-    #    marked: they are what the next delta must have besides those that training touches.
-    names = dict(zip(target.rows.tables, target.rows.tables, strict=True))
+    # 2. The baseline, which must hold every value, and then the deltas, oldest first. Only rows of deltas are marked:
+    #    the next delta must have them, besides those that training touches.
+    names = {table: table for table in target.rows.tables}
     for artifact in chain:
         index = read_index(store, artifact)
         _check_tables(index.tables, target.rows.tables, store.url_of(artifact.path))
@@ -169,7 +169,7 @@ def put_rows(
     touched: TouchedRows | None = None,
 ) -> None:
     """Put a checkpoint's rows into this rank's shards; ``names``: {table of the checkpoint: table of the model}."""
-    # Of all ranks' chunks, those that have something for a shard of this rank: whatever sharding wrote them.
+    # Chunks of all ranks are considered, because the checkpoint may have been written with another sharding.
     shards = target.rows.local_shards()
     wanted = []
     for extent in index.files:
@@ -212,7 +212,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
 
 def meets(extent: Extent, shard: LocalShard) -> bool:
     """Whether an extent of the index and a shard have values in common."""
-    # By the extent's first and last row: between them it may lack some, so its chunk may turn out to have none.
+    # Only the extent's first and last row are known. It may lack rows between them, so its chunk may yet have none.
     return (
         extent.table == shard.table
         and extent.first < shard.row + shard.rows
@@ -226,7 +226,7 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; returns the number of rows."""
     if block.table != shard.table:
         return 0
-    # 1. The rows and columns in common: ids rise, so that the rows are neighbours in the block.
+    # 1. The rows and columns in common. Ids rise, so these rows are adjacent in the block.
     low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
     left = max(block.column, shard.column)
     right = min(block.column + block.weight.shape[1], shard.column + shard.columns)
@@ -301,7 +301,7 @@ def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> Tr
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
     record = read_state(store, artifact)
     stored = _select_prefix("param/", tensors)
-    # All that differs is named at once: a person who mends one parameter after another would wait for each.
+    # All differences are reported at once: a restore takes too long to find them one by one.
     complaints = []
     for name in {**target.dense, **stored}:
         now = tuple(target.dense[name].shape) if name in target.dense else None

@@ -112,10 +112,11 @@ def _count_values(shard: LocalShard, count: int) -> int:
 
 def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: CopyBuffers) -> RowBlock:
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
-    # Room for weights and states, one behind the other. Tables on SSD may be larger than memory: they have a disk's.
+    # Weights and states lie one behind the other in ``room``. A table on SSD may not fit into memory, so its copy goes
+    # to a disk.
     values = _count_values(shard, count)
     disk = shard.scratch()
-    room = disk[:values] if disk is not None else buffers.cut(values)
+    room = buffers.cut(values) if disk is None else disk[:values]
     weight = room[: count * shard.columns].view(count, shard.columns)
     state: dict[str, Tensor] = {}
     used = weight.numel()
@@ -126,17 +127,15 @@ def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: Copy
     step = max(1, _VALUES_AT_ONCE // shard.columns)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
-        part_state = {}
-        for name, state_values in state.items():
-            part_state[name] = state_values[part]
-        shard.copy(rows[part] if rows is not None else part, weight[part], part_state)
+        part_state = {name: column[part] for name, column in state.items()}
+        shard.copy(part if rows is None else rows[part], weight[part], part_state)
         _require_finite(shard.table, ids[part], {"": weight[part], **part_state})
     return RowBlock(shard.table, ids.astype(np.int64, copy=False), shard.column, weight, state)
 
 
 def _require_finite(table: str, ids: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
     for name, values in tensors.items():
-        # A sum is not finite if a value is not, and reads the values once; large finite ones may overflow it.
+        # If a value is not finite, nor is the sum, which takes one pass. Large finite values may overflow it as well.
         if bool(torch.isfinite(values.sum())):
             continue
         bad = ~torch.isfinite(values.view(len(ids), -1)).all(dim=1)

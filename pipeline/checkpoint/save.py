@@ -99,7 +99,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         if leader:
             _write_file(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
             _write_file(draft, STATE, lambda: draft.write_json(STATE, job.state))
-            # The commit must not reach the disk before them.
+            # These files must be on the disk before the commit is.
             with _flush_behind(draft) as flush:
                 flush(DENSE)
                 flush(STATE)
@@ -129,7 +129,7 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> l
             write_block(sink, block, coding)
             on_point(FaultPoint.CHUNK)
 
-    # A shard's block is divided twice: rows of one coding, and of these as many as a chunk holds.
+    # A shard's block is divided twice: by the coding of its rows, then into parts of the size of a chunk.
     with _flush_behind(draft) as flush:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
@@ -194,7 +194,7 @@ def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBloc
 
 
 def extent_of(rank: int, number: int, block: RowBlock, coding: TableCoding) -> Extent:
-    """Describe the chunk that ``rank`` makes of ``block`` for the index: its ``number``-th, with a name of its own."""
+    """Describe for the index the ``number``-th chunk of ``rank``, made of ``block``; no other chunk has its name."""
     return Extent(
         file=f"rows/{quote(block.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
         table=block.table,

@@ -112,7 +112,7 @@ def dense_part(
         tensors["rng"] = state.rng
     copies: dict[str, Tensor] = {}
     for name, value in tensors.items():
-        # A copy also of what lies in host memory: training changes it while the checkpoint is written.
+        # Host tensors are copied as well: training changes them while the checkpoint is written.
         copies[name] = value.detach().to("cpu", copy=True).contiguous()
     return copies, record
 
@@ -143,7 +143,7 @@ def load_optimizer(
             f"the run's {len(names)} in {len(optimizer.param_groups)}; not in both: {', '.join(odd) or 'none'}",
             hint="the model settings the checkpoint was written with, or force=true",
         )
-    # torch numbers parameters by their order in the optimizer; the checkpoint names them.
+    # torch numbers parameters by their order in the optimizer, but the checkpoint has their names.
     index = {name: i for i, name in enumerate(names)}
     state: dict[int, dict[str, Any]] = {}
     for name, scalars in record["scalars"].items():
@@ -156,7 +156,7 @@ def load_optimizer(
     for current, former in zip(optimizer.state_dict()["param_groups"], record["groups"], strict=True):
         group = dict(current)
         for key, value in former.items():
-            # JSON has neither tuples nor tensors: a setting gets the type that the new optimizer has for it.
+            # JSON has neither tuples nor tensors: values get the types that the run's optimizer has.
             own = current.get(key)
             if isinstance(own, tuple):
                 value = tuple(value)

@@ -202,7 +202,7 @@ def _load_dense(
     same = optimizer is not None and record is not None and record["class"] == type(optimizer).__name__
     groups = []
     if optimizer is not None:
-        # Copies: loading the state writes over the settings.
+        # Copies, because loading the state overwrites the settings.
         groups = [dict(group) for group in optimizer.param_groups]
     try:
         restore_dense(store, artifact, target if same else replace(target, optimizer=None))

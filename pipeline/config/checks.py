@@ -22,7 +22,7 @@ from pipeline.specs.model import SEQUENCE_BLOCKS, TASK_ARCHITECTURES
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
-    # Single values first: what compares settings may then rely on each of them being in its bounds.
+    # Single values first, so that comparisons between settings can rely on each one being in its bounds.
     check_values(config)
     _check_stages(config)
     batch, ranks = config.train.global_batch, config.hardware.workers
@@ -60,7 +60,7 @@ def check_parts(config: Config) -> None:
     parts, batch, ranks = config.train.accumulate, config.train.global_batch, config.hardware.workers
     if parts == 1:
         return
-    # ``auto`` is settled by the number of rows, which nobody knows yet.
+    # ``auto`` depends on the number of rows, which is not known yet.
     if isinstance(batch, int) and batch < parts * ranks:
         of_rank = f"a rank has {batch // ranks} of the {batch} samples of train.global_batch"
         raise ConfigError(
@@ -86,7 +86,7 @@ def check_mapping_settings(data: DataConfig) -> None:
 
     This applies to composed configurations only: recorded ones may be older than the check.
     """
-    # Of several mappings that use a setting, the first one is proposed.
+    # Reversed, so that of several mappings that use a setting the first one is proposed.
     users: dict[str, str] = {}
     for mapping in reversed(list(ID_MAPPINGS)):
         users |= dict.fromkeys(mapping.settings, mapping.name)
@@ -129,7 +129,7 @@ def _check_stages(config: Config) -> None:
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
     for stage in STAGES:
-        # A stage that does not run may have settings that do not fit: the same file serves runs of other stages.
+        # Settings of stages that do not run may be wrong: one file may serve runs of different stages.
         if stage.name in config.stages:
             stage.check(config)
         if stage.distributed and config.world_size > 1 and stage.name in config.launch.inline:
@@ -231,7 +231,7 @@ def _check_features(config: Config) -> None:
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
     for table in config.checkpoint.tables:
-        # Precisions belong to tables, and a feature that shares one has none of its own.
+        # Precisions belong to tables, and a feature that shares a table has none of its own.
         if table not in data.event_tables and (table not in data.sparse or data.sparse[table].table):
             near = ", ".join([name for name, feature in data.sparse.items() if not feature.table][:5])
             raise ConfigError(
@@ -286,7 +286,7 @@ def _check_tasks(config: Config) -> None:
             f"model.tasks is {model.tasks}, but no task of data.tasks is given another one",
             hint=f"data.tasks.{name}.given={MAIN_TASK}, or model.tasks={first.name}",
         )
-    # Of a single task the weight has nothing to compare with; limits of the main task are those of the gate itself.
+    # With a single task there is nothing to weigh. The main task's limits are the gate's own settings.
     weighed = [MAIN_TASK, *tasks] if tasks else []
     for path, named, known in (
         ("train.tasks", config.train.tasks, weighed),
@@ -297,7 +297,7 @@ def _check_tasks(config: Config) -> None:
                 has = f"expected one of: {', '.join(known)}" if known else "but data.tasks is empty"
                 raise ConfigError(f"{path} names {name!r}, {has}", hint=f"~{path}.{name}")
     for name, limits in config.gate.tasks.items():
-        # Limits that are not set have defaults of both kinds: only one that somebody has changed is a mistake.
+        # A task has default limits of both kinds, so only a limit that was changed is a mistake.
         foreign: tuple[str, ...] = ("max_ne", "min_auc")
         if LABEL_KINDS.get(tasks[name].kind).classes:
             foreign = ("max_rmse",)
@@ -316,8 +316,9 @@ def _check_sequences(config: Config) -> None:
     for name in config.model.sequences:
         if name not in known:
             hint = f"~model.sequences.{name}"
-            for near in difflib.get_close_matches(name, known, n=1, cutoff=0.0):
-                hint += f" +model.sequences.{near}={{...}}"
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            if near:
+                hint += f" +model.sequences.{near[0]}={{...}}"
             raise ConfigError(
                 f"model.sequences names {name!r}, expected a sequence of data.sequences: {', '.join(known) or 'none'}",
                 hint=hint,
@@ -359,11 +360,11 @@ def _check_sequences(config: Config) -> None:
 def _check_tables(config: Config) -> None:
     # ``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4.
     data = config.data
-    tables = list(data.event_tables)
     if data.format == "tables":
-        tables = [*data.tables, *tables]
+        tables = list(data.tables)
     else:
-        tables = [*(name for name, feature in data.sparse.items() if not feature.table), *tables]
+        tables = [name for name, feature in data.sparse.items() if not feature.table]
+    tables += data.event_tables
     for name, table in config.model.tables.items():
         path = f"model.tables.{name}"
         if name in data.sparse and name not in tables:
@@ -372,7 +373,7 @@ def _check_tables(config: Config) -> None:
                 "there",
                 hint=f"~{path}, and model.tables.{data.table_of(name)}",
             )
-        # Without any table the configuration says nothing of features: a dataset may name them itself.
+        # A configuration without features has no tables: those of the dataset are not known here.
         if name not in tables and tables:
             near = difflib.get_close_matches(name, tables, n=1, cutoff=0.0)[0]
             raise ConfigError(
@@ -388,7 +389,7 @@ def _check_tables(config: Config) -> None:
 
 def _check_allowed(config: Config) -> None:
     for path in config.checkpoint.allow:
-        # Only here a setting's name is a value, which no translation of keys reaches.
+        # Here the name of a setting is a value, and only keys are translated to their new names.
         if path in RENAMED:
             now = [RENAMED.get(each, each) for each in config.checkpoint.allow]
             raise ConfigError(
@@ -397,7 +398,7 @@ def _check_allowed(config: Config) -> None:
             )
         if path == "dataset":
             continue
-        # Walked by the values, not by types as ``find_place`` does: an entry of a dictionary has to be there.
+        # Walk the values, not the types as ``find_place`` does, so that entries of dictionaries must exist.
         node: object = config
         for part in path.split("."):
             if isinstance(node, dict) and part in node:

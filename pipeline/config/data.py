@@ -28,7 +28,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
 
-# In a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says.
+# The day in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} has a format of its own.
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
 # Of files, and of what is no log; tables and streams are CONNECTORS.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
@@ -42,7 +42,7 @@ def format_names() -> tuple[str, ...]:
 def connector_at(place: str) -> tuple[Connector | None, str]:
     """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
     name, _, path = place.partition(":")
-    # A file may have a colon in its name, too.
+    # A colon alone does not make it a connector: file names may have one, too.
     if not path or name not in CONNECTORS.names():
         return None, place
     return CONNECTORS.get(name), path
@@ -185,8 +185,8 @@ class DataConfig:
         # A format needs its settings, features need usable names, and days must be known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
-        # Tables that are described by figures have no logs, so nothing that is about logs matters. A table's name is a
-        # part of dotted paths, as in model.tables.<name>.
+        # Tables described by figures have no logs, so only their names are checked: these become parts of dotted paths,
+        # such as model.tables.<name>.
         if self.format == "tables":
             for name in self.tables:
                 if set(name) & set("/."):
@@ -235,7 +235,7 @@ class DataConfig:
                 f"{path}.messages is {self.messages}, but {path}.format={self.format} has rows, not messages",
                 hint=f"{path}.messages=null",
             )
-        # A connector without a list passes all options on to its library, which knows them.
+        # A connector without a list of options passes all of them on to its library.
         known = connector.options
         for name in self.options:
             if known is not None and name not in known:
@@ -257,7 +257,7 @@ class DataConfig:
                 f"{path}.sparse is empty, expected at least one categorical feature",
                 hint=f"'+{path}.sparse.<column>={{}}'",
             )
-        # Both would be one column of the dataset.
+        # Both would become the same column of the dataset.
         if shared := sorted(set(self.dense) & set(self.sparse)):
             raise ConfigError(
                 f"feature {shared[0]!r} is in {path}.dense and in {path}.sparse, expected one of them",
@@ -272,7 +272,7 @@ class DataConfig:
                     hint=f"{path}.leave_out=[{next(iter(near), '')}]",
                 )
         for name, feature in self.sparse.items():
-            # A feature names a submodule of the model: the methods of nn.Module, and dots, are taken.
+            # A feature's name becomes that of a submodule, which must not be an attribute of nn.Module or have a dot.
             if name in TAKEN_NAMES or "." in name:
                 other = name.replace(".", "_")
                 if name in TAKEN_NAMES:
@@ -342,7 +342,7 @@ class DataConfig:
     @property
     def shared_tables(self) -> list[list[str]]:
         """The features, and the sequences, of every table that several share, in order."""
-        # Tables of features come first, also those that a sequence shares.
+        # Features first, so that a table shared with a sequence keeps its feature's place.
         by_table: dict[str, list[str]] = {}
         for name in self.sparse:
             by_table.setdefault(self.table_of(name), []).append(name)
@@ -356,7 +356,7 @@ class DataConfig:
         """The features whose tables the events have, by sequence; each once."""
         tables = {}
         for name, sequence in self.sequences.items():
-            # Keys of a dictionary rather than a set: the order of the features decides that of the tables.
+            # Keys of a dictionary rather than a set, to keep the order of the features.
             tables[name] = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         return tables
 
@@ -368,7 +368,7 @@ class DataConfig:
             for column, each in sequence.features.items():
                 if each.table is None:
                     tables.append(event_feature(name, column))
-            # Last, and a timed sequence has no column of this name: ``SequenceConfig.check`` refuses it.
+            # Comes last. ``SequenceConfig.check`` refuses a column of this name in a timed sequence.
             if sequence.timed:
                 tables.append(event_feature(name, AGE))
         return tuple(tables)
@@ -383,7 +383,7 @@ class DataConfig:
         each = self.dense[feature]
         if each.transform:
             return each.transform
-        # The default is chosen with numbers in mind: the logarithm of a vector's values, for one, would bend it.
+        # ``dense_transform`` is meant for single numbers: a logarithm, for example, would change a vector's direction.
         return self.dense_transform if each.width == 1 else "standardise"
 
     @property
@@ -406,7 +406,7 @@ class DataConfig:
         first, _, last = self.day.partition("..")
         try:
             start, end = date.fromisoformat(first), date.fromisoformat(last or first)
-            # fromisoformat takes 20260131 and 2026-W05-6 too, but paths and keys have days in one form only.
+            # fromisoformat also takes 20260131 and 2026-W05-6, but paths and keys need one form of a day.
             if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", self.day) or end < start:
                 raise ValueError
         except ValueError:

@@ -14,9 +14,9 @@ from pipeline.specs.id_mapping import id_mapping_docs, id_mapping_names
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "mdl", "max_norm", "unit", "none")
 PERCENTILE, MDL = "percentile", "mdl"
-# Transforms that keep the bin of a number, and how bins of ids are cut.
+# Transforms that replace a number by its bin; ``bins`` of ids are cut in the same ways.
 BINNINGS = (PERCENTILE, MDL)
-# Transforms of one number; unit is one of vectors alone.
+# Transforms of single numbers only. Conversely, ``unit`` is for vectors only.
 NOT_OF_VECTORS = (*BINNINGS, "max_norm")
 # What a field of a categorical feature holds.
 ONE, LIST, MAP = "one", "list", "map"

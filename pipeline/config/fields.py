@@ -44,7 +44,7 @@ class Setting:
 
     def allowed(self) -> tuple[str, ...]:
         """The allowed values; empty if every value of the type is allowed."""
-        # A registry is asked anew each time: tests and notebooks add choices for a while.
+        # Registries are asked each time, because tests and notebooks add choices temporarily.
         if callable(self.choices):
             return tuple(self.choices())
         return self.choices or ()
@@ -66,7 +66,7 @@ def setting(
     metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
-    # None is a default like any other, hence ``_NOTHING`` for a field that must be given.
+    # ``_NOTHING`` stands for no default, because None is a default like any other.
     if default is _NOTHING:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -121,7 +121,7 @@ def _check(value: Any, path: str, each: Field[Any]) -> None:
                 check_values(entry, path)
         allowed = known.allowed() if known is not None else ()
         for entry in value:
-            # The hint has the whole list: Hydra's overrides replace a list, they do not change an entry of it.
+            # The hint has the whole list, because an override replaces a list as a whole.
             if allowed and entry not in allowed:
                 mended = ",".join(nearest_of(name, allowed) for name in value)
                 raise ConfigError(
@@ -144,7 +144,7 @@ def check_value(value: Any, path: str, known: Setting) -> None:
             raise ConfigError(f"{path} is {value!r}, expected {AUTO} or {besides_auto(known)}", hint=f"{path}={AUTO}")
     elif known.low is not None or known.high is not None:
         number = float(value)
-        # Not a number is neither below nor above a bound, and would pass.
+        # NaN is neither below nor above a bound, and would pass the comparisons.
         if not math.isfinite(number):
             raise ConfigError(f"{path} is {number}, expected a finite number", hint=f"{path}={_plain(known.low or 0)}")
         if known.low is not None and number < known.low:
@@ -176,7 +176,7 @@ def span(low: float | None, high: float | None) -> str:
 
 
 def _plain(bound: float) -> str:
-    # A whole number in full: 10000000000 is no 1e+10 to those who copy it into an override.
+    # Integers are written in full, so that 10000000000 can be copied into an override, which 1e+10 cannot.
     return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
 
 
@@ -188,7 +188,7 @@ def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
 def check_name(path: str, name: str, example: str) -> None:
     """Raise ConfigError if ``name`` cannot name a folder. ``example``: for the hint if no part of it is valid."""
     if not re.fullmatch(_NAME, name):
-        # Without dots, which a name may have, because it must not begin with one.
+        # Dots are replaced as well: a name may have some, but must not begin with one.
         valid = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:100] or example
         raise ConfigError(
             f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'", hint=f"{path}={valid}"
@@ -203,7 +203,7 @@ def check_time_format(path: str, form: str | None) -> None:
     for flag, digits, letter in re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form):
         letters.add(letter)
         known = letter in _DIRECTIVES
-        # Digits are those of a fraction of a second, such as %.3f.
+        # Digits are only allowed for fractions of a second, such as %.3f.
         if digits:
             known = letter == "f" and not flag
         if not known:
@@ -219,7 +219,7 @@ def check_time_format(path: str, form: str | None) -> None:
             hint=f"{path}='%d.%m.%Y', or '%d.%m.%Y %H:%M:%S' with the time of the day",
         )
     hour, minute = letters & set("HIRT"), letters & set("MRT")
-    # 07:30 on a clock of twelve hours is in the morning or in the evening.
+    # On a 12-hour clock, 07:30 may be morning or evening.
     half = "I" in letters and not letters & {"p", "P"}
     if bool(hour) != bool(minute) or half:
         more = "; %I needs %p" if half else ""
@@ -232,7 +232,7 @@ def check_time_format(path: str, form: str | None) -> None:
 def check_time_zone(path: str, zone: str | None) -> None:
     """Raise ConfigError if ``zone`` is not a time zone."""
     try:
-        # The default works where no zones are installed.
+        # The default must work even where no time zones are installed.
         if zone not in (None, "Etc/UTC"):
             ZoneInfo(str(zone))
     except (ZoneInfoNotFoundError, ValueError, OSError):

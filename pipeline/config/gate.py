@@ -155,7 +155,7 @@ def gate_settings() -> GateConfig:
     Raises:
         ConfigError: A check has the name of another setting, or a setting without a declaration.
     """
-    # Classes alone, in a tuple: by them the made class is kept, and so two configurations have settings of one type.
+    # A hashable tuple, by which ``_config_class`` caches the class: all configurations must have settings of one type.
     brought = []
     for check in GATE_CHECKS:
         if check.settings is not None:
@@ -168,7 +168,7 @@ def _config_class(brought: tuple[tuple[str, type], ...]) -> type[GateConfig]:
     # Without such checks the class is the ordinary one, so that configurations and artifact keys keep their bytes.
     if not brought:
         return GateConfig
-    # A field called check would hide the method.
+    # A field called ``check`` would hide the method.
     taken = {each.name for each in fields(GateConfig)} | {"check"}
     groups = []
     for name, settings in brought:

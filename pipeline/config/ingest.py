@@ -83,7 +83,7 @@ class SplitConfig:
                 hint=f"{path}.validation_share=0.1, or {path}.by=hours",
             )
         if self.validation_hours + self.test_hours > 23:
-            # Of 24 hours, one at least is left to train on.
+            # At least one of the 24 hours must be left for training.
             most = max(1, 23 - self.test_hours) if self.test_hours < 23 else 0
             raise ConfigError(
                 f"{path}.validation_hours={self.validation_hours} and {path}.test_hours={self.test_hours} leave no "
@@ -207,7 +207,7 @@ class SamplingConfig:
 
     def check(self, path: str) -> None:
         # A share is above 0, comes from one place, and is there where it is to be corrected.
-        # The ranges of settings are closed, so that 0 has to be refused here.
+        # Ranges of settings are closed, so 0 has to be refused here.
         for name in ("negatives", "rate"):
             if getattr(self, name) == 0:
                 raise ConfigError(f"{path}.{name} is 0, expected a share above 0", hint=f"{path}.{name}=0.1")

@@ -25,12 +25,12 @@ CRON_FIELDS = {
     "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-# Its key in ``resources`` and ``patch``, besides the stages.
+# The launcher's key in ``resources`` and ``patch``, beside the stages' names.
 LAUNCHER = "launcher"
-# That of pods on embedding hosts, of any stage.
+# The key there of pods on embedding hosts, of any stage.
 EMBEDDING = "embedding"
 KUEUE_JOBS = ("indexed", "jobset")
-# Key in ``patch`` of what is for every pod.
+# The key in ``patch`` of what applies to every pod.
 PATCH_ALL = "all"
 
 
@@ -64,7 +64,7 @@ def check_kubernetes(config: Config) -> None:
     _check_embedding(config.launch, config.hardware)
     _check_pods(pods)
     _check_patch(pods)
-    # The path of a table in a warehouse or of a topic is no folder.
+    # ``data.path`` of a warehouse's table or of a topic is not a folder that pods must see.
     connector, logs = config.data.connector, config.data.path
     if connector is not None and not connector.on_disk:
         logs = None
@@ -85,7 +85,7 @@ def _expanded(field: str, last: int) -> list[int]:
         if match is None:
             continue
         low, high, step = match.groups()
-        # 5 is 5 alone, but 5/10 goes on from 5 to the end of the field.
+        # In cron, 5 means just 5, but 5/10 means every tenth value from 5 to the end of the field.
         end = last
         if high:
             end = int(high)
@@ -103,7 +103,7 @@ def _cron_problem(text: str) -> str:
     for (name, (low, high, words)), field in zip(CRON_FIELDS.items(), fields, strict=True):
         numbers = dict(zip(words, range(low, high + 1), strict=False))
         for part in field.split(","):
-            # A part is *, a value or a rising range. What is neither number nor name is -1, outside of every field.
+            # A part is *, a value or a rising range. Unknown words become -1, which lies outside of every field.
             match = CRON_PART.fullmatch(part)
             ends = []
             for end in match.groups()[:2] if match else ():
@@ -117,8 +117,8 @@ def _cron_problem(text: str) -> str:
 
 
 def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
-    # ConfigError for a name that the API server would refuse.
-    # Without an account of its own a pod has the one that every namespace has, default.
+    # Raises ConfigError for a name that the API server would refuse. Pods without an account of their own get the
+    # namespace's, ``default``.
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace),
@@ -152,7 +152,7 @@ def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
             f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={hardware.name}",
             hint=f"launch.min_hosts={hosts}, or null",
         )
-    # A run must have time to give hosts up before the stage fails for want of them.
+    # Shrinking must come first: once these limits are reached, the stage fails for lack of hosts.
     for name in ("pending_minutes", "rendezvous_minutes"):
         if launch.shrink_after_minutes >= getattr(launch, name):
             raise ConfigError(
@@ -187,7 +187,7 @@ def _check_pods(pods: PodConfig) -> None:
                 f"launch.pods.resources names {stage!r}, expected some of: {', '.join(known)}",
                 hint=f"~launch.pods.resources.{stage}",
             )
-        # /dev/shm is memory: what lies there counts towards the limit of the pod.
+        # /dev/shm is memory, and what lies there counts towards the pod's limit.
         if resources.cpu <= 0 or resources.memory_gib <= resources.shm_gib or resources.disk_gib <= 0:
             raise ConfigError(
                 f"launch.pods.resources.{stage} asks for {resources.cpu:g} cores, {resources.memory_gib:g} GiB of "
@@ -235,7 +235,7 @@ def _check_patch(pods: PodConfig) -> None:
 
 def _check_places(store: str, logs: str | None, pods: PodConfig) -> None:
     # The store and the logs must be visible to every pod.
-    # With a slash at the end, so that /mnt/nightjar-old is not on the volume /mnt/nightjar.
+    # With a trailing slash, so that /mnt/nightjar-old is not taken to be on the volume /mnt/nightjar.
     volumes = [volume.path.rstrip("/") + "/" for volume in pods.volumes.values()]
     for path, place in (("store", store), ("data.path", logs)):
         if place is None or ("://" in place and not place.startswith("file://")):

@@ -51,7 +51,7 @@ class NightlyConfig:
 
     def check(self, path: str) -> None:
         # The webhook must be a URL, the time zone must exist, and the prices must have the offer.
-        # The file is read now: that it lacks the offer is to be noticed before a night, not at its end.
+        # Read the file now, so that a missing offer is noticed before a night and not at its end.
         if self.prices is not None:
             offer_of(self.prices, self.priced_as, spot=self.priced_spot, path=path)
         elif self.priced_as is not None or self.priced_spot:

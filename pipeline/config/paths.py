@@ -64,7 +64,7 @@ def setting_for_alias(key: str) -> str | None:
     return paths[0] if paths else None
 
 
-# Types as objects, not as the text that annotations are. Few classes, which a long help asks for every setting.
+# Annotations evaluated to types. Cached, because a long help asks for the same few classes at every setting.
 _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
@@ -94,7 +94,7 @@ class SettingPlace:
 
     def inside(self) -> Any:
         """The group, or an entry of it, with defaults; None for a setting."""
-        # The default itself where there is one: a group may have other values there than its class has.
+        # A group's default may differ from its class's defaults, so it comes first.
         if dataclasses.is_dataclass(self.default):
             return self.default
         return self.group and self.group()
@@ -141,14 +141,14 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
                 return None, None
             place = by_name[part]
             node, prefix, kind = place.inside(), place.prefix, place.kind
-        # The name of an entry is free: the place stays that of the dictionary, its type becomes that of the entries.
+        # An entry may have any name: the place stays the dictionary's, and the type becomes that of its entries.
         elif typing.get_origin(kind) is dict:
             kind = entry_type(kind)
         elif typing.get_origin(kind) is list and part.isdigit():
             kind = typing.get_args(kind)[0]
         else:
             return None, None
-    # A path has one part at least.
+    # ``split`` gives at least one part, and the first is looked up in a dataclass.
     assert place is not None
     return place, kind
 
@@ -158,7 +158,7 @@ def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
     owners = [node]
     if type(node) is ModelConfig:
         owners += [spec.config() for spec in MODELS]
-    # Of a setting that several models have, the first one's declaration counts.
+    # Where several models have a setting, the first declaration counts.
     seen: set[str] = set()
     for owner in owners:
         hints = _hints(type(owner))
@@ -181,16 +181,16 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
     if setting := setting_for_alias(key):
         return setting
     parent, _, name = key.rpartition(".")
-    # As of train.seed: the setting is at the top.
+    # For train.seed, the setting ``seed`` of the top level is meant.
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
         return name
-    # Below the same parent first: a slip of the fingers is likelier than a setting of another group.
+    # Below the same parent first: a typing error is likelier than a wrong group.
     siblings = children(parent) if parent else [*children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:
         return f"{parent}.{near[0]}" if parent else near[0]
-    # A name that is right in another group is a sure match, however little the two paths resemble each other; without
-    # one, only paths that resemble much count: a wrong guess costs the user more than none.
+    # A name that exists in another group is proposed however different the path is. Otherwise only a very similar path
+    # is: a wrong guess is worse than none.
     everything = [each.path for each in places() if "*" not in each.path and (not each.group or each.has_entries)]
     same_name = [path for path in everything if path.rpartition(".")[2] == name]
     cutoff = 0.0 if same_name else 0.8
@@ -223,7 +223,7 @@ def entry_type(kind: Any) -> Any:
 def strip_none(kind: Any) -> Any:
     """``X`` of ``X | None``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        # Of several types none stands for the setting.
+        # A union of several types is left as it is: none of them stands for the setting.
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
         return rest[0] if len(rest) == 1 else kind
     return kind
@@ -235,7 +235,7 @@ def override_key(name: str) -> str | None:
     Hydra's grammar takes a backslash before some characters of a key, and no quotes around it.
     """
     word = name.lower().lstrip("+-")
-    # A key that reads as a number, a truth value or null would be one, and no longer equal the name.
+    # Hydra would parse a key that reads as a number, a boolean or null, and it would no longer equal the name.
     number = re.fullmatch(r"[\d_.]+(e[+-]?[\d_]+)?|inf|nan", word)
     writable = re.fullmatch(r"[\w/\-+.$%*@?|\\()\[\]{}:=, ]+", name, re.ASCII)
     if number or not writable or name != name.strip() or word in ("null", "true", "false"):

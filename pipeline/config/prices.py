@@ -76,7 +76,7 @@ def read_prices(path: str) -> Prices:
 
     try:
         text = Path(path).read_text()
-        # Twice: only the tree still has both of two equal keys.
+        # Parsed twice, because only the tree keeps both of two equal keys.
         content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(
@@ -152,7 +152,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
         value = entry.get(key)
         if value is None and key != ON_DEMAND:
             continue
-        # What is no number stays not a number, which fails the comparison below.
+        # What is not a number stays NaN, which fails the comparison below.
         number = math.nan
         if isinstance(value, int | float) and not isinstance(value, bool):
             # A whole number of some hundred digits is no float.
@@ -171,7 +171,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
     hosts = entry.get("hosts", list(HOSTS))
     valid = isinstance(hosts, list) and bool(hosts)
     for count in hosts if valid else ():
-        # YAML's yes is a bool, which Python takes for the number 1.
+        # YAML's yes is True, which Python treats as the number 1.
         valid = valid and isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MOST_HOSTS
     if not valid:
         raise ConfigError(
@@ -182,7 +182,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
 
 
 def _repeated_key(tree: Any) -> str | None:
-    # Of the tree that YAML parses into: a node's value is a list of nodes, or for a mapping of pairs of them.
+    # Works on YAML's node tree, in which a sequence's value is a list of nodes, and a mapping's a list of pairs.
     known = set()
     if not isinstance(getattr(tree, "value", None), list):
         return None
@@ -202,7 +202,6 @@ def _repeated_key(tree: Any) -> str | None:
 def _refuse_unknown(entry: Mapping[Any, Any], known: tuple[str, ...], path: str, where: str) -> None:
     for key in entry:
         if key not in known:
-            hint = f"leave {key} out"
-            for near in difflib.get_close_matches(str(key), known, n=1):
-                hint = f"{near}: <value>"
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"{near[0]}: <value>" if near else f"leave {key} out"
             raise ConfigError(f"{where} in {path} has {key!r}, expected some of: {', '.join(known)}", hint=hint)

@@ -52,7 +52,7 @@ class CalibratorConfig:
         return with_options(CALIBRATORS, self.method, self.options, "publish.calibrator.options")
 
     def check(self, path: str) -> None:
-        # Without a method there is nothing to set; with one, ``spec`` raises where the calibrator lacks an option.
+        # Without a method there is nothing to set. With one, ``spec`` raises if the calibrator lacks an option.
         if self.method is None and self != CalibratorConfig():
             raise ConfigError(
                 f"{path} is set, but {path}.method is null: there is no calibrator",

@@ -19,7 +19,7 @@ RENAMED = {
     "nightly.timezone": "nightly.time_zone",
 }
 _FIRST = {now: first for first, now in RENAMED.items()}
-# Its values are names of settings.
+# The setting whose values are names of settings.
 _LISTS_SETTINGS = "checkpoint.allow"
 
 
@@ -37,7 +37,7 @@ def parse_recorded(text: str) -> Any:
     """
     import yaml
 
-    # The loader on libyaml is eight times as fast; PyYAML can be built without it.
+    # The loader that uses libyaml is eight times as fast, but PyYAML may be built without it.
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
@@ -61,7 +61,7 @@ def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = 
             value = _renamed(value, names, f"{path}.")
         elif path == _LISTS_SETTINGS and value:
             value = [names.get(each, each) for each in value]
-        # Where the former name stood: keys of artifacts are hashes of text, in which the order counts.
+        # Put where the former name stood, so that the order of the settings does not change.
         made[last] = value
     return made
 
@@ -81,8 +81,8 @@ def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
     changes = {}
-    # Not the union of two sets: the order is that of the settings, and so the same in each report. A setting that is
-    # null counts as absent: a release that adds one with this default changes nothing.
+    # A union of dictionaries, not of sets, keeps the order of the settings. A setting that is null counts as absent, so
+    # a new setting with this default is no change.
     for path in {**a, **b}:
         if a.get(path) != b.get(path):
             changes[path] = [a.get(path), b.get(path)]

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 
-# May be secret: it is recorded nowhere, and a schedule takes it from the environment.
+# Its value may be secret: it is recorded nowhere, and a schedule takes it from the environment.
 WEBHOOK = "nightly.webhook"
 # Names of variables and options whose value is a secret.
 SECRETIVE = re.compile(
@@ -24,13 +24,13 @@ SECRETIVE = re.compile(
 _FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS|JSON)$", re.IGNORECASE)
 # Options of libraries that say where something is: sasl.oauthbearer.token.endpoint.url, ssl.key.location.
 _PLACE = re.compile(r"(URL|URI|ENDPOINT|FILE|PATH|DIR|LOCATION)$", re.IGNORECASE)
-# Values that are no secret, whatever the name.
+# Values that are never secret, whatever the name.
 _PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)
 # A user name alone is a token too: https://<token>@github.com, a DSN. Passwords are not always quoted, so they may have
 # a slash; what stands after a host's port is a path.
 _WITH_PASSWORD = re.compile(r"://[^/@\s:\[]*:(?!\d{1,5}([/?#,;]|$))[^@\s]+@|https?://[^/@\s:]+@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
-# What signs a URL.
+# Parameters that sign a URL.
 _SIGNED = re.compile(
     r"[?&;#](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|code|secret)=[^&;\s]",
     re.IGNORECASE,
@@ -67,7 +67,7 @@ def recorded(config: Config) -> dict[str, Any]:
 def without_secret(override: str) -> str:
     """``override`` as messages show it: without its value where that is a webhook or holds a secret."""
     key = override.partition("=")[0]
-    # Any webhook, whether or not its URL is known to be secret: those of many services carry their token in the path.
+    # Every webhook is hidden, even if its URL is not recognised as a secret: many services put a token into the path.
     if key.lstrip("+") == WEBHOOK or is_secret(override):
         return f"{key}=<its value>"
     return override
@@ -94,7 +94,7 @@ def check_secrets(config: Config) -> None:
                 f"{path} sets {name}, whose value manifests and the run's records would show",
                 hint=f"leave it out of the patch: launch.pods.secret_env={{{name}:<secret>/<key>}}",
             )
-    # Names of options have dots and dashes where those of variables have underscores.
+    # Names of options have dots and dashes, but the pattern is for names of variables, which have underscores.
     for name, value in config.data.options.items():
         plain = _PLAIN.fullmatch(value) or _PLACE.search(name)
         if SECRETIVE.search(re.sub(r"[^A-Za-z0-9]", "_", name)) and not plain:
@@ -109,7 +109,7 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
     """Raise ConfigError where an override of a schedule, which its manifest shows, spells a webhook out."""
     for text in overrides:
         name, _, value = text.lstrip("+").partition("=")
-        # As in nightly={webhook: ..}, whose inner value is not taken apart here: it is refused, whatever it is.
+        # As in nightly={webhook: ..}, which is refused whatever its value, because mappings are not parsed here.
         of_group = name == "nightly" and "webhook" in value
         if of_group or name == WEBHOOK and not _OF_ENVIRONMENT.fullmatch(value):
             raise ConfigError(
@@ -122,7 +122,7 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
 def _tells_secret(name: str, value: str) -> bool:
     # Whether variable ``name`` has a secret as its ``value``; the path of a mounted file is none.
     is_path = _FILE.search(name) is not None and value.startswith("/")
-    # A webhook is told by its URL alone: nothing in the name of its variable need say that whoever knows it may post.
+    # Webhooks are recognised by their URL, because the variable's name need not say that it is one.
     return SECRETIVE.search(name) is not None and not is_path or _WEBHOOKS.search(value) is not None
 
 

@@ -13,9 +13,9 @@ from pipeline.core.registry import with_options
 from pipeline.specs.id_mapping import mapping_of
 from pipeline.specs.model import SEQUENCE_BLOCKS, SequenceBlock
 
-# The column of a sequence that its times give.
+# The column of a sequence with the ages of its events, made from their times.
 AGE = "age"
-# The field of the times of events that are built from the log.
+# The field with the times of events, where ingestion builds them from the log.
 EVENT_TIME = "time"
 QUARANTINE, DROP = "quarantine", "drop"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -134,7 +134,7 @@ class SequenceConfig:
             raise ConfigError(
                 f"{path}.features is empty, expected what an event has", hint=f"'+{path}.features.item={{table: item}}'"
             )
-        # A history that ingestion builds has the times as a field, beside the ages that every timed sequence has.
+        # Every timed sequence has ages; one that ingestion builds also has the times as a field.
         taken: tuple[str, ...] = ()
         if self.built:
             taken = (AGE, EVENT_TIME)
@@ -202,7 +202,7 @@ def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, Sequen
     given = {}
     for name, each in sequences.items():
         if each.built:
-            # The column that a setting names is that of a row: the field of an event has the feature's own name.
+            # ``column`` names a column of the log's rows; the field of an event has the feature's own name.
             features = {event: replace(column, column=None) for event, column in each.features.items()}
             each = replace(each, history=HistoryConfig(), time=f"{name}.{EVENT_TIME}", features=features)
         given[name] = each
@@ -224,7 +224,7 @@ def check_sequences(
 ) -> None:
     """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
-        # In the dataset the columns of a sequence lie beside those of features, so their names must be free, too.
+        # The dataset has columns for a sequence's features beside all others, so their names must be free, too.
         columns = {event_feature(name, column) for column in (*sequence.features, AGE)}
         if not _NAME.fullmatch(name) or name in taken | TAKEN_NAMES or columns & taken:
             raise ConfigError(
@@ -240,7 +240,7 @@ def check_sequences(
                         "made of several columns: an event that is built from a row has one id of one column",
                         hint=f"{path}.{name}.features.{column}.table=null",
                     )
-        # A target and an event are compared by their vectors, which only those of one table can be.
+        # A target is compared with events by their vectors, so both must be of one table.
         tables = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         if sequence.target is not None and sequence.target not in tables:
             possible = tables[0] if tables else "null"
@@ -252,7 +252,7 @@ def check_sequences(
 
 
 def _check_table(path: str, table: str, sparse: Mapping[str, SparseFeature], default_mapping: str) -> None:
-    # An event has one row of the table, so an id must have one; rows of bins belong to the numbers of one feature.
+    # An event has one id with one row, so mappings with several rows an id, and rows of bins, cannot be shared.
     owner = sparse.get(table)
     if owner is None or owner.table is not None:
         if owner is not None:

@@ -112,6 +112,6 @@ def check_task_names(path: str, tasks: dict[str, TaskLabel]) -> None:
                 f"{path}.{name}.given is {task.given!r}, expected a binary task before it: {', '.join(before)}",
                 hint=f"{path}.{name}.given={MAIN_TASK}",
             )
-        # Only what happens or not can be what another task is given.
+        # A task can only be conditional on one that happens or not.
         if LABEL_KINDS.get(task.kind).classes:
             before.append(name)

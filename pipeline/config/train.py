@@ -91,7 +91,7 @@ class RankLossConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        # Settings of a loss need one: whoever types a weight that changes nothing believes that it does.
+        # Settings of a loss need one: a weight without effect would be believed to have one.
         plain = RankLossConfig()
         for name in ("weight", "group_by"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -128,7 +128,7 @@ class AverageConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        # Settings of an average need one. One that is typed with its default cannot be told from one that is not typed.
+        # Settings of an average need one. Only values other than the defaults can be told to be set.
         plain = AverageConfig()
         for name in ("decay", "start", "every", "use"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -174,7 +174,7 @@ class ValidateConfig:
     )
 
 
-# The kinds that other code asks for.
+# The kinds that are named in code elsewhere.
 PERTURB, RESET = "perturb", "reset"
 
 
@@ -493,8 +493,8 @@ class TrainConfig:
         return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
 
     def check(self, path: str) -> None:
-        # The settings of the schedule must agree with each other, and the optimizers must have their options, which the
-        # two properties refuse by raising.
+        # The settings of the schedule must agree with each other, and the optimizers must have their options: the two
+        # properties raise ConfigError if not.
         _ = self.table_optimizer, self.dense_spec
         if self.asynchronous:
             self._check_asynchronous(path)

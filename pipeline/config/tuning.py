@@ -42,7 +42,7 @@ class SearchConfig:
     final_temperature: float = setting(1.0, low=1e-3, doc="Temperature at the end; it changes by a constant factor.")
 
     def check(self, path: str) -> None:
-        # There must be something to search; without the plugin nothing can be named.
+        # There must be something to search, unless the plugin that has the parts is not installed.
         if not self.parts and SEARCH_PARTS.names():
             raise ConfigError(
                 f"{path}.parts is empty, expected some of: {', '.join(SEARCH_PARTS.names())}",

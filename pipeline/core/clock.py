@@ -19,7 +19,7 @@ class Clock:
 
     def boottime(self) -> float:
         """Return seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
-        # For leases: other machines do not wait for one that is suspended.
+        # Leases need it: they expire while a machine is suspended, and other machines do not wait for it.
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:

@@ -25,12 +25,12 @@ def share_cpus() -> None:
     """
     cpus = str(available_cpus())
     own = {
-        # Of torch, MKL, OpenBLAS and Arrow.
+        # Read by torch, MKL, OpenBLAS and Arrow.
         "OMP_NUM_THREADS": cpus,
         "POLARS_MAX_THREADS": cpus,
-        # GNU's OpenMP, which torch's wheels bring along.
+        # Read by GNU's OpenMP, which torch's wheels bring along.
         "GOMP_SPINCOUNT": str(_SPINS),
-        # Milliseconds; LLVM's and Intel's OpenMP, in other builds of torch.
+        # In milliseconds; read by LLVM's and Intel's OpenMP, in other builds of torch.
         "KMP_BLOCKTIME": "0",
     }
     for name, value in own.items():
@@ -44,7 +44,7 @@ def available_cpus(root: Path | None = None) -> int:
     cgroups, by default ``/``.
     """
     allowed = os.cpu_count() or 1
-    # Linux has it, macOS does not.
+    # macOS has no affinity.
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
@@ -62,8 +62,8 @@ def cpu_quota(root: Path | None = None) -> float | None:
             if quota is not None:
                 quotas.append(quota)
     except (OSError, ValueError):
-        # No cgroups here, or files of another form. Half of the quotas would be no better than none: the smallest may
-        # be among those that could not be read.
+        # There are no cgroups, or their files have another format. What was read so far is not used, because the
+        # smallest quota may be one that could not be read.
         return None
     return min(quotas, default=None)
 
@@ -81,7 +81,7 @@ def cgroup_folders(controller: str, root: Path = _ROOT) -> Iterator[Path]:
         # 36 35 0:32 <root> <mount point> <options> [...] - <kind> <source> <options>
         mount, _, about = line.partition(" - ")
         top, point = mount.split()[3:5]
-        # From both ends: what is mounted, between the two, may have no name.
+        # Split from both ends, because the source between the two may be empty.
         kind, options = about.split(maxsplit=1)[0], about.rsplit(maxsplit=1)[-1]
         if kind == "cgroup2":
             own = owns.get("")
@@ -117,7 +117,7 @@ def _quota_of(folder: Path) -> float | None:
         quota, period = old.read_text().strip(), (folder / "cpu.cfs_period_us").read_text().strip()
     else:
         return None
-    # Version 2 writes max where there is none, version 1 writes -1. Both figures are in microseconds.
+    # Without a quota, version 2 of cgroups writes max, and version 1 writes -1. Both figures are in microseconds.
     if quota == "max" or int(quota) <= 0:
         return None
     return int(quota) / int(period)

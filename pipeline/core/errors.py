@@ -23,7 +23,7 @@ EXIT_CODES = {
     9: "a study ended the trial early",
 }
 UNEXPECTED = 1
-# Plus the signal's number, as shells have it.
+# Exit code of a process ended by a signal, to which the signal's number is added, as in shells.
 SIGNALLED = 128
 
 
@@ -50,10 +50,10 @@ class NightjarError(Exception):
     def from_json(record: dict[str, object]) -> NightjarError:
         """Restore the error from ``to_json``. An unknown class becomes a NightjarError."""
         kind = _family(NightjarError).get(str(record.get("error")), NightjarError)
-        # Without the class's own __init__: its arguments did not cross.
+        # Bypass the class's own __init__, whose arguments did not cross the process boundary.
         error = kind.__new__(kind)
         NightjarError.__init__(error, str(record.get("message", "")), hint=str(record.get("hint", "")))
-        # Whoever catches one asks which file it is.
+        # Handlers of DamagedError need the file.
         if isinstance(error, DamagedError):
             error.file = str(record.get("file", ""))
         return error
@@ -159,7 +159,7 @@ class LostLeaseError(BaseException):
 
 def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
     """``kind`` and all its subclasses, by name."""
-    # Asked anew each time: a plugin may have classes of its own, which exist once it is imported.
+    # Not cached, because importing a plugin may add subclasses.
     family = {kind.__name__: kind}
     for below in kind.__subclasses__():
         family |= _family(below)
@@ -168,7 +168,7 @@ def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
 
 def is_full(error: BaseException) -> bool:
     """Whether ``error`` says that a disk has no space left, which is the machine's fault and passes."""
-    # A user's quota counts: to whoever writes, it is the same as a full disk, and the same remedies help.
+    # A quota that is used up counts as well: to a writer it is the same as a full disk.
     by_number = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return by_number or isinstance(error, FullDiskError | FullScratchError)
 
@@ -182,5 +182,5 @@ def exit_code_of(error: BaseException) -> int:
         return SIGNALLED + signal.SIGINT
     if isinstance(error, BrokenPipeError):
         return SIGNALLED + signal.SIGPIPE
-    # Not only the family has one: so do a signal, a lost lease and a stage that died.
+    # Exceptions outside of the NightjarError family have an exit code, too, such as that of a lost lease.
     return int(getattr(error, "exit_code", UNEXPECTED))

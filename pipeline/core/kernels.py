@@ -41,8 +41,8 @@ def load_kernels(name: str) -> Any | None:
     """
     if name not in LOADED:
         open_kernels = load_hook(GROUP, name)
-        # None is remembered, too: the entry points are searched once, not at every step that could use a kernel.
-        LOADED[name] = open_kernels() if open_kernels is not None else None
+        # None is remembered as well, so that entry points are searched once and not at every step.
+        LOADED[name] = None if open_kernels is None else open_kernels()
     return LOADED[name]
 
 
@@ -57,7 +57,7 @@ def open_library(path: Path, version: int) -> ctypes.CDLL:
         OSError: The file is no library, or of another version.
     """
     library = ctypes.CDLL(str(path))
-    # ctypes checks no signatures: a library of another release would read what it is given as something else.
+    # ctypes checks no signatures, so a library of another release might misread its arguments.
     stated = getattr(library, f"{path.name.partition('.')[0]}_version")()
     if stated != version:
         raise OSError(f"{path} is of version {stated}, expected {version}")
@@ -70,7 +70,7 @@ def open_installed(folder: Path, name: str, open_kernels: Callable[[Path], K], i
     Returns:
         None where there is none, or, with a warning that says what is used ``instead``, where it is another release's.
     """
-    # A file of setuptools has Python's version in its name, and a folder may hold those of several.
+    # File names carry Python's version, and a folder may hold builds for several versions.
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"{name}{suffix}"
         if path.is_file():

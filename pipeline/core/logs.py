@@ -33,7 +33,7 @@ class Terminal:
     def __init__(self, put: Callable[[str], None] | None = None) -> None:
         self._put = put or _to_stdout
         self._open = False
-        # Reentrant, because ``line`` ends the open line and writes under one lock.
+        # Reentrant, because ``line`` holds the lock while it ends the open line and writes.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Terminal:
         """Write output of a child process, which may end inside a character, to standard output."""
         if data:
             with self._lock:
-                # What was written as text so far comes first: the bytes below go past its buffer.
+                # Flush text that was written before, because the bytes below bypass its buffer.
                 sys.stdout.flush()
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)
@@ -101,7 +101,7 @@ class BriefText(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format the message."""
         text = _message(self, record)
-        # Of rank 0 come the lines that everybody expects: only those of others say whose they are.
+        # Lines are rank 0's unless they name another rank.
         if _context["rank"]:
             text = f"rank {_context['rank']}: {text}"
         if record.levelno > logging.INFO:
@@ -150,7 +150,7 @@ def add_level(parser: ArgumentParser) -> None:
 
 def start(level: str = "info", *, to_stderr: bool = False) -> None:
     """Show lines from ``level`` on, on standard output or error; at level debug with time and logger."""
-    # A process may run several commands, one after the other: none has the context of the one before.
+    # A process may run several commands in turn, and none must keep the context of the one before.
     _context.update(rank=None, stage=None, run=None)
     formatter = FullText() if level == "debug" else BriefText()
     put = _line_on_stderr if to_stderr else TERMINAL.line
@@ -162,7 +162,7 @@ def speak(form: str, run: str) -> None:
     _context["run"] = run
     wants_json = form == "json"
     for handler in _ROOT.handlers:
-        # A formatter that fits stays: at level debug it is FullText, which ``start`` has chosen.
+        # A formatter of the right kind stays: at level debug it is the FullText that ``start`` chose.
         if isinstance(handler, _LineWriter) and is_json() != wants_json:
             handler.setFormatter(Json() if wants_json else BriefText())
 
@@ -195,7 +195,7 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    # The progress line is rank 0's, which cannot know that another process writes over it.
+    # Clear the progress line, which rank 0 has written: it does not know that another process prints a line.
     cleared = CLEAR_LINE if live else ""
 
     def put(text: str) -> None:
@@ -219,21 +219,21 @@ def _line_on_stderr(text: str) -> None:
 
 
 def _install(level: str, *handlers: logging.Handler) -> None:
-    # Those of an earlier start go, or every line would appear twice; handlers that others have added stay.
+    # Remove handlers of an earlier ``start``, or every line would appear twice. Handlers added by others stay.
     for former in list(_ROOT.handlers):
         if isinstance(former, _LineWriter):
             _ROOT.removeHandler(former)
     for handler in handlers:
         _ROOT.addHandler(handler)
     _ROOT.setLevel(level.upper())
-    # A library that calls logging.basicConfig has put a handler on Python's root logger.
+    # A library that calls logging.basicConfig adds a handler to Python's root logger, which would print lines again.
     _ROOT.propagate = False
 
 
 def level_arguments() -> list[str]:
     """Return arguments that give a child process the same log level; none for the default."""
     name = logging.getLevelName(_ROOT.level).lower()
-    # NOTSET, of a process that has not called ``start``, is none of the option's values.
+    # Before ``start`` is called the level is NOTSET, which the option does not take.
     if name not in LEVELS or name == "info":
         return []
     return ["--log-level", name]

@@ -51,7 +51,7 @@ def usable_memory(root: Path | None = None) -> int:
     installed = _figure(root / "proc/meminfo", "MemTotal")
     limits = [installed or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
-        # A parent's limit holds, too. Where version 1 has none, it says a number beyond all memory.
+        # The limits of parents apply, too. Version 1 writes a number larger than any memory where there is none.
         for folder in cgroup_folders("memory", root):
             for name in _LIMITS:
                 file = folder / name
@@ -66,7 +66,7 @@ def usable_memory(root: Path | None = None) -> int:
 
 def spare_memory() -> int:
     """Bytes that this process could still take: what the machine has left, and its cgroups beside this process."""
-    # Below 0 where the cgroup counts less of this process than its own status does: pages that it shares with others.
+    # ``left`` may be negative: VmRSS includes shared pages, which may not count towards this process's cgroup.
     left = usable_memory() - _figure(_STATUS, "VmRSS")
     return max(min(_figure(_ROOT / "proc/meminfo", "MemAvailable"), left), 0)
 
@@ -77,8 +77,8 @@ def own_memory() -> int:
 
 
 def _figure(file: Path, key: str) -> int:
-    # The line ``key`` of a file of proc, in bytes; 0 where there is none, as without proc.
-    # The kernel says kB and means 1,024 bytes.
+    # The line ``key`` of a file of proc, in bytes; 0 where there is none, as without proc. The kernel's kB are 1,024
+    # bytes.
     try:
         for line in file.read_text().splitlines():
             if line.startswith(f"{key}:"):
@@ -98,7 +98,7 @@ def processor() -> str:
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
-    # ARM's kernels give numbers instead of a name.
+    # On ARM the file has numbers instead of a name.
     return "cpu"
 
 
@@ -121,7 +121,7 @@ def gpus() -> tuple[Gpu, ...]:
     """
     if not _has_driver():
         return ()
-    # The driver's tool and not torch, which would begin to use CUDA: a process that has done so cannot be forked.
+    # Not by torch, which would initialise CUDA, and a process with CUDA cannot be forked.
     command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -130,7 +130,7 @@ def gpus() -> tuple[Gpu, ...]:
     by_uuid: dict[str, Gpu] = {}
     for line in done.stdout.splitlines():
         if line.count(",") >= 2:
-            # From both ends, as a name may have a comma. Memory is in MiB, or [N/A].
+            # Split from both ends, because a name may have a comma. Memory is in MiB, or [N/A].
             head, _, memory = line.rpartition(",")
             uuid, _, name = head.partition(",")
             size = int(memory) << 20 if memory.strip().isdigit() else 0
@@ -157,7 +157,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 def _has_driver() -> bool:
     """Whether there is NVIDIA's driver, and packages that use it."""
-    # torch would know, and takes seconds to import. fbgemm-gpu is the GPU build: that for CPUs is fbgemm-gpu-cpu.
+    # Without importing torch, which takes seconds. fbgemm-gpu is the GPU build; that for CPUs is fbgemm-gpu-cpu.
     try:
         return Path("/proc/driver/nvidia").is_dir() and bool(version("fbgemm-gpu"))
     except PackageNotFoundError:
@@ -175,7 +175,7 @@ def kept_figures(key: str) -> Path:
     In containers whose home cannot be written they are among temporary files, or every plan would measure again.
     """
     path = _cached_figures(key)
-    # The folder itself may not exist yet: the nearest one that does says whether it can be made.
+    # The folder may not exist yet, so the nearest existing parent decides whether it can be created.
     existing = next(folder for folder in path.parents if _may(folder, os.F_OK))
     if _may(existing, os.W_OK):
         return path
@@ -217,7 +217,7 @@ def cpu_times(root: Path | None = None) -> CpuTimes:
     spent = own.user + own.system + own.children_user + own.children_system
     file = (root or _ROOT) / "proc/stat"
     try:
-        # The first line has the sums of all CPUs: user nice system idle iowait irq softirq steal ...
+        # The first line sums up all CPUs: user nice system idle iowait irq softirq steal ...
         user, nice, system, _, _, irq, softirq = map(int, file.read_text().split()[1:8])
     except (OSError, ValueError):
         return CpuTimes(time.perf_counter(), 0.0, spent)
@@ -283,7 +283,7 @@ def _private(folder: Path) -> Path:
     # write to it, a new one of another name takes its place.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # lstat, because a link would lead to a folder of somebody else's choice.
+    # lstat, because a symbolic link could lead to a folder that somebody else chose.
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
         return folder

@@ -38,8 +38,8 @@ ADDED = "added by this process"
 
 @functools.lru_cache(1)
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    # Reads one file of each installed package, some 20 ms in all: once in a process unless sys.path changes. So all
-    # groups are picked out at once: most processes ask for several.
+    # Reads one file of each installed package, some 20 ms in all, so this is done once in a process, for all groups,
+    # unless sys.path changes.
     installed = entry_points()
     points: list[EntryPoint] = []
     for group in installed.groups:
@@ -54,8 +54,7 @@ def find_plugins(group: str) -> list[EntryPoint]:
     Returns:
         Entry points by name, those of Nightjar's own plugins first.
     """
-    # Sorted, because the order of an environment's packages is that of a directory: another machine would list the
-    # same choices in another order.
+    # Sorted, because packages are found in the order of a directory, which differs between machines.
     points = [point for point in _installed(tuple(sys.path)) if point.group == group]
     return sorted(points, key=lambda point: (not _is_own(point), point.name))
 
@@ -70,8 +69,8 @@ def load_hooks(group: str) -> dict[str, Any]:
     Raises:
         ConfigError: One cannot be imported, or two have one name.
     """
-    # All names are compared before anything is imported: which of two packages is at fault must not depend on whether
-    # the other one can be imported.
+    # Names are compared before anything is imported, so that a clash of names is reported even if a package cannot be
+    # imported.
     points = _points_by_name(group)
     return {name: _load_hook(point) for name, point in points.items()}
 
@@ -118,7 +117,7 @@ def find_package_at_fault(error: BaseException) -> str:
     for point in _installed(tuple(sys.path)):
         if not _is_own(point):
             packages[point.module.partition(".")[0]] = _package_of(point)
-    # Walked to the end: a later frame of Nightjar takes the fault back from a package that has called it.
+    # Walk all frames: if a package calls back into Nightjar and that fails, the package is not at fault.
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -133,8 +132,8 @@ def _import(point: EntryPoint, added: str) -> Any:
     try:
         return point.load()
     except Exception as error:
-        # A package may raise anything while it is imported. The text of an ImportError says what was not found; of
-        # other errors the class is what tells most: str(KeyError("x")) is 'x'.
+        # A package may raise anything while it is imported. An ImportError's text is enough; other errors need their
+        # class: str(KeyError("x")) is just 'x'.
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ImportError):
             reason = str(error)
@@ -177,7 +176,7 @@ class Registry(Generic[T]):
     ``all_apply``: no setting chooses, all of them are used at once; then ``setting`` stands for those that they bring.
     """
 
-    # Another number whenever the choices of any registry are others than those that packages bring.
+    # A number that changes with every change of any registry's choices by ``added``.
     state = 0
 
     def __init__(
@@ -215,7 +214,7 @@ class Registry(Generic[T]):
             near = difflib.get_close_matches(name, specs, 1, 0.5) or list(specs)
             hint = f"{self.setting}={near[0]}"
             if self.group:
-                # A recorded configuration may come from a machine that has one more package.
+                # A recorded configuration may come from a machine with a package that this one lacks.
                 hint += f", or install the package that adds {self.kind} {name!r}"
             raise ConfigError(f"{self.setting} is {name!r}, expected one of: {', '.join(specs)}", hint=hint)
         return specs[name]
@@ -229,7 +228,7 @@ class Registry(Generic[T]):
     def added(self, *specs: T) -> Iterator[None]:
         """Context in which ``specs`` are choices too, after the others. For tests and notebooks."""
         former, origins, state = self._loaded(), self._origins, Registry.state
-        # Copies, so that the end of the context puts back the very dictionaries of before.
+        # Copies, because the former dictionaries are put back at the end of the context.
         self._specs, self._origins = dict(former), dict(origins)
         for spec in specs:
             self._specs[spec.name] = spec
@@ -260,7 +259,7 @@ class Registry(Generic[T]):
         for point in points:
             package = _package_of(point)
             for spec in self._load(point, package):
-                # A silent replacement would train another model under a name that old runs have in their keys.
+                # Replacing a choice silently would give old runs' names another meaning.
                 if spec.name in specs:
                     raise ConfigError(
                         f"package {package} adds {self.kind} {spec.name!r}, which {origins[spec.name]} has already",
@@ -268,7 +267,7 @@ class Registry(Generic[T]):
                     )
                 specs[spec.name] = spec
                 origins[spec.name] = BUILT_IN if _is_own(point) else package
-        # Only now: after an error the next call reads all of it again, instead of finding half of the choices.
+        # Set only now, so that after an error the next call does not find half of the choices.
         self._specs, self._origins = specs, origins
         return specs
 
@@ -277,21 +276,21 @@ class Registry(Generic[T]):
         added = f"package {package} adds {self.kind} {point.name!r}"
         loaded = _import(point, added)
         specs: tuple[T, ...] = loaded if isinstance(loaded, tuple) else (loaded,)
-        # The names in a tuple are the package's affair: its entry point is the name of the family.
+        # An entry point with a tuple names a family of choices, so the names in it may differ.
         if not isinstance(loaded, tuple):
             name = getattr(loaded, "name", None)
             if name != point.name:
                 raise ConfigError(
                     f"{added}, whose spec has the name {name!r}", hint="one name for the entry point and the spec"
                 )
-        # Here and not where it is used: the message can still say which package brought it.
+        # Checked here, where the message can name the package.
         for spec in specs:
             if problem := self.problem(spec):
                 raise ConfigError(f"{added}, {problem}", hint="correct the package, or uninstall it")
         return specs
 
 
-# Fields of every choice, which are no options.
+# Fields that every choice has, which are no options.
 _OWN = ("name", "doc")
 
 
@@ -308,7 +307,7 @@ def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T
         if value is None:
             continue
         if option not in known:
-            # The first choice that has the option is what the user had in mind.
+            # Propose the first choice that has the option.
             others = [each.name for each in registry if option in _options_of(each)]
             other = others[0] if others else name
             raise ConfigError(
@@ -317,7 +316,7 @@ def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T
                 hint=f"{path}.{option}=null, or {registry.setting}={other}",
             )
         given[option] = value
-    # Unchanged it stays the very object of the registry: a spec without options need not be a dataclass.
+    # ``replace`` needs a dataclass, which a spec without options need not be.
     if not given:
         return spec
     return replace(spec, **given)  # type: ignore[type-var]

@@ -42,7 +42,7 @@ def passes(error: BaseException) -> bool:
         return True
     if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
         return True
-    # With these, clients of object stores pass on what the store has answered: it would answer the same again.
+    # Object stores' clients raise these for answers of the store, which would be the same again.
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | NotADirectoryError):
         return False
     if isinstance(error, OSError) and error.errno is not None:
@@ -54,7 +54,7 @@ def passes(error: BaseException) -> bool:
 
 def pause(error: BaseException, attempt: int) -> bool:
     """Wait before the try after number ``attempt`` (from 1); returns False at once if another try is pointless."""
-    # Without a pause after the last try: nothing comes after it.
+    # No pause after the last try.
     if attempt >= TRIES or not passes(error):
         return False
     time.sleep(FIRST_SECONDS * FACTOR ** (attempt - 1))
@@ -75,7 +75,7 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
             attempt += 1
             _here.retried = False
             if not pause(error, attempt):
-                # A note rather than another error: callers catch FileNotFoundError and the like by class.
+                # A note rather than a new exception, because callers catch FileNotFoundError and the like by class.
                 if attempt > 1:
                     error.add_note(f"while {doing}, {attempt} times")
                 raise
@@ -86,7 +86,7 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
 def explained(error: BaseException) -> NightjarError | None:
     """Return a message for the user if ``error`` is temporary or a refusal; None otherwise, or if it is one already."""
     message = " ".join(str(error).split())
-    # Notes of ``retried``: what was being done, which the text of a client's error rarely says.
+    # ``retried`` notes what was being done, which an error's own text rarely says.
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, PermissionError):
         hint = "check the rights of this account there, and that its credentials have not expired"

@@ -15,13 +15,13 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 def known(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite number."""
-    # To Python, True is the number 1.
+    # bool is a subclass of int in Python.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def printable(text: str, most: int = 80) -> str:
     """``text`` from outside, such as an id, as a line can show it: control characters escaped, not too long."""
-    # An id of a log may hold escape sequences, which a terminal would obey.
+    # An id from a log may contain escape sequences, which a terminal would obey.
     plain = "".join(each if each.isprintable() else _escaped(each) for each in text)
     if len(plain) > most:
         return f"{plain[: most - 3]}..."
@@ -45,7 +45,7 @@ def for_chat(text: str) -> str:
             line += " "
         else:
             line += _escaped(each)
-    # A space of no width after the @, and within ](, is nothing to the reader and breaks mentions and links.
+    # Zero-width spaces after @ and within ]( are invisible, and break mentions and links.
     return _MENTION.sub("@\u200b", html.escape(line, quote=False)).replace("](", "]\u200b(")
 
 
@@ -76,7 +76,7 @@ def size(value: object) -> str:
         return ABSENT
     amount = float(value)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # From 1000 on, not 1024: 1,023 MiB would be a digit wider than all other sizes of a column.
+        # The next unit starts at 1000, not 1024, because 1,023 MiB would be a digit wider than other sizes.
         if abs(amount) < 1000 or unit == "TiB":
             break
         amount /= 1024
@@ -117,17 +117,17 @@ def short(value: object, spread: object = None) -> str:
     """For axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``. ``spread``: the distance between ticks, for the decimals."""
     if not known(value):
         return ABSENT
-    # Without a distance between ticks the value itself says how many decimals it needs; 0 needs none.
+    # Without a distance between ticks, the value's own magnitude decides on the decimals; 0 needs none.
     step = abs(float(value)) or 1.0
     if known(spread) and spread:
         step = abs(float(spread))
-    # Up to 10,000 in full: 1,200 is as short as 1.2k.
+    # Below 10,000 in full, because 1,200 is about as short as 1.2k.
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             scale = 1e3 if letter == "k" else limit
             return f"{_trim(value / scale, step / scale)}{letter}"
     if step < 1e-4 and abs(value) < 1e-3:
-        # In full it would not fit beside the axis.
+        # Such a number would be too long beside an axis in full.
         return f"{value:.3g}".replace("e-0", "e-")
     return _trim(float(value), step)
 
@@ -136,7 +136,7 @@ def money(amount: object, currency: str = "") -> str:
     """An amount with two decimals, four where it is below one: ``1,203.40 USD``."""
     if not known(amount):
         return ABSENT
-    # A night on a small machine costs cents: two decimals would say 0.00.
+    # A night on a small machine may cost less than a cent, which two decimals would show as 0.00.
     text = f"{amount:,.2f}" if abs(amount) >= 1 else f"{amount:.4f}"
     if currency:
         text = f"{text} {currency}"
@@ -144,8 +144,8 @@ def money(amount: object, currency: str = "") -> str:
 
 
 def _trim(value: float, step: float) -> str:
-    # As many decimals as tell two neighbouring ticks apart. log10(0.001) may be -2.9999..., hence the 1e-9; a step such
-    # as 0.25 or 2.5 needs one decimal more than its magnitude says.
+    # As many decimals as are needed to tell two neighbouring ticks apart. The 1e-9 makes up for rounding in log10. A
+    # step such as 0.25 needs one decimal more than its magnitude says.
     digits = max(0, min(6, -math.floor(math.log10(step) + 1e-9)))
     if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
         digits += 1
@@ -162,6 +162,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for cell, title, width in zip(row, head, widths, strict=True):
             align = str.rjust if title.endswith("*") else str.ljust
             cells.append(align(cell, width))
-        # Blanks at the end would wrap the line on a terminal that is just wide enough for its text.
+        # Trailing blanks could wrap the line on a narrow terminal.
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

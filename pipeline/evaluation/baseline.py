@@ -23,7 +23,7 @@ RATE = 0.1
 _LARGEST = 8.0
 # Of squared gradients: steps of the first batches stay small.
 _FIRST_SUM = 1.0
-# Of every lookup the place of its weight, its row in the batch, and its factor.
+# For every lookup: the place of its weight, its row in the batch, and its factor.
 _Lookups = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -57,7 +57,7 @@ class Baseline:
 
     def fit(self, blocks: Iterable[BaselineRows]) -> None:
         """Learn from the rows of ``blocks``, in that order."""
-        # Scales and base rate come from the first block that has rows: all rows would have to be read twice otherwise.
+        # Scales and base rate come from the first block that has rows, so that all rows are read only once.
         begun = False
         for block in blocks:
             if not begun and len(block.labels):
@@ -82,7 +82,7 @@ class Baseline:
             spread = np.sqrt(np.nansum((known - self._mean) ** 2, 0) / counts)
             self._std = np.where(spread > 0, spread, 1.0)
         counted = fill_weights(block.labels, block.weights)
-        # Half a click more and half a row without one: the logit of no clicks at all is finite, too.
+        # Half a row with a click and half a row without one are added, so that the logit is finite even without clicks.
         clicks, rows = float((block.labels * counted).sum()) + 0.5, float(counted.sum()) + 1.0
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
@@ -92,21 +92,21 @@ class Baseline:
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
         inputs = np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
 
-        # 2. Of all features together: the weight, the row of the batch and the factor of every lookup. Empty arrays
-        #    first: a model may have no sparse features, and nothing cannot be concatenated.
+        # 2. The lookups of all features together. The lists begin with empty arrays, because ``concatenate`` needs at
+        #    least one, and a model may have no sparse features.
         places, in_batch, factors = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
         for name, ids in batch.ids.items():
             if isinstance(ids, tuple):
                 values, rows, weights = ids
             else:
                 values, rows, weights = ids, np.arange(len(ids)), None
-            # A table above its cap shares weights by row number, as a hash table does.
+            # Rows of a table above the cap share weights, as in a hash table.
             places.append(self._starts[name] + values.astype(np.int64) % self._sizes[name])
             in_batch.append(rows)
             factors.append(fill_weights(values, weights))
         lookups = np.concatenate(places), np.concatenate(in_batch), np.concatenate(factors)
 
-        # 3. The weights that were looked up, added up by row.
+        # 3. The sum of the weights that each row looks up.
         products = self._weights[lookups[0]] * lookups[2]
         looked_up = np.bincount(lookups[1], products, minlength=len(batch.labels))
         return np.asarray(inputs @ self._dense + looked_up), inputs, lookups
@@ -116,7 +116,7 @@ class Baseline:
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
         if batch.weights is not None:
             errors = errors * batch.weights
-        # Gradients of one weight are added up before Adagrad squares them: a batch is one step.
+        # Gradients of one weight are summed up before Adagrad squares them, because a batch is one step.
         np.add.at(self._buffer, places, errors[in_batch] * factors)
         gradient = self._buffer[places]
         sums = self._sums[places] + gradient**2
@@ -137,7 +137,7 @@ def _batches(block: BaselineRows) -> Iterator[BaselineRows]:
             if not isinstance(lookups, tuple):
                 ids[name] = lookups[start:stop]
                 continue
-            # Lists: a row has any number of lookups, and these lie in the order of their rows.
+            # In lists, a row has any number of lookups, and lookups are in the order of their rows.
             values, rows, list_weights = lookups
             low, high = np.searchsorted(rows, (start, stop))
             if list_weights is not None:

@@ -127,7 +127,7 @@ def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[st
     auc = float("nan")
     if total[1]:
         auc = float(total[4] / total[1])
-    # All rows are one more replicate, whose blocks are drawn once each.
+    # The point estimates are those of a replicate that draws every block once.
     points = _figures(total[None], auc)
     drawn = _figures(weights @ sums, auc)
     return {name: Resampled(float(points[name][0]), drawn[name]) for name in FIGURES}
@@ -135,8 +135,8 @@ def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[st
 
 def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.float64]]:
     rows, clicks, loss, predicted, above, below = totals.T
-    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs. A replicate
-    # that draws no row, or one class only, has no figures.
+    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs. Figures of a
+    # replicate that draws no row, or only one class, are NaN or infinite.
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "ne": loss / rows / entropy_of_rate(clicks / rows, np.log, np.log1p),
@@ -165,7 +165,7 @@ def evaluation_intervals(
     if weights is not None:
         counted, row_weights = np.asarray(weights) > 0, weights.astype(np.float64)
     blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
-    # An interval that is too narrow misleads more than none does.
+    # With clicks in too few blocks an interval would be too narrow, which is worse than none.
     for of_class in (counted & clicked, counted & ~clicked):
         if np.count_nonzero(np.bincount(blocks[of_class], minlength=count)) < FEWEST:
             return {}

@@ -37,7 +37,7 @@ class CalibrationRows:
         counted = row_weights > 0
         values, clicked = logits[counted].astype(np.float64), (labels[counted] == 1).astype(np.float64)
         row_weights = row_weights[counted]
-        # By all three, so that the bits of every sum below do not depend on the order in which rows came.
+        # Sorted by all three, so that sums do not depend on the order of the rows, not even by rounding.
         order = np.lexsort((row_weights, clicked, values))
         rows = CalibrationRows(values[order], clicked[order], row_weights[order])
         if not rows.least:
@@ -103,7 +103,7 @@ def calibrated(
     if record.slices is not None:
         slice_ids = ids[record.slices]
         if hasattr(slice_ids, "offsets"):
-            # Of a list, the first id says which slice the row is of.
+            # The first id of a list decides which slice the row belongs to.
             slice_ids = slice_ids.values[slice_ids.offsets[:-1]]
         codes = np.asarray(slice_ids)
     if logits.ndim == 1:
@@ -126,7 +126,7 @@ def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np
     """Return what slices add to the logits of rows with these ``codes`` [n]; 0 for one without a shift of its own."""
     if not curve.shifts:
         return np.zeros(len(codes))
-    # Sorted as numbers, for the search: as texts, which JSON has for keys, 10 would come before 9.
+    # Sorted as numbers for the search: JSON's keys are text, in which 10 comes before 9.
     known = np.array(sorted((int(code), shift) for code, shift in curve.shifts.items()))
     at = np.minimum(np.searchsorted(known[:, 0], codes), len(known) - 1)
     return np.where(known[at, 0] == codes, known[at, 1], 0.0)
@@ -271,8 +271,8 @@ def slice_shifts(
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     shifts, variance = np.zeros(len(largest)), np.inf
     for _ in range(_ROUNDS):
-        # 1. The variance of the true shifts, from estimates of known precision, by the method of moments: what their
-        #    spread is above chance. None is left where chance explains all of it.
+        # 1. The variance of the true shifts by the method of moments: the spread of the estimates beyond what their
+        #    known precision explains. It is 0 if chance explains all of it.
         score, information, noise = _sums(logits, clicked, weights, shifts, starts, counts)
         estimates = shifts + score / information
         precision = information**2 / noise
@@ -283,7 +283,7 @@ def slice_shifts(
         if not variance:
             return {}
 
-        # 2. The shifts that are most probable with that variance, from which the next round estimates.
+        # 2. The most probable shifts with that variance, at which the next round takes its estimates.
         shifts = _most_probable(logits, clicked, weights, starts, counts, variance)
     return {int(value): float(shift) for value, shift in zip(values[largest], shifts, strict=True)}
 
@@ -302,7 +302,7 @@ def _sums(
     score = np.add.reduceat(weights * (clicked - predicted), starts)
     information = np.add.reduceat(weights * spread, starts)
     noise = np.add.reduceat(weights**2 * spread, starts)
-    # Both are divisors, and 0 where all predictions of a slice are rounded to 0 or 1.
+    # Both are divisors, and would be 0 if all predictions of a slice are rounded to 0 or 1.
     return score, np.maximum(information, _TINY), np.maximum(noise, _TINY)
 
 

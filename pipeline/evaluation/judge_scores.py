@@ -77,7 +77,7 @@ def gate_settings_of(overrides: Sequence[str], config_dir: str | None = None) ->
                 hint="nightjar explain gate",
             )
         if setting.partition(".")[0] in NOT_OF_SCORES:
-            # An error, not a warning: who sets a limit relies on its being asked.
+            # An error, not a warning, because whoever sets a limit relies on it.
             hint = "--slice <column>" if setting == "slices" else f"leave out {override}"
             raise ConfigError(
                 f"{name} has no effect on files of scores: they tell labels and predictions, and all rows are judged",
@@ -122,12 +122,12 @@ def judge_scores(
         DataError: The rows do not match, or allow no figures.
         LaunchError: Other processes write the ledger all the time.
     """
-    # 1. What can be wrong without reading a row is found first: reading may take minutes.
+    # 1. Errors that can be found without reading rows come first, because reading may take minutes.
     steps = 3
     of_rows = to_day(day)
     looks = _open_ledger(settings, ledger, of_rows)
 
-    # 2. Files to arrays.
+    # 2. Read the files into arrays.
     progress(0, steps)
     rows = read_rows(candidate, incumbent, columns)
     progress(1, steps)
@@ -135,7 +135,7 @@ def judge_scores(
     del rows  # measuring takes as much memory again
     progress(2, steps)
 
-    # 3. Figures, and whether these scores can be those of two models for the same rows. Only then is a look spent.
+    # 3. The figures, and whether the scores can be those of two models for the same rows. Only then is a look spent.
     if max_gauc_drop is not None:
         settings = replace(settings, max_gauc_drop=max_gauc_drop)
     record = measure(scored, settings, seed)
@@ -143,7 +143,7 @@ def judge_scores(
     _warn_of_rare_values(scored, record, settings)
     _warn_of_calibration(record, settings)
 
-    # 4. The verdict, in the name of the files, or of the columns where both models have one file.
+    # 4. The verdict. Models are named by their files, or by their columns if both are in one file.
     if incumbent is None and columns.incumbent_score is not None:
         names = [columns.score or SCORES[0], columns.incumbent_score]
     else:

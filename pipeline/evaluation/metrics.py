@@ -74,7 +74,8 @@ def evaluate(
         return {"samples": len(clicked), **_weighted(clicked, values, weights)}
     scores = split_by_class(clicked, values)
     entropy = base_entropy(len(scores.clicked), len(scores.other))
-    # From logits, not from probabilities: a logit of 80 costs 80 nats, where a rounded probability would cost infinity.
+    # From logits, not from probabilities: a wrong logit of 80 costs 80 nats, but as a probability of 1 it would cost
+    # infinitely much.
     loss_of_clicked = _sum_blocks(lambda x: np.logaddexp(0.0, -x), scores.clicked)
     loss_of_other = _sum_blocks(lambda x: np.logaddexp(0.0, x), scores.other)
     loss = (loss_of_clicked + loss_of_other) / scores.rows
@@ -87,7 +88,7 @@ def evaluate(
     }
     if true_probability is not None:
         truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
-        # Stored in float32, a probability may have become 0 or 1; no row may cost infinitely much for that.
+        # In float32, a probability may have been rounded to 0 or 1, which must not cost infinitely much.
         clicked_loss = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
         other_loss = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
         figures["bayes_ne"] = (clicked_loss + other_loss) / truth.rows / entropy
@@ -235,7 +236,7 @@ def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], 
 def _weighted(
     clicked: NDArray[np.bool_], logits: NDArray[np.floating], weights: NDArray[np.floating]
 ) -> dict[str, float]:
-    # Rows that are equal in all three are alike, so that any order of the rows gives the same three arrays.
+    # Rows equal in all three are interchangeable, so any order of the rows gives the same three arrays.
     order = np.lexsort((weights, clicked, logits))
     y, x, w = clicked[order], logits[order].astype(np.float64), weights[order].astype(np.float64)
     total, clicks = math.fsum(w), math.fsum(w[y])
@@ -299,7 +300,8 @@ def _weighted_curve(
 
 
 def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
-    # The first index of each bin of sorted ``values``: equal cuts, moved back to the first of a run of equal values.
+    # Returns the first index of each bin of sorted ``values``: equal bins, whose starts move back to the first of a run
+    # of equal values.
     count = min(bins, len(values))
     cuts = np.arange(count) * len(values) // count
     return np.unique(np.searchsorted(values, values[cuts], side="left"))
@@ -328,7 +330,7 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
             hint="train again with lower rates (train.lr=0.0005 train.sparse_lr=0.01) or train.precision=fp32",
         )
     y, p, w = labels.astype(np.float64), predictions.astype(np.float64), fill_weights(labels, weights)
-    # ``fsum`` rounds once, whatever the order of the rows: these are not sorted as those of clicks are.
+    # ``fsum`` rounds only once, so the order of the rows does not matter, and they need not be sorted.
     total = math.fsum(w)
     mean = math.fsum(w * y) / total
     square, variance = math.fsum(w * (p - y) ** 2) / total, math.fsum(w * (y - mean) ** 2) / total
@@ -349,7 +351,7 @@ def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDAr
     values = labels[counted]
     if not len(values) or (LABEL_KINDS.get(kind).classes and values.min() == values.max()):
         return np.zeros(len(labels), bool)
-    # Rows without weight stay among them: they count nothing, and ``samples`` counts rows.
+    # Rows of weight 0 stay marked: they add nothing to sums, but ``samples`` counts rows.
     return known
 
 
@@ -372,7 +374,7 @@ def evaluate_tasks(
             continue
         row_weights = weights[known] if weights is not None else None
         measured = LABEL_KINDS.get(task.kind).figures(labels[task.name][known], logits[known, place], row_weights)
-        # JSON has no NaN: a figure that is not defined is left out.
+        # JSON has no NaN, so undefined figures are left out.
         defined = {name: value for name, value in measured.items() if not math.isnan(value)}
         figures[task.name] = TaskFigures(kind=task.kind, **defined)  # type: ignore[arg-type]
     return figures
@@ -427,7 +429,7 @@ def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -
 def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> Histogram:
     """Return shares of rows by predicted probability, in ``bins`` equal steps up to the largest of all models."""
     probabilities = {name: sigmoid(values) for name, values in logits.items()}
-    # Click rates are small: steps up to 1 would put all rows of all models into the first bin.
+    # Click rates are small: with steps up to 1, nearly all rows would lie in the first bins.
     top = max(float(values.max()) for values in probabilities.values()) or 1.0
     edges = np.linspace(0, top, bins + 1)
     shares = {}

@@ -80,7 +80,7 @@ class Columns:
 
 def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl.DataFrame:
     """Read the candidate's rows with the incumbent's scores beside them, sorted by time where a column has it."""
-    # 1. The candidate's rows, with all that is asked of a row: its columns are named by the options that name them.
+    # 1. The candidate's rows, with all columns that are needed, by the options that name them.
     named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
     for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):
         if name is not None:
@@ -106,7 +106,7 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
             scores[_LABEL] = columns.label
         rows = _match(rows, opened.read(scores, named), columns)
 
-    # 3. In the order of time, for the bootstrap draws rows together that follow each other.
+    # 3. In the order of time, because the bootstrap draws blocks of successive rows.
     if columns.time is not None:
         rows = _sort_by_time(rows, columns.time)
     return rows
@@ -146,7 +146,7 @@ class _Opened:
         for option, names in named.items():
             for name in names:
                 self.require(name, option)
-                # A user may be a slice, too: a frame has no two columns of one name.
+                # Several options may name one column, but a frame cannot have it twice.
                 if name not in kept:
                     kept.append(name)
         with _unreadable(self.where, self.kind):
@@ -188,8 +188,8 @@ def _open(table: Table, whose: str) -> _Opened:
         )
     readers = []
     for path in paths:
-        # Polars maps a local file into memory, and takes from it the columns that are asked for; of an object store
-        # the whole file is read once, with the retries that the store needs.
+        # Of a local file, Polars reads only the columns it needs. A file of an object store is read once as a whole,
+        # with retries.
         source: str | bytes = path
         if not isinstance(fs.inner, LocalFileSystem):
             with reachable(table):
@@ -221,7 +221,7 @@ def _find_files(url: str, where: str) -> tuple[Steady, list[str]]:
         paths = []
         if is_folder:
             for name in fs.find(path):
-                # Names that begin so are marks and checksums, such as _SUCCESS.
+                # Files and folders that begin with _ or . are marks and checksums, such as _SUCCESS.
                 if not any(part[:1] in ("_", ".") for part in name.removeprefix(path).split("/")):
                     paths.append(name)
         elif fsspec.core.has_magic(path):
@@ -239,7 +239,7 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        # The first line says what is wrong; Polars goes on with advice to its caller.
+        # Only the first line, because Polars goes on with advice for programmers.
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "a whole file, whose name says its format"
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
@@ -250,7 +250,7 @@ def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[s
     import polars as pl
 
     def opened() -> Any:
-        # Anew each time: a reader leaves a buffer at its end.
+        # A new buffer each time, because a reader leaves it at its end.
         return source if isinstance(source, str) else io.BytesIO(source)
 
     if kind == "Parquet":
@@ -295,7 +295,7 @@ def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.Dat
     else:
         rows, hint = pl.concat([rows, others], how="horizontal"), by_key
     if _LABEL in rows.columns:
-        # As numbers: one file may have booleans, or text, where the other has 0 and 1.
+        # Compared as numbers, because one file may have booleans or text where the other has 0 and 1.
         ours = rows[columns.label].cast(pl.Float64, strict=False)
         differ = int(ours.ne_missing(rows[_LABEL].cast(pl.Float64, strict=False)).sum())
         if differ:
@@ -315,7 +315,7 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
     for name in key:
         kinds = (rows[name].dtype, others[name].dtype)
         if kinds[0].is_integer() and kinds[1].is_integer():
-            # The one type that holds all of Int64 and of UInt64.
+            # Int128 holds all values of Int64 and of UInt64.
             rows = rows.with_columns(rows[name].cast(pl.Int128))
             others = others.with_columns(others[name].cast(pl.Int128))
         elif kinds[0] != kinds[1]:

@@ -64,7 +64,7 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
         weights = scored.weights[rows].astype(np.float64)
     user_weights: NDArray[Any] = np.bincount(user, weights)
 
-    # Users, not rows, are drawn, because rows of one user are no independent ones; both models share the draws.
+    # Draws are of users, because rows of one user are not independent. Both models share them.
     count = min(blocks, len(user_weights))
     draws = poisson_weights(replicates, count, seed)
     block = block_of_rows(len(user_weights), count)
@@ -73,7 +73,7 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
     def resample(logits: Floats) -> Resampled:
         aucs = auc_of_users(user, clicked[rows], logits[rows], weights)
         sums = np.bincount(block, user_weights * aucs, minlength=count)
-        # A replicate may draw no block at all: its mean is NaN, which the interval leaves out.
+        # A replicate may draw no block at all; its mean is NaN, which the interval ignores.
         with np.errstate(divide="ignore", invalid="ignore"):
             return Resampled(float(sums.sum() / totals.sum()), (draws @ sums) / (draws @ totals))
 

@@ -32,8 +32,8 @@ def loopback_store() -> TCPStore:
     from torch.distributed import TCPStore
 
     # A store listens on all interfaces, whatever address it is given, and asks nobody who they are. This one is handed
-    # a socket that is bound to the loopback, and holds its port from the start: no other program can take it. It waits
-    # for nobody, because ranks are started once they can be told its port.
+    # a socket that is bound to the loopback, and holds its port from the start: no other program can take it. It does
+    # not wait for workers, because ranks are started later, when its port is known.
     listener = socket.create_server((LOOPBACK, 0), backlog=1024)
     port = listener.getsockname()[1]
     return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -100,7 +100,7 @@ def roles_of(stage: str, config: Config) -> dict[str, int]:
     embedding_hosts = config.hardware.embedding_hosts
     if not embedding_hosts or not distributed(stage):
         return {stage: hosts}
-    # Workers come first, and so do their ranks (``place_of_role``).
+    # The order matters: ``place_of_role`` numbers the workers' ranks first.
     return {stage: hosts - embedding_hosts, EMBEDDING: embedding_hosts}
 
 
@@ -123,7 +123,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
     agents_store, _, world = next(rendezvous("env://"))
     store = PrefixStore("nightjar/roles", agents_store)
     store.set(str(rank), role)
-    # ``get`` waits until the other rank has said its role.
+    # ``get`` waits until the other rank has set its role.
     roles = [store.get(str(other)).decode() for other in range(world)]
     started = roles.count(EMBEDDING) // hardware.ranks_per_host
     if started != hardware.embedding_hosts:
@@ -132,7 +132,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
             f"hardware.embedding_hosts is {hardware.embedding_hosts}",
             hint=f"hardware.embedding_hosts={started}, or start as many hosts with torchrun --role {EMBEDDING}",
         )
-    # Python's sort is stable: within a role the order stays that of torchrun, in which ranks of a host are neighbours.
+    # The sort is stable: within a role, ranks keep torchrun's order, in which those of a host are adjacent.
     place = sorted(range(world), key=lambda other: roles[other] == EMBEDDING).index(rank)
     os.environ["RANK"] = str(place)
     return place
@@ -176,11 +176,11 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     arguments = _ONE_HOST
     if hosts > 1:
         arguments = _rendezvous(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
-    # Torchrun would start the ranks again after any error: the chain decides which ones may pass.
+    # No restarts by torchrun, which would restart after any error: the chain decides which errors are worth a retry.
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
-        # The log of a pod is rank 0's, with the errors of all: only what the others print goes to files.
+        # The pod's log shows rank 0's output and all ranks' errors; the other ranks' standard output goes to files.
         arguments += ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))]
     arguments += _role(stage, config, role)
     worker = ["-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments()]

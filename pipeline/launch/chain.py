@@ -81,7 +81,7 @@ def _final_problem(store: Store, artifact: Artifact) -> str:
         try:
             checkpoint = store.get(member.checkpoint, "train")
             problem = _size_problem(store, checkpoint)
-            # From the newest back, as far as a restore reads.
+            # From the newest parent back to the baseline, which is as far as a restore reads.
             for parent in reversed(checkpoint.summary.get("parents", ())):
                 below = store.get(f"{directory}/{parent}", "train")
                 problem = problem or _size_problem(store, below)
@@ -148,8 +148,8 @@ class StageChain:
         self.config, self.store, self.run_inline, self.write = config, store, run_inline, write
         self.remake, self.discard, self.columns, self.clock = remake, discard, columns, clock
         self.run_name = str(config.run)
-        # What the run has gone through so far. With other hosts, ``config`` and ``all`` are others; the names selected
-        # stay, and so does what is done.
+        # How the number of hosts has changed so far. A change replaces ``config`` and ``all``, but neither the selected
+        # stages nor those that are done.
         self.shrunk: list[Shrunk] = []
         self.grown: list[Grown] = []
         self.most_hosts = config.hardware.hosts
@@ -174,7 +174,7 @@ class StageChain:
                 if self.config.launch.name == "local" and any(distributed(step.name) for step in self.selected):
                     require_one_machine(self.config)
                 self._find_upstream()
-                # The first stages may take minutes, in which the scheduler can prepare the later ones.
+                # The scheduler can prepare later stages while the first ones run, which may take minutes.
                 ahead = [step for step in self.selected if self.config.force or self.store.find(step.path) is None]
                 if any(step.name not in self.config.launch.inline for step in ahead):
                     self._scheduler().expect(ahead)
@@ -243,8 +243,8 @@ class StageChain:
             if committed is None:
                 self._make(step)
                 return
-            # A training that has lost its last checkpoint goes on from an earlier one. Whether any other artifact is
-            # made again, or restored from a backup, is for the user to say.
+            # A training that has lost its last checkpoint resumes from an earlier one. For any other artifact, the user
+            # decides whether to make it again or to restore a backup.
             if problem := _final_problem(self.store, committed):
                 log.warning("%-10s again, from the newest whole checkpoint: %s", step.name, problem)
                 self._make(step)
@@ -306,10 +306,10 @@ class StageChain:
         A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them. One
         attempt stays one, whatever it committed. Every try is added to ``attempts``.
         """
-        # Fewer or more hosts are no fault, so neither takes an attempt.
+        # A change of the number of hosts is no failure, and does not use up an attempt.
         attempt, allowed = 1, self.config.launch.attempts
         while True:
-            # Looked up before the try: whether it made progress is the difference.
+            # Looked up before the try, to tell afterwards whether it made progress.
             before = self._reached(step)
             try:
                 with _recorded(attempts):
@@ -331,7 +331,7 @@ class StageChain:
 
     def _reached(self, step: Step) -> str | None:
         """Return the newest committed checkpoint of ``step``; "" where there is none, None where the store fails."""
-        # The last name is the newest: names count steps, in digits of one length.
+        # Names are step numbers of a fixed number of digits, so the last name is the newest.
         with contextlib.suppress(NightjarError, OSError):
             for directory in step.scratch:
                 for name in sorted(self.store.names(directory), reverse=True):
@@ -358,8 +358,8 @@ class StageChain:
         log.info("%-10s there is room for more hosts: going on with %d in place of %d", step.name, hosts, before)
         try:
             step = self._on_other_hosts(step, config)
-        # Towers have their own numbers of hosts, so a plan for these may be a ConfigError. Unlike in ``_shrink`` this
-        # ends nothing: the former hosts are still there.
+        # Towers have their own numbers of hosts, so planning for these may raise ConfigError. Unlike in ``_shrink`` it
+        # does not end the run, because the former hosts are still there.
         except (PlanError, ConfigError) as error:
             log.warning("%-10s goes on with %d hosts, and asks for no more: %s", step.name, before, error.message)
             self.most_hosts = before
@@ -374,7 +374,7 @@ class StageChain:
         self.config = self._scheduler().config = config
         self.all = {made.name: made for made in self.remake(config)}
         if forced:
-            # ``force`` means the artifacts for these hosts, too, which an earlier run may have made.
+            # ``force`` also applies to artifacts for this number of hosts, which an earlier run may have made.
             for each in self.selected:
                 path = self.all[each.name].path
                 if path != former[each.name].path:
@@ -388,8 +388,8 @@ class StageChain:
         launch, missing = self.config.launch, self.most_hosts - self.config.hardware.hosts
         if not (launch.grow and missing and step.scratch and distributed(step.name)):
             return None
-        # Twice as long for each further time that the run had to shrink: on a cluster that is often full, every move
-        # costs a new plan and new processes.
+        # The wait doubles each time that the run has to shrink again: every change of hosts costs a new plan and new
+        # processes, and on a full cluster it would not last.
         minutes = launch.grow_minutes * 2 ** max(0, len(self.shrunk) - 1)
         patience = launch.shrink_after_minutes
         return Growth(self._scheduler(), step, missing, minutes, patience, lambda: self._reached(step), self.clock)
@@ -416,8 +416,8 @@ class StageChain:
                 return artifact
             raise
         except Interrupted as stop:
-            # Whoever types Ctrl-C wants the stage to end. Other signals come to a launcher whose node is drained: the
-            # next launcher attaches to the job.
+            # Ctrl-C is meant to end the stage. Other signals mean that the launcher's node is drained: the job goes on,
+            # and the next launcher attaches to it.
             if runner.outlasts and stop.number != signal.SIGINT:
                 raise Interrupted(stop.number, f"job {job.name} goes on") from stop
             self._end(step, job, stop)
@@ -502,13 +502,13 @@ class StageChain:
         text = job.logs()
         report = read_report(self.store, self.run_name, step.name, text)
         known, dead = report.exception() if report else None, job.death(text)
-        # The kernel's account comes first: of a rank that it killed, torchrun knows the signal and peers the silence.
+        # The kernel's counts come first: torchrun only knows the signal, and other ranks only that a peer is silent.
         if over := exceeded(self.config, self.store, step, os.getpid()):
             return over
-        # Where a rank is dead, what its peers say of a lost connection is no cause.
+        # If a rank was killed, its peers' reports of a lost connection are a consequence, not the cause.
         if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
-        # A full or silent disk may be the very reason of the failure: then the message has to do without the log.
+        # The store may be full or silent, which may be why the stage failed. The message then names no log.
         path = f"{run_directory(self.run_name)}/logs/{step.name}.log"
         log = ""
         with contextlib.suppress(NightjarError, OSError):

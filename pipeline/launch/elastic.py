@@ -32,7 +32,7 @@ def fewest_hosts(config: Config) -> int:
 
 def allowed_pending_minutes(config: Config, hosts: int) -> float:
     """Return the minutes that pods of a stage on ``hosts`` may find no place."""
-    # With hosts to spare the run need not wait for a place as long: it can go on with fewer.
+    # A run that may shrink need not wait as long: it can go on with fewer hosts.
     if hosts > fewest_hosts(config):
         return min(config.launch.shrink_after_minutes, config.launch.pending_minutes)
     return config.launch.pending_minutes
@@ -145,7 +145,7 @@ class Growth:
         # The room was taken away, or held for long enough.
         if hosts is None:
             self.postpone()
-        # What counts of the room is how long there has been some without a break.
+        # Room must last without a break, so the wait starts over when it is gone.
         if not hosts:
             self._since = self._checkpoint = None
             return 0

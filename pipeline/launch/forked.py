@@ -40,7 +40,7 @@ class ForkServer:
         self, modules: Sequence[str], environment: Mapping[str, str], directory: Path, command: str = "worker"
     ) -> None:
         words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
-        # Its errors go to a file: a full pipe that nobody reads would stop it.
+        # Its errors go to a file, because a pipe that nobody reads would fill up and block it.
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
             self._process = start_server(words, {**os.environ, **environment}, log)
@@ -68,7 +68,7 @@ class ForkServer:
             LaunchError: The machine refuses.
         """
         lines = self._lines()[: self._ranks]
-        # Signals to some of the ranks would leave those that are forked a moment later.
+        # A signal to only some of the ranks would miss those that are forked a moment later.
         if len(lines) < self._ranks:
             return []
         return [int(line) for line in lines]
@@ -81,14 +81,14 @@ class ForkServer:
         for line in self._lines()[self._ranks :]:
             rank, code = line.split()
             codes[int(rank)] = int(code)
-        # Where the server itself was killed, so were the ranks. Those that had ended before keep their codes.
+        # If the server was killed, so were the ranks. Those that had ended before keep their codes.
         if gone:
             for other in range(self._ranks):
                 codes.setdefault(other, -signal.SIGKILL)
         return codes
 
     def _lines(self) -> list[str]:
-        # The pipe does not block: a launcher that follows a stage has output to pass on, and deadlines to keep.
+        # The pipe is non-blocking: meanwhile the launcher has output to pass on and deadlines to keep.
         with contextlib.suppress(BlockingIOError):
             while not self._answers.closed and (data := os.read(self._answers.fileno(), 1 << 10)):
                 self._received += data
@@ -102,7 +102,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and with it the processes it waits for."""
-        # The ranks have asked the kernel to end them with it.
+        # The kernel kills the ranks with it (``end_with_parent``).
         self._process.kill()
         self._process.wait()
         for pipe in (self._requests, self._answers):
@@ -130,7 +130,7 @@ class ForkedJob(LoggedJob):
         seconds: float,
         clock: Clock = CLOCK,
     ) -> None:
-        # As TorchX's scheduler lays its logs out, so that ``LoggedJob`` finds both.
+        # The layout of TorchX's local scheduler, so that ``LoggedJob`` finds the logs of both.
         folders = [directory / "nightjar" / name / str(rank) for rank in range(ranks)]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ class ForkedJob(LoggedJob):
         failed = any(codes.values())
         if len(codes) == self._ranks:
             return "failed" if failed else "succeeded"
-        # The others would wait for it in their next collective until that times out, which takes minutes.
+        # End the other ranks, too: they would wait minutes in their next collective until it times out.
         if failed:
             if self._failed_at is None:
                 self._failed_at = self._clock.monotonic()
@@ -170,7 +170,7 @@ class ForkedJob(LoggedJob):
     def stop(self, seconds: float) -> None:
         """Send SIGTERM, and wait up to ``seconds``."""
         self._signal(signal.SIGTERM)
-        # Asked for the state meanwhile, because that ends ranks whose peers have failed.
+        # Poll ``state``, which also ends ranks whose peers have failed.
         last = self._clock.monotonic() + seconds
         while self.state() == "running" and self._clock.monotonic() < last:
             self._clock.sleep(POLL_SECONDS)
@@ -189,7 +189,7 @@ class ForkedJob(LoggedJob):
         if not processes:
             self._server.close()
         for rank, process in enumerate(processes):
-            # The whole group, and no rank that has ended: its number may be another program's by now.
+            # Signal the rank's whole process group, but no rank that has ended: its number may be reused by now.
             if rank not in ended:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process, number)

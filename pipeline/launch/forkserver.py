@@ -73,7 +73,7 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
     import_for_good(modules)
 
     def become(request: Request, rank: int, variables: dict[str, str]) -> NoReturn:
-        # The rank forgets that it was the server: it obeys signals, and only the server reads what the launcher writes.
+        # Undo what makes this process the server: a rank obeys signals, and must not read the launcher's requests.
         for number, handler in former.items():
             signal.signal(number, handler)
         requests.close()
@@ -87,7 +87,7 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
             with _meeting(len(request.stderr), request.meet) as variables:
                 _report(_fork(request, variables, become), answers)
         except OSError as error:
-            # There is no process or no memory for one. The server stays: there may be for the next attempt.
+            # No process could be made, or there is no memory. The server goes on: the next attempt may succeed.
             _answer(answers, f"{REFUSED} {error}")
     return 0
 
@@ -125,10 +125,10 @@ def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become)
 
 def _report(processes: Sequence[int], answers: TextIO) -> None:
     """Answer with ``processes``, and with each rank and its exit code as it ends."""
-    # All of them before the first exit code, which may come at once: the launcher counts lines.
+    # All processes before the first exit code, because the launcher tells the two apart by counting lines.
     for process in processes:
         _answer(answers, str(process))
-    # The process that keeps the store is a child, too, and no rank.
+    # ``os.wait`` also returns the process that keeps the store, which is no rank.
     ranks = {process: rank for rank, process in enumerate(processes)}
     while ranks:
         process, status = os.wait()
@@ -149,7 +149,7 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
     keeper = os.fork()
     if not keeper:
         _keep_store(sink)
-    # Else the read below would not end where the keeper dies without a word.
+    # Otherwise the read below would never end if the keeper died without writing.
     os.close(sink)
     try:
         with os.fdopen(source) as lines:
@@ -179,7 +179,7 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
 
 def _keep_store(sink: int) -> NoReturn:
     """Be the process that keeps the ranks' store; write its port as a line to ``sink``."""
-    # Signals stay ignored, as in the server: ranks that save a checkpoint at the end still have to meet here.
+    # Signals stay ignored, as in the server: ranks that save a last checkpoint still need the store.
     end_with_parent()
     _prctl(_PR_SET_NAME, MEETING.encode())
     try:
@@ -231,7 +231,7 @@ def end_with_parent() -> None:
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    # Python has no function for it. ctypes finds the C library's in the interpreter itself.
+    # Python's standard library has no prctl. CDLL(None) gives the C library that the interpreter has loaded.
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(option, value)
 
@@ -242,7 +242,7 @@ def _become_rank(request: Request, rank: int, variables: dict[str, str]) -> None
     end_with_parent()
     title = f"{RANK}{rank}" if variables else RANK
     _prctl(_PR_SET_NAME, title.encode())
-    # Appending, because all ranks write to one file: each line is put behind those of the others.
+    # O_APPEND, because all ranks write to one file, and must not overwrite each other's lines.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = (os.open(os.devnull, os.O_RDONLY), os.open(request.stdout, flags), os.open(request.stderr[rank], flags))
     for number, file in enumerate(files):

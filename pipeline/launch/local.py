@@ -103,7 +103,7 @@ class LocalStages:
                 self._torchx = LocalRunner()
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             return self._torchx.submit(app)
-        # Every attempt has log files of its own: what the last one says must not be read as this one's.
+        # Every attempt has log files of its own, so that an earlier attempt's messages are not taken for this one's.
         self._forks += 1
         return ForkedJob(
             self._fork_server(step.name),
@@ -149,7 +149,7 @@ class LocalStages:
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
-        # The logs go last: ranks write into them until they are ended.
+        # Logs are removed last, because ranks write to them until they end.
         if self._server is not None:
             self._server.close()
         if self._torchx is not None:
@@ -173,21 +173,21 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
         LaunchError: The hosts do not meet.
         Interrupted: A signal.
     """
-    # Host 0 refuses to begin without its inputs, and the ranks of this host would wait for it.
+    # Without its inputs, host 0 does not start the stage, and the ranks of this host would wait for it in vain.
     for name, path in step.inputs.items():
         store.get(path, name)
     run, index = str(config.run), config.launch.host_index
     runner = LocalStages(config)
     try:
         with handled():
-            # Host 0 may start the stage again, and its ranks then wait for those of this host once more.
+            # Host 0 may start the stage again, whose ranks then wait for this host's ranks again.
             for _ in range(config.launch.attempts):
                 if store.find(step.path) is not None:
                     return
                 job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
                 if _follow_job(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
                     return
-            # Before the runner is closed, which removes the logs.
+            # Read before ``close``, which removes the logs.
             text = job.logs()
     finally:
         runner.close()

@@ -41,7 +41,7 @@ class MemoryCgroup:
         self.path = parent / name
         if limit is None:
             return
-        # Each rank comes here, and the first one makes the group.
+        # Every rank calls this; the first one makes the group.
         self.path.mkdir(exist_ok=True)
         try:
             self._write(_LIMIT[self._version], limit)
@@ -68,7 +68,7 @@ class MemoryCgroup:
 
     def killed(self) -> int:
         """Return how many processes the kernel killed because the group had no memory left."""
-        # An old kernel with version 1 does not count them, and then nobody knows.
+        # Old kernels with version 1 do not count them: the answer is then 0.
         for line in self._read(_EVENTS[self._version]).splitlines():
             name, count = line.split()
             if name == "oom_kill":
@@ -129,7 +129,7 @@ def hold(config: Config, launcher: int) -> str:
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
     hardware, ranks = config.hardware, config.machine_ranks
-    # Ranks of embedding hosts may have another size, so it counts which of all ranks are here.
+    # Ranks of embedding hosts may have another limit, so the ranks of this host must be told from the others.
     first = config.launch.host_index * ranks if ranks < config.world_size else 0
     limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + ranks)) * GIB)
     settings = f"hardware.ddr_gib={hardware.ddr_gib:g}"
@@ -155,7 +155,7 @@ def hold(config: Config, launcher: int) -> str:
 
 def release(launcher: int) -> None:
     """Remove the group of the ranks of ``launcher``, if there is one and nobody is left in it."""
-    # What cannot be removed now, the next launcher removes.
+    # If it cannot be removed now, the next launcher removes it.
     with contextlib.suppress(OSError):
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if group.path.exists():
@@ -183,7 +183,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
             if (newest := store.find(f"{step.scratch[0]}/{name}")) is not None:
                 checkpoint = f"; the last checkpoint, {newest.path}, is intact"
                 break
-    # Half as much again is proposed, in tenths of a GiB.
+    # Proposes 1.5 times as much, rounded up to a tenth of a GiB.
     ddr_gib = config.hardware.ddr_gib
     return GuardError(
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="

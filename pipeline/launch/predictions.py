@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 def sealed_paths(store: Store, config: str) -> list[str]:
     """Return the paths of the predictions for the configuration of hash ``config``, the oldest first."""
     folder = f"{PREDICTIONS}/{config[:DIGITS]}"
-    # Beside <number>.json lies <number>.run.json, the comparison. Sorted as numbers: as text, 10 comes before 9.
+    # Beside <number>.json there may be <number>.run.json, the comparison. Sorted as numbers, because as text 10 comes
+    # before 9.
     numbers = [name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")]
     return [f"{folder}/{number}.json" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 
@@ -57,7 +58,7 @@ def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPr
         LaunchError: Another process sealed one of this configuration at the same time.
     """
     sealed = SealedPrediction.of(prediction)
-    # By the last number and not by how many there are: somebody may have removed one.
+    # One more than the last number, not the count of files: one of them may have been removed.
     known = sealed_paths(store, prediction.config)
     number = 1
     if known:
@@ -89,7 +90,7 @@ def compare_with_prediction(
         None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
         was kept when these ran.
     """
-    # What was skipped ran before this run, so no prediction was for it.
+    # Skipped stages ran before this run, so a prediction cannot have been for them.
     starts = []
     for stage in result.stages.values():
         if stage.status != "skipped" and stage.started is not None:
@@ -97,7 +98,7 @@ def compare_with_prediction(
     try:
         paths = list(reversed(sealed_paths(store, config)))
         if not starts:
-            # All of them are read, so that each one that is damaged is named.
+            # All of them are read, so that a warning names every damaged one.
             kept = [_read_compared(store, path) for path in paths]
             return next((each.prediction for each in kept if each is not None and each.run == result.run), None)
         for path in paths:
@@ -119,7 +120,7 @@ def _compare_with(
     except ArtifactError as error:
         log.warning("%s", error)
         return None
-    # Read before the seal is opened: one that is broken may be younger than the run, and then it is none of its affair.
+    # Checked before the seal is opened: a broken prediction that is younger than the run does not concern it.
     created = sealed.prediction.get("created")
     if isinstance(created, int | float) and created > began:
         return None
@@ -138,7 +139,7 @@ def _keep_compared(store: Store, path: str, compared: ComparedRun) -> None:
         return
     beside = _compared_path(path)
     data = (json.dumps(compared.to_json(), indent=1) + "\n").encode()
-    # Of two runs that end at the same time, either one is as good.
+    # Of two runs that end at the same time, either comparison will do.
     with suppress(SwappedError):
         swap(store, beside, read_marked(store, beside), data)
 
@@ -180,7 +181,7 @@ def list_sealed(store: Store) -> SealedList:
             state = REPLACED
             problem = f"run {run} was compared with SHA-256 {sha256[:16]}.., which {where} no longer has"
         lines.append(SealedLine(sealed=path, sha256=sha256, state=state, run=run, problem=problem))
-    # Those with a broken seal come first: nobody knows when they were made.
+    # Predictions with a broken seal come first, because the time they were made is unknown.
     lines.sort(key=lambda line: (line.created or 0.0, line.sealed))
     errors = [abs(line.error) for line in lines if line.error is not None]
     return SealedList(
@@ -205,7 +206,7 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
     paths = sealed_paths(store, config)
     if not paths:
         return None
-    # Of several, the newest is what is predicted.
+    # A newer prediction replaces the older ones.
     sealed = read(SealedPrediction, store, paths[-1])
     prediction = sealed.open(store.url_of(paths[-1]))
     other = prediction.dataset not in (None, dataset) or prediction.machine not in (None, machine)
@@ -252,12 +253,12 @@ def _line(store: Store, path: str, compared: dict[tuple[str, str], list[Compared
     sha256 = ""
     try:
         sealed = read(SealedPrediction, store, path)
-        # Before the seal is opened: one that is broken is listed with its hash.
+        # Set before the seal is opened, so that a broken one is listed with its hash.
         sha256 = sealed.sha256
         prediction = sealed.open(store.url_of(path))
     except ArtifactError as error:
         return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=error.message)
-    # Copied to another folder, a seal would count for runs that it says nothing about.
+    # A prediction copied to another folder would count for runs of a configuration that it was not made for.
     if not path.startswith(f"{PREDICTIONS}/{prediction.config[:DIGITS]}/"):
         problem = f"{store.url_of(path)} was sealed for another configuration, {prediction.config[:16]}.."
         return SealedLine(sealed=path, sha256=sha256, state=BROKEN, problem=problem)

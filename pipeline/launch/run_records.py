@@ -33,7 +33,7 @@ def read_steps(store: Store, run: str) -> list[Step]:
         ArtifactError: They are missing, or of another version.
     """
     path = f"{run_directory(run)}/steps.json"
-    # What is no JSON has a message of its own; here it is JSON of another shape.
+    # ``read_json`` reports what is no JSON; the errors below are of JSON of another shape.
     record = store.read_json(path)
     try:
         return steps_of(record)
@@ -58,7 +58,7 @@ class Report:
         name, message, hint = UNEXPECTED, f"{type(error).__name__}: {error}", ""
         if isinstance(error, NightjarError):
             name, message, hint = type(error).__name__, error.message, error.hint
-        # Whoever finds a fault is to look for it in the right place: an installed package may have added what failed.
+        # Name the package, so that a fault in a plugin is not looked for in Nightjar.
         elif package := find_package_at_fault(error):
             message = f"{message}; raised in {package}"
         code = exit_code_of(error)
@@ -77,7 +77,7 @@ def _status_path(run: str, stage: str) -> str:
 
 def clear_report(store: Store, run: str, stage: str) -> None:
     """Forget an earlier attempt's report."""
-    # ``write_report`` keeps the first one: left in place, it would explain the next attempt's failure.
+    # ``write_report`` keeps the first report, so an old one would be taken for the next attempt's.
     path = _status_path(run, stage)
     if store.exists(path):
         store.fs.rm(store.full(path))
@@ -102,7 +102,7 @@ def write_report(store: Store, run: str, stage: str, report: Report) -> str:
 def read_report(store: Store, run: str, stage: str, log: str = "") -> Report | None:
     """Read the stage's report from the store, else from the text ``log`` of its error stream; else None."""
     path = _status_path(run, stage)
-    # TypeError: the report of another release, which has other fields.
+    # TypeError is raised for the report of another release, which has other fields.
     with contextlib.suppress(NightjarError, OSError, TypeError):
         if store.exists(path):
             return Report(**store.read_json(path))
@@ -149,7 +149,7 @@ def assemble(
     for stage in STAGES:
         if stage.name in artifacts:
             parts |= stage.parts(artifacts[stage.name].summary)
-    # Parts of stages that plugins add have no fields of their own.
+    # Parts of plugins' stages have no fields of their own in ``Result``.
     known = {field.name: parts.pop(field.name) for field in fields(Result) if field.name in parts}
     return Result(
         run=run,
@@ -165,7 +165,7 @@ def assemble(
 
 def error_part(error: BaseException) -> ErrorPart:
     """Describe what stopped a run or an attempt."""
-    # ``str`` of a NightjarError has the hint too, which is a field here. An assertion may have no text at all.
+    # ``str`` of a NightjarError includes the hint, which is a field of its own here. An assertion may have no text.
     message = str(getattr(error, "message", "") or error or type(error).__name__)
     if isinstance(error, NightjarError):
         message = error.message

@@ -55,7 +55,7 @@ class LocalRunner:
             info = self.torchx.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
             return LocalJob(self, str(self.torchx.schedule(info)), app.roles[0].name)
         except (OSError, ValueError, IndexError, AssertionError) as error:
-            # TorchX has no class of errors of its own.
+            # TorchX has no exception class of its own.
             raise LaunchError(f"TorchX could not start {app.name}: {error}", hint="nightjar doctor") from error
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class LocalJob(LoggedJob):
         return ended.get(status.state, "running")
 
     def _replicas(self) -> list[Any]:
-        # TorchX has no call that tells the processes of an app.
+        # TorchX has no public way to get an app's processes.
         roles = self.runner.local._apps[self._app].role_replicas
         return list(itertools.chain.from_iterable(roles.values()))
 

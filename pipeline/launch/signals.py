@@ -28,7 +28,7 @@ class Interrupted(BaseException):
 @contextmanager
 def handled() -> Iterator[None]:
     """Have SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
-    # Python lets no other thread set handlers.
+    # Only the main thread may set signal handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,7 +57,7 @@ def deadline(stage: str, minutes: float) -> Iterator[None]:
             hint=f"launch.deadline_minutes={2 * minutes:g}",
         )
 
-    # A timer of the kernel: a stage in this process has no loop that could look at a clock.
+    # A timer of the kernel, because a stage in this process has no loop that could check a clock.
     former = signal.signal(signal.SIGALRM, expire)
     try:
         signal.setitimer(signal.ITIMER_REAL, 60 * minutes)

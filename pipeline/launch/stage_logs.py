@@ -41,10 +41,10 @@ class LoggedJob:
         parts = []
         for path in sorted(self._directory.glob(f"*/{app}/**/*.log")):
             size = path.stat().st_size
-            # TorchX's combined.log has both streams of the others once more.
+            # TorchX's combined.log repeats the other two.
             if path.name == "combined.log" or not size:
                 continue
-            # The end of a long file: there is the error.
+            # Only the end of a long file, which has the error.
             with path.open("rb") as source:
                 source.seek(max(0, size - MAX_LOG_BYTES))
                 parts.append(f"==> {path.relative_to(self._directory)} <==\n{source.read().decode(errors='replace')}")
@@ -64,7 +64,7 @@ def exit_hint(log: str) -> str:
     exit_code = re.search(r"exitcode\s*:\s*(-?\d+)", log)
     if not exit_code:
         return ""
-    # As of ``subprocess``: -9 is SIGKILL.
+    # As in ``subprocess``, a negative code is a signal: -9 is SIGKILL.
     code = int(exit_code[1])
     if code < 0:
         return f" (killed by signal {-code}{cause_of(-code)})"
@@ -73,7 +73,7 @@ def exit_hint(log: str) -> str:
 
 def cause_of(number: int) -> str:
     """Return the most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
-    # The kernel's out-of-memory killer sends it. Nightjar sends it, too, but only to ranks that it means to end.
+    # SIGKILL is what the kernel's out-of-memory killer sends. Nightjar sends it only to ranks that it means to end.
     if number != signal.SIGKILL:
         return ""
     return ": most often the machine ran out of memory"
@@ -90,5 +90,5 @@ def killed_rank(log: str) -> tuple[int, int] | None:
 
 def never_met(log: str) -> bool:
     """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
-    # Names of its exceptions: it has no exit code for this.
+    # By the names of its exceptions, because it has no exit code for this.
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

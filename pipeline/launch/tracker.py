@@ -52,7 +52,7 @@ def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
     """
     if not os.environ.get("TORCHX_TRACKERS"):
         return
-    # Read again, rather than taken from the chain: a run that failed has no result in memory.
+    # Read from the store, because the launcher of a failed run has no result in memory.
     try:
         result = read(Result, store, f"{run_directory(str(config.run))}/{Result.FILE}")
     except (NightjarError, OSError):
@@ -66,7 +66,7 @@ def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
         for stage, outcome in result.stages.items():
             if outcome.artifact is not None:
                 app.add_artifact(stage, store.url_of(outcome.artifact), {"status": outcome.status})
-        # An input that this run made is among its artifacts already.
+        # Inputs that this run made itself are among its artifacts already.
         for step in steps:
             for name, path in step.inputs.items():
                 if step.name in made and name not in made:
@@ -79,7 +79,7 @@ def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
 
 
 def _metadata(config: Config, result: Result) -> dict[str, Any]:
-    # A figure that the run does not have is left out: TorchX's metadata are plain values.
+    # Missing figures are left out, because TorchX's metadata has no nulls.
     data: dict[str, Any] = {"run": result.run, "status": result.status, "store": config.store}
     for name, figures in FIGURES.items():
         for figure in figures:

@@ -36,8 +36,8 @@ def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
     Raises:
         ConfigError: It cannot be counted.
     """
-    # Tables and sequences are not part of the module, and the seed does not change its costs. As text, because
-    # configurations are not hashable and the cache is by arguments.
+    # Tables and sequences are not part of the module, and the seed does not change its costs. The key is text, because
+    # configurations are not hashable.
     key = json.dumps(asdict(replace(config, tables={}, sequences={})), sort_keys=True)
     return _counted(key, replace(inputs, seed=0))
 
@@ -88,7 +88,7 @@ def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
     from torch.utils._pytree import tree_leaves
 
     def storages(values: Any) -> dict[int, int]:
-        # By storage, not by tensor: a view has that of its base, and writes nothing. With the number of values.
+        # The number of values by storage. Not by tensor, because a view shares its base's storage and writes nothing.
         found: dict[int, int] = {}
         for value in tree_leaves(values):
             if isinstance(value, torch.Tensor):

@@ -40,9 +40,9 @@ class DeepFm(HeadedRanker):
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         weights, latent = with_own_weights(embeddings)
         vectors = self.vectors(dense, latent)
-        # Only the MLP has a last layer with weights; the first order and the pairs are added as they are (equation 1).
+        # Only the MLP's output goes through a last layer; first order and pairs are added as they are (equation 1).
         logits: Tensor = self.head(self.top(vectors.flatten(1)))
-        # In the logit's float32: the square of a sum less the sum of squares cancels, and bf16 would keep little of it.
+        # In float32, as the logit: the two squares of ``pair_products`` nearly cancel, which bf16 cannot resolve.
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
         if self.first is not None:
             logits = logits + self.first(dense).squeeze(1)

@@ -87,8 +87,8 @@ class DenseModel(nn.Module):
         if self._sequences:
             sequences = self._encode_sequences(embeddings, events, dense.shape[0])
 
-        # 2. One width for all. Towers take features and sequences alike, so that nothing is left to add behind them;
-        #    without towers, only tables of several widths need a projection.
+        # 2. Vectors of one width. Towers take sequences as well as features, so none are left to add behind them.
+        #    Without towers, only tables of several widths need a projection.
         if len(self.towers):
             embeddings = self._run_towers(embeddings, sequences)
             sequences = None
@@ -119,7 +119,7 @@ class DenseModel(nn.Module):
 
     def compute_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Run the ranking model on what ``ranking_inputs`` gives."""
-        # No autocast at all in float32, not even a disabled one: an exported program would keep the context.
+        # Without even a disabled autocast in float32, because an exported program would keep the context.
         logits: Tensor
         if self.dtype is None:
             logits = self.ranking(dense, vectors)
@@ -130,7 +130,7 @@ class DenseModel(nn.Module):
 
     def _encode_sequences(self, embeddings: Tensor, events: Sequence[Tensor], samples: int) -> Tensor:
         vectors = []
-        # ``events`` is flat, values and rows in turn, because a program's inputs are tensors, not tuples of them.
+        # ``events`` alternates values and rows in one flat list, because an exported program's inputs are tensors.
         for encoder, sequence, values, rows in zip(
             self.vectors, self._sequences, events[::2], events[1::2], strict=True
         ):
@@ -148,16 +148,16 @@ class DenseModel(nn.Module):
         return torch.stack(vectors, dim=1)
 
     def _run_towers(self, embeddings: Tensor, sequences: Tensor | None) -> Tensor:
-        # Positions count features first and sequences behind them, in both layouts.
+        # In both layouts, positions number the features first, then the sequences.
         inputs: list[Tensor] = []
         if self.widths is None:
-            # One width: a tower's vectors are picked by one index operation, and stay [b, V, D].
+            # One width: one index operation picks a tower's vectors, [b, V, D].
             if sequences is not None:
                 embeddings = torch.cat([embeddings, sequences], dim=1)
             for positions in self._tower_positions:
                 inputs.append(embeddings[:, positions])
         else:
-            # Several widths: the vectors lie side by side, [b, sum of widths], and so does what a tower takes.
+            # Several widths: vectors lie side by side, [b, sum of widths], as do a tower's inputs.
             parts = list(embeddings.split(self.widths, dim=1))
             if sequences is not None:
                 parts += sequences.unbind(1)
@@ -165,5 +165,5 @@ class DenseModel(nn.Module):
                 inputs.append(concat_parts([parts[position] for position in positions]))
 
         outputs = concat_parts([tower(each) for tower, each in zip(self.towers, inputs, strict=True)])
-        # Towers come in the order in which their hosts exchange vectors; the ranking model has the schema's.
+        # Towers are in the order in which their hosts exchange vectors; the ranking model needs the schema's order.
         return outputs[:, self._order] if self._order else outputs

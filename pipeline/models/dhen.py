@@ -117,7 +117,7 @@ class DhenLayer(nn.Module):
         self.ensemble = ensemble
         self.count: int = ensemble.count  # type: ignore[assignment]
         self.shortcut: nn.Module = nn.Identity()
-        # The sum needs as many vectors on both sides; ``concat`` gives some of every module.
+        # A residual sum needs the same number of vectors on both sides.
         if count != self.count:
             self.shortcut = VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)
@@ -157,7 +157,7 @@ class Dhen(HeadedRanker):
             "linear": lambda count: VectorLinear(count, module_vectors),
             "cross": lambda count: Crossed(count, dim, module_vectors, cross_rank),
         }
-        # A layer gives another number of vectors than it takes, so a module is made where that number is known.
+        # Layers change the number of vectors, so modules are made where their input's number is known.
         count = self.vectors.count
         self.layers = nn.Sequential()
         for _ in range(layers):

@@ -44,10 +44,10 @@ class Dlrm(HeadedRanker):
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
         if self.bottom is not None:
-            # Given apart, so that the compiled kernel need not copy all vectors to put this one before them.
+            # Passed separately, so that the compiled kernel need not copy all vectors to prepend this one.
             interacted = self.interaction(embeddings, self.bottom(dense))
         else:
-            # No bottom MLP whose output would tell the interaction what dtype autocast computes in.
+            # Without a bottom MLP, whose output has autocast's dtype, the cast has to be explicit.
             interacted = self.interaction(embeddings.to(compute_dtype(embeddings)))
         hidden: Tensor = self.top(interacted)
         return hidden

@@ -54,7 +54,7 @@ def sequence_costs(
         from pipeline.models.sequence_encoders import build_sequences
 
         counted = {}
-        # Costs do not depend on the weights, so any seed does.
+        # Costs do not depend on the weights, so any seed will do.
         for name, encoder in build_sequences(model, schema, 0).items():
             counted[name] = _block_costs(encoder, widths[name], lengths[name])
         _COUNTED[key] = counted
@@ -74,11 +74,11 @@ def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> l
     total = round(SAMPLES * mean)
     long = most = 0
     if high - low >= 1:
-        # Two lengths, so shared out that the mean stays: a low and a high one, each as far from it as the spread.
+        # Two lengths, one below and one above the mean by about the spread, in such shares that the mean stays.
         long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
         # The others have an event each at least.
         most = min(round(high), (total - (SAMPLES - long)) // long)
-    # The others divide what is left among them, in whole events.
+    # The other samples share the remaining events, in whole numbers.
     short = SAMPLES - long
     least, one_more = divmod(total - long * most, short)
     return [least + 1] * one_more + [least] * (short - one_more) + [most] * long
@@ -105,7 +105,7 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
             vectors = module(columns, rows, candidates, SAMPLES)
         forward = products.get_total_flops()
         vectors.sum().backward()
-    # Parameters are saved for the backward pass, too, but no pass writes them.
+    # Parameters are saved for the backward pass as well, but are no activations.
     for parameter in module.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return BlockCosts(

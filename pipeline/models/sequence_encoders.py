@@ -70,7 +70,7 @@ class HstuLayer(nn.Module):
         """Return new ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
         normed = self.norm(values)
         by_head = self.heads, -1
-        # Queries and gates have a layer of their own, for in the last layer fewer events ask than answer.
+        # Queries and gates have a linear layer of their own: in the last layer, only the newest events need them.
         key, value = nn.functional.silu(wide(self.pair(normed))).chunk(2, dim=1)
         key = key.unflatten(1, by_head)
         value = value.unflatten(1, by_head)
@@ -106,7 +106,7 @@ class Hstu(nn.Module):
             ages, _ = jagged.followed_by(ages, ages.new_zeros(target.shape[0], ages.shape[1]))
         events, jagged = jagged.followed_by(events, target)
         for number, layer in enumerate(self.layers, start=1):
-            # One vector a sample is wanted, so the last layer computes no others.
+            # Only one vector for each sample is needed, so the last layer computes no others.
             events = layer(events, jagged, ages, last=number == len(self.layers))
         return events
 
@@ -143,7 +143,7 @@ class TransformerLayer(nn.Module):
         key, value = wide(self.pair(normed)).chunk(2, dim=1)
         key = key.unflatten(1, by_head)
         value = value.unflatten(1, by_head)
-        # All events answer; with ``last``, only the newest one asks.
+        # Keys are of all events, but with ``last`` only the newest event has a query.
         asking = jagged.newest(normed) if last else normed
         query = wide(self.query(asking)).unflatten(1, by_head)
         if last:
@@ -195,7 +195,8 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
         if spec.ages and event_feature(sequence.name, AGE) in names:
             age = names.index(event_feature(sequence.name, AGE))
         ages = widths[age] if age is not None else 0
-        # torch's layers draw weights as they are made; ``initialise`` draws them again, from the seed.
+        # torch's layers draw weights when they are made, which must not change the global random state. ``initialise``
+        # draws them again from the seed.
         with torch.random.fork_rng(devices=()):
             block = spec.build(BlockInputs(dim=model.embedding_dim, max_length=sequence.max_length, ages=ages))
             vector = SequenceVector(
@@ -207,7 +208,7 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
                 places=settings.places,
                 age=age,
             )
-        # By name, not by place: one more sequence leaves the weights of the others as they are.
+        # Seeded by name, not by place, so that adding a sequence does not change the others' weights.
         digest = hashlib.blake2b(f"{seed}|{sequence.name}".encode(), digest_size=8).digest()
         sequence_seed = int.from_bytes(digest, "little") >> 1
         initialise(vector, sequence_seed)

@@ -112,7 +112,7 @@ class HstuBlock(SequenceBlock):
         from pipeline.models.sequence_encoders import Hstu
 
         check_heads(self.name, self.heads, inputs)
-        # Times may be known without the bias being wanted: then there is no layer for it.
+        # Without the option there is no layer for ages, even if the sequence has times.
         ages = inputs.ages if self.ages else 0
         return Hstu(inputs.dim, self.layers, self.heads, inputs.max_length, ages)
 

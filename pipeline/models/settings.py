@@ -42,7 +42,7 @@ class RankerConfig(ModelConfig):
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""
         super().check(path)
-        # Lists of numbers are widths in all rankers' settings; those of names, such as gates, are left alone.
+        # In rankers' settings, lists of numbers are widths; lists of names, such as gates, are not checked.
         for each in fields(self):
             widths = getattr(self, each.name)
             if isinstance(widths, list) and any(isinstance(width, int) and width < 1 for width in widths):
@@ -77,7 +77,7 @@ class DlrmConfig(VectorRankerConfig):
     def check(self, path: str) -> None:
         """ConfigError for a pair to drop that is none."""
         super().check(path)
-        # Whether the features exist is asked where the vectors are known (``dlrm.numbered_pairs``).
+        # ``dlrm.numbered_pairs`` checks that the features exist, because the vectors are not known here.
         for pair in self.drop_pairs:
             if len(pair) != 2 or pair[0] == pair[1]:
                 raise ConfigError(

@@ -24,10 +24,10 @@ class SparseLinear(nn.Module):
         super().__init__()
         self.norm: MaxNorm | None = None
         self.linear: nn.Linear | None = None
-        # Without numeric features these would be parameters of no values, in every checkpoint.
+        # Without numeric features these would be empty parameters in every checkpoint.
         if dense:
             self.norm = MaxNorm(range(dense))
-            # Without a bias: N_j has one, ``bias``, whether or not there are numeric features.
+            # Without a bias of its own, because ``bias`` is there with or without numeric features.
             self.linear = nn.Linear(dense, outputs, bias=False)
         self.bias = nn.Parameter(torch.zeros(outputs))
 
@@ -64,7 +64,7 @@ class WideDeep(HeadedRanker):
         self.wide = SparseLinear(dense, wide)
         widths = [dense + vectors * (inputs.dim - wide), *top_mlp]
         self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
-        # One wide value is added to the logit; more are inputs of the last layer, which weighs them.
+        # A single wide value is added to the logit; several are inputs of the last layer.
         if wide > 1:
             self.head = Logit(widths[-1] + wide)
         else:
@@ -92,5 +92,5 @@ class WideDeep(HeadedRanker):
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""
-        # ``last_hidden`` has the wide part in any case; a single wide value was not among the head's inputs.
+        # ``last_hidden`` always includes the wide part, but a single wide value is not an input of the head.
         return super().drop_head() + (self.count == 1)

@@ -23,7 +23,7 @@ class FactorBlock(nn.Module):
         self.mlp = mlp([count * products, *hidden, outputs * dim], last_activation=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        # [B, m, k] instead of the m x m products of all pairs: linear in the number of vectors.
+        # [B, m, k] instead of all m x m products, which is linear in the number of vectors.
         products = torch.bmm(vectors, self.sums(vectors).mT)
         result: Tensor = self.mlp(self.norm(products.flatten(1))).unflatten(1, self.shape)
         return result
@@ -38,7 +38,7 @@ class WukongLayer(nn.Module):
         self.linear = VectorLinear(count, linear_vectors)
         self.count = factors.shape[0] + linear_vectors
         self.shortcut: nn.Module = nn.Identity()
-        # The sum needs as many vectors on both sides, which a first layer hardly has by chance.
+        # A residual sum needs the same number of vectors on both sides.
         if count != self.count:
             self.shortcut = VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)

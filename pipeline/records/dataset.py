@@ -19,7 +19,7 @@ TRUE_PROBABILITY = "true_probability"
 # The hour of a row, 0 to 23, where hours divide train rows from test rows.
 SPLIT_HOUR = "split_hour"
 ROW_WEIGHT = "row_weight"
-# Of the rows without a click that are like a row, the share that was kept.
+# For each row, the share that was kept of the rows like it without a click.
 NEGATIVE_RATE = "negative_rate"
 # How rows that were left out are made up for in the loss.
 BY_LOGIT, BY_WEIGHTS = "logit", "weights"
@@ -177,7 +177,7 @@ class DatasetSchema(Record):
     @property
     def tables(self) -> tuple[TableSchema, ...]:
         """The tables, in the order of the features that they are named after."""
-        # All tables first: a feature may come before the one whose table it shares, and the latter decides the order.
+        # Make entries for all tables first: a feature may come before the one whose table it shares.
         sharing: dict[str, list[SparseColumn]] = {c.name: [] for c in self.sparse if not c.table}
         for column in self.sparse:
             sharing[column.owner].append(column)
@@ -188,7 +188,7 @@ class DatasetSchema(Record):
         tables = []
         for name, columns in sharing.items():
             of_events = events.get(name, [])
-            # Those that share a table have the same number of rows; one of sequences alone has no feature.
+            # All columns of a table have the same number of rows. A table of sequences alone has no feature.
             shared: list[SparseColumn | SequenceColumn] = [*columns, *of_events]
             table = TableSchema(
                 name=name,
@@ -207,7 +207,7 @@ class DatasetSchema(Record):
 
     def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
         """The schema with the features and sequences of these ``names`` alone, in their order."""
-        # A name is that of a feature or of a sequence, never of both: configurations are checked for it.
+        # No feature and sequence have the same name, which is checked in configurations.
         sparse = {column.name: column for column in self.sparse}
         sequences = {each.name: each for each in self.sequences}
         return replace(
@@ -232,7 +232,7 @@ class DatasetSchema(Record):
             sequence_of |= dict.fromkeys((column.name for column in sequence.columns), sequence.name)
         sharing = {}
         for table in self.tables:
-            # Two columns of a sequence may share one table, and the sequence counts once.
+            # Several columns of a sequence may share a table, but the sequence is listed once.
             names = [*table.features, *(sequence_of[column] for column in table.events)]
             sharing[table.name] = list(dict.fromkeys(names))
         return sharing
@@ -326,7 +326,7 @@ class Profile(Record):
         """
         parts = [self.sparse[name] for name in features]
         pooling = sum(part.pooling for part in parts)
-        # A share counts by the lookups of its feature, and without any lookup there is nothing to weigh by.
+        # Shares are weighted by their features' lookups; without any there is nothing to weight by.
         if len(parts) == 1 or not pooling:
             return parts[0]
         hot_share = []

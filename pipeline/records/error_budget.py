@@ -102,12 +102,12 @@ class BudgetLedger(Record):
 
     def spent_until(self, day: str) -> SpentBudget | None:
         """Return what the looks of the year up to ``day`` spent; None without any."""
-        # A year that ends with this very day. Days compare as text, since all of them are YYYY-MM-DD.
+        # The year ends with this day. Days are YYYY-MM-DD, so they compare as text.
         first = str(date.fromisoformat(day) - timedelta(days=YEAR - 1))
         looks = [look for look in self.looks if first <= look.day <= day]
         if not looks:
             return None
-        # fsum: the sum does not depend on the order of the looks. The setting is that of the newest one.
+        # fsum, so that the sum does not depend on the order of the looks. The budget is that of the newest one.
         spent = math.fsum(look.alpha for look in looks)
         return SpentBudget(budget=looks[-1].budget, spent=spent, looks=len(looks), day=day)
 
@@ -119,7 +119,7 @@ class BudgetLedger(Record):
 
 
 def _is_day(text: str) -> bool:
-    # fromisoformat alone takes 20260131, too, which would not compare with the other days.
+    # fromisoformat also accepts 20260131, which would not compare with other days as text.
     try:
         return str(date.fromisoformat(text)) == text
     except ValueError:

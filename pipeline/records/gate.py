@@ -298,8 +298,8 @@ class GateRecord(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; a best version that was not scored stands behind the figures, as it always did."""
-        # What an earlier release wrote is written again byte for byte, and keys of a dictionary cannot be moved: those
-        # behind the new place are taken out and put back.
+        # Files of earlier releases must be written again byte for byte. A key moves only to a dictionary's end, so the
+        # later keys are moved there, too.
         record = super().to_json()
         if self.best is not None and self.best.ne is None and self.best.predictions_not_finite is None:
             later = list(record)[list(record).index("incumbent_version") :]

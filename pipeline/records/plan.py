@@ -72,12 +72,12 @@ class TablePlan(Record):
 
     def row_bytes(self, columns: int) -> int:
         """``columns`` fp32 weights of a row with their optimizer state."""
-        # 4 bytes of each float32 weight.
+        # A float32 weight has 4 bytes.
         return columns * (4 + self.value_state_bytes) + self.state_bytes
 
     def hosted(self, shard: ShardPlan) -> int:
         """How many of ``host_rows`` the rank of ``shard`` keeps."""
-        # Rounded up: every shard keeps a row at least where the table keeps any.
+        # Rounded up, so that every shard keeps at least one row if the table keeps any.
         return -(-self.host_rows * shard.rows // self.rows)
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
@@ -193,7 +193,7 @@ class Plan(Record):
         return taken
 
 
-# Of the first plan and of the second.
+# A figure of the first plan, and of the second.
 Pair = list[float]
 
 
@@ -260,7 +260,7 @@ class MovedTable(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, in which ``before`` is ``from``."""
-        # ``from`` cannot be a field: it is a keyword of Python. The order of the keys stays.
+        # ``from`` is a keyword of Python, so it cannot be a field's name.
         record = {}
         for name, value in super().to_json().items():
             record["from" if name == "before" else name] = value

@@ -66,7 +66,7 @@ class Record:
         Raises ArtifactError, with file and key, for another version, a missing key or a value of another type.
         """
         where = where or cls.FILE
-        # The version first: a record of another one may lack keys and have others, of which it is not to complain.
+        # Check the version first: a record of another version has other keys, which are no errors.
         version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
         if version not in (None, cls.VERSION):
             raise ArtifactError(
@@ -119,7 +119,7 @@ def rest_field(kind: type) -> str | None:
     return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
 
 
-# Kept, because a file may hold thousands of records of one class, and annotations are text until they are evaluated.
+# Cached: evaluating annotations is slow, and a file may have thousands of records of one class.
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
     """The type of every field of dataclass ``kind``."""
@@ -150,7 +150,7 @@ def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, Mapping):
         raise _WrongError(f"is {_shown(data)}, expected an object")
     hints = hints_of(kind)
-    # JSON without a version has version 1, so that of a later one must be there.
+    # JSON without a version is of version 1, so later versions must be written.
     needed = required(kind) if kind.VERSION == 1 else required(kind) | {kind.VERSION_KEY}
     if missing := sorted(needed - data.keys()):
         raise _WrongError("is missing", missing[0])
@@ -164,8 +164,7 @@ def _record(kind: Any, data: object) -> Any:
 
 
 def _at(key: str, hint: Any, value: object) -> Any:
-    # The path to a wrong value is put together on the way out: records without one, which is nearly all of them, do
-    # not pay for it.
+    # The path to a wrong value is only built as the exception propagates, so valid records do not pay for it.
     try:
         return _convert(hint, value)
     except _WrongError as error:
@@ -179,7 +178,7 @@ def _convert(hint: Any, value: object) -> Any:
         return value
     if hint in _SCALARS:
         words, classes = _SCALARS[hint]
-        # To Python, true is the number 1, too.
+        # bool is a subclass of int in Python.
         if isinstance(value, classes) and (hint is bool or not isinstance(value, bool)):
             return value
         raise _WrongError(f"is {_shown(value)}, expected {words}")
@@ -189,7 +188,7 @@ def _convert(hint: Any, value: object) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and types.NoneType in arguments:
             return None
-        # The last kind is not tried but taken, so that its error is the one of the message.
+        # Errors of all kinds but the last are suppressed, so the message is about the last one.
         kinds = [kind for kind in arguments if kind is not types.NoneType]
         for kind in kinds[:-1]:
             try:
@@ -203,7 +202,7 @@ def _convert(hint: Any, value: object) -> Any:
         return {key: _at(str(key), arguments[1], item) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         raise _WrongError(f"is {_shown(value)}, expected a list")
-    # A list, tuple[X, ...], tuple[X, Y], or without an origin a NamedTuple.
+    # A list, tuple[X, ...], tuple[X, Y], or a NamedTuple, which has no origin.
     if origin is list or arguments[1:] == (...,):
         kinds = [arguments[0]] * len(value)
     elif origin is None:

@@ -53,7 +53,7 @@ def log_shape(rows: int, row: int, spare: float = LOG_SPARE) -> LogShape:
 
 def place_bytes(rows: int) -> int:
     """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
-    # int64 where int32 cannot number all records.
+    # int64 where int32 is too small to number all records.
     return 8 if _PLACES * rows > _WIDE else 4
 
 
@@ -64,11 +64,11 @@ def write_amplification(spare: float) -> float:
     A segment is emptied with a share u of its records alive, where (1 - u) / -ln u = 1 - spare (Desnoyers, "Analytic
     modeling of SSD write performance", SYSTOR'12). Rows of unlike frequency, kept apart, cost less.
     """
-    # The equation has no solution in closed form. 60 halvings leave less than a float64 can tell apart.
+    # The equation has no closed-form solution. 60 bisections exhaust float64's precision.
     low, high = 1e-9, 1 - 1e-9
     for _ in range(60):
         middle = (low + high) / 2
-        # The share of live records over all segments, which rises with that of the emptied ones.
+        # The share of live records over all segments rises with that of the segments that are emptied.
         if (1 - middle) / -math.log(middle) < 1 - spare:
             low = middle
         else:

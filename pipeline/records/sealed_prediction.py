@@ -60,7 +60,7 @@ class SealedPrediction(Record):
     @staticmethod
     def of(prediction: RunPrediction) -> SealedPrediction:
         """Seal ``prediction``."""
-        # As a reader of the file finds it: JSON knows no tuples, and the hash must be that of what it gives back.
+        # A round trip, so that the hash is of what a reader gets: JSON turns tuples into lists.
         content = json.loads(json.dumps(prediction.to_json()))
         return SealedPrediction(sha256=hash_of(content), prediction=content)
 
@@ -130,7 +130,7 @@ def compare(
     measured = sum(each.measured_s for each in seconds.values())
     if not measured:
         return replace(part, problem="no stage that was predicted ran from its beginning to its end")
-    # Above 0 the run was faster than predicted.
+    # The error is positive if the run was faster than predicted.
     error = sum(each.predicted_s for each in seconds.values()) / measured - 1
     part = replace(part, seconds=seconds, error=round(error, 4))
     if train is None or "train" not in seconds:

@@ -91,8 +91,8 @@ class Description(Record):
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:
         """The description of a model of the dataset ``schema``."""
-        # Parts that the dataset does not have are None, which the file leaves out: readers of earlier releases see only
-        # what they know.
+        # Parts that the dataset does not have are None and left out of the file, so that readers of earlier releases
+        # see only what they know.
         return Description(
             dense=schema.dense,
             sparse={column.name: column.multi for column in schema.sparse},
@@ -116,7 +116,7 @@ class Description(Record):
 
     def built_by(self, model: str, package: str) -> Description:
         """The description with the ranking model's name and package; as it is where ``package`` is empty."""
-        # A model that is built in needs no name here: the settings beside it say which one it is.
+        # A built-in model is not named here: the settings in the same folder say which one it is.
         if not package:
             return self
         return replace(self, model=model, package=package)

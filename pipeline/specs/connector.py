@@ -97,8 +97,7 @@ class Connector(ABC):
         Raises ConfigError where the library is missing, DataError where there is no such table or snapshot,
         UnreachableError where nothing answers.
         """
-        # First of all: a library that is missing is a matter of installation, and would look like one of the data from
-        # the middle of ``opened``.
+        # Checked first, so that a missing library is not reported as an error of the data by ``opened``.
         self.require()
         return self.opened(data, mark)
 
@@ -112,7 +111,7 @@ class Connector(ABC):
 
     def require(self) -> None:
         """Import the library; ConfigError where it is not installed."""
-        # A package that is there but lacks one of its own raises the same error, so the message has its text.
+        # The message includes the error's text, because a dependency of the library may be what is missing.
         try:
             importlib.import_module(self.module)
         except ImportError as error:
@@ -127,7 +126,7 @@ def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: s
 
     None where none of ``most`` has; ``mark`` "" is that of the current one.
     """
-    # One after the other, as each of them may cost requests.
+    # Fetched one by one, because each may cost requests.
     snapshot: Snapshot | None = current
     for back in range(1, most + 1):
         if snapshot is None or not mark or snapshot.mark == mark:

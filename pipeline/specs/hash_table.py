@@ -18,8 +18,8 @@ class HashTable:
     def __init__(self, hashes: np.ndarray, rows: np.ndarray) -> None:
         self._keys, self._rows = np.ascontiguousarray(hashes, np.uint64), np.ascontiguousarray(rows, np.int32)
         kernels = load_kernels("rows")
-        # Remembered, because the table may be unpickled where there are no kernels, or where there are some although
-        # none made it: without an index, ``rows_of`` searches the sorted keys.
+        # Remembered, because the table may be unpickled on a machine that has kernels where this one has none, or the
+        # reverse. Without an index, ``rows_of`` searches the sorted keys.
         self._indexed = kernels is not None
         if kernels is not None:
             self._keys, self._rows = kernels.index(self._keys, self._rows)
@@ -30,7 +30,8 @@ class HashTable:
         kernels = load_kernels("rows")
         if kernels is not None and self._indexed:
             return kernels.find(self._keys, self._rows, hashes)
-        # Above the largest key, the place is behind the last one, which ``keys`` does not have and ``rows`` does: -1.
+        # A hash above the largest key gets the place behind it, where ``rows`` has one more entry, -1, and ``keys`` has
+        # none.
         keys, rows = self._sorted
         place = np.searchsorted(keys, hashes)
         known = place < len(keys)

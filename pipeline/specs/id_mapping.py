@@ -47,7 +47,7 @@ def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
     import numpy as np
     import polars as pl
 
-    # Without days nobody knows when an id was last seen, nor how often on that day.
+    # Without days it is unknown when an id was last seen, and its heat.
     columns = id_columns()
     none = [pl.lit(None, columns[name]).alias(name) for name in ("last_day", "heat")]
     return counts.with_columns(pl.Series("row", rows.astype(np.int32)), *none).select(list(columns))
@@ -64,7 +64,7 @@ def _joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """All ids of ``frames``, with every column of ``id_columns``; null where a frame lacks one."""
     import polars as pl
 
-    # ``files`` leaves the last two columns out of a dataset that no later day continues.
+    # ``files`` drops the last two columns from a dataset that no later day continues.
     columns = id_columns()
     parts = []
     for frame in frames:
@@ -199,7 +199,7 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
-        # By the hash second: several ids may share a row.
+        # Ties by hash, because several ids may share a row.
         return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
 
     @property
@@ -208,14 +208,14 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
-        # By the hash second, so that the order does not depend on that in which blocks of rows were counted.
+        # Ties by hash, so that the result does not depend on the order in which blocks of rows were counted.
         waiting = self.ids.filter(pl.col("row").is_null())
         return waiting.sort(["count", "hash"], descending=[True, False]).drop("row")
 
     @cached_property
     def lookup(self) -> pl.DataFrame | None:
         """Hash and row of the ids that have rows; None where rows follow from the hash."""
-        # In one piece, which NumPy can read where it lies.
+        # In one chunk, which NumPy can read without a copy.
         return None if self.ids is None else self.known.select("hash", "row").rechunk()
 
     @property
@@ -225,8 +225,7 @@ class FittedMapping:
 
     def applied(self) -> FittedMapping:
         """What ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
-        # A cached property is an entry of the instance's dictionary: with one there, ``_table`` is not made of the ids,
-        # which this one lacks.
+        # Fills the cached property ``_table``, which could not be computed without the ids.
         light = self.told()
         if self.ids is not None:
             light.__dict__["_table"] = self._table
@@ -234,7 +233,7 @@ class FittedMapping:
 
     def told(self) -> FittedMapping:
         """All but the ids: how many rows there are, and what became of them."""
-        # Without rows, but not None: that would say that rows follow from the hash.
+        # Empty, but not None, which would mean that rows follow from the hash.
         ids = None if self.ids is None else self.ids.clear()
         return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
 
@@ -242,7 +241,7 @@ class FittedMapping:
         """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
         import polars as pl
 
-        # Null hashes get any row here, that of hash 0; ``IdMapping.rows`` puts the one of missing values in its place.
+        # Nulls are looked up as hash 0: ``IdMapping.rows`` replaces the result by the row of missing values.
         rows = pl.Series("row", self.found_rows(hashes.fill_null(0).to_numpy()))
         return rows.set(rows < 0, None)
 
@@ -322,7 +321,7 @@ class IdMapping(ABC):
         import polars as pl
 
         first, count = fitted.spread or (UNSEEN_ROW, 1)
-        # Polars takes a series of one value for as many as are needed.
+        # Polars broadcasts a series of one value.
         unknown = pl.Series([first], dtype=pl.Int32)
         if count != 1:
             unknown = (hashes % count).cast(pl.Int32) + first
@@ -340,7 +339,7 @@ class IdMapping(ABC):
         bounds, vocab = None, None
         if fitted.bounds is not None:
             bounds = fitted.bounds.tolist()
-        # Ids may be millions: the record has the name of their file.
+        # There may be millions of ids, so the record only names their file.
         if fitted.ids is not None:
             vocab = f"vocab/{feature}.parquet"
         return {"bounds": bounds, "spread": fitted.spread, "vocab": vocab}
@@ -349,7 +348,7 @@ class IdMapping(ABC):
         """The files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
         if fitted.ids is None or fitted.freed is None:
             return {}
-        # There may be more candidates than ids with rows, and only the next day's fit has a use for them.
+        # Candidates may outnumber the ids with rows, and only the next day's fit uses them.
         if not continued:
             return {f"vocab/{feature}.parquet": fitted.known.drop("last_day", "heat")}
         return {
@@ -382,7 +381,7 @@ class IdMapping(ABC):
 
         ``then``: the feature's entry of that dataset's ``transforms.json``; ``config``: the dataset's configuration.
         """
-        # Of a vocabulary the table may become larger: the ids that have rows keep them.
+        # A vocabulary's table may grow, because ids keep their rows.
         now: dict[str, Any] = {"mapping": self.name, "seed": feature.seed}
         if not self.vocabulary:
             now["rows"] = feature.rows
@@ -404,7 +403,7 @@ def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
 
     ks = curve_points(max(len(counts), RESERVED_ROWS))
     served = np.cumsum(np.sort(counts)[::-1])
-    # Of a feature that no row has a value of, every share is 0.
+    # At least 1, so that the shares of a feature without any value are 0.
     total = max(int(served[-1]), 1)
     return ks.tolist(), (served[ks - 1] / total).tolist()
 
@@ -413,7 +412,7 @@ def curve_points(rows: int) -> np.ndarray:
     """Log-spaced k from 1 to ``rows``, int64."""
     import numpy as np
 
-    # Fewer than that in the first decade: there, several round to the same whole number.
+    # ``unique``, because several points of the first decade round to the same integer.
     points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
     return np.unique(np.geomspace(1, rows, points).round().astype(np.int64))
 

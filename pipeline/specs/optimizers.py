@@ -69,7 +69,7 @@ class TableOptimizer(Protocol):
 
         By default SGD's, whose kernel keeps no state of its own beside that of ``columns``.
         """
-        # Here, because specs are loaded to check a configuration, for which nobody should wait for torch.
+        # Imported here, because specs are loaded to check a configuration, which should not wait for torch.
         from torch.optim import SGD
 
         return SGD, {}
@@ -94,7 +94,7 @@ class TableOptimizer(Protocol):
         """Those of ``tiers`` whose rows it can train: without a kernel, not those that FBGEMM's kernels page in."""
         if device == "cpu" or self.fused_on(device):
             return tiers
-        # Rows of these tiers get into a GPU's reach by FBGEMM's kernels alone.
+        # Only FBGEMM's kernels bring rows of these tiers to a GPU.
         return tuple(tier for tier in tiers if tier not in ("hbm_cached", "ddr"))
 
     @property

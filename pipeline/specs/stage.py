@@ -56,7 +56,7 @@ class Use:
         parts = path.split(".")
         for own_path in self.paths:
             pattern = own_path.split(".")
-            # A last * also stands for a whole group, with all that lies below it.
+            # A * at the end also stands for a whole group, with everything below it.
             whole = len(pattern) == len(parts) or (len(pattern) < len(parts) and pattern[-1] == "*")
             if whole and all(name in ("*", part) for name, part in zip(pattern, parts, strict=False)):
                 return True
@@ -97,7 +97,7 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     if head != "*":
         names = [head]
     for name in names:
-        # Left out even where it is named: the key is then the one of before there was such a setting.
+        # Left out even if it is named, so that keys are the same as before the setting existed.
         if name in quiet:
             continue
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
@@ -258,6 +258,6 @@ class Stage(ABC):
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
         """Names and values for the report's details, from the stage's parts of ``result.json``."""
-        # Lists and mappings have no place in a line; a stage that has some overrides this.
+        # Lists and mappings do not fit on a line; a stage that has some overrides this method.
         part = result.others.get(self.name, {})
         return [(name, str(value)) for name, value in part.items() if isinstance(value, int | float | str)]

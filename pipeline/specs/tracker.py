@@ -90,5 +90,5 @@ def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:
-        # For a dotted name, Python imports what it is a part of, which is not there either.
+        # For a dotted name, find_spec imports the parent package, which may be missing, too.
         return False

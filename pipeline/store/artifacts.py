@@ -48,7 +48,7 @@ class _HashingFile(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        # xxHash takes bytes that lie behind each other, which a slice of an array need not do.
+        # xxHash needs contiguous bytes, and a slice of an array may not be contiguous.
         view = memoryview(data)
         if not view.c_contiguous:
             view = memoryview(bytes(view))
@@ -99,14 +99,14 @@ class Draft:
             with suppress(Exception):
                 inner.close()
             raise
-        # What was left in a buffer may be what no longer fits on the disk.
+        # Closing writes what is left in the buffer, for which the disk may have no space.
         with guarded():
             inner.close()
         self.files[name] = FileEntry(sink.count, f"xxh3_128:{sink.hash.hexdigest()}")
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as indented JSON to file ``name``."""
-        # Small enough to be written again as a whole, unlike the files that are written while they are computed.
+        # Small enough to retry as a whole, unlike files that are written while their content is computed.
         data = (json.dumps(value, indent=1) + "\n").encode()
 
         def write() -> None:
@@ -152,7 +152,7 @@ class Draft:
 
     def discard_uncommitted(self) -> None:
         """Remove the draft unless it was committed."""
-        # Only the store can tell: the answer to a commit may be lost, and then the artifact is there all the same.
+        # Ask the store, because a commit whose answer was lost may have succeeded.
         if not self.store.exists(f"{self.path}/{MANIFEST}"):
             self.discard()
 
@@ -174,7 +174,7 @@ class Store(Files):
         """Return this store with a cache of ``limit`` bytes in ``folder``; itself if that is None, and on a disk."""
         if folder is None or self.is_local:
             return self
-        # A copy, which shares the connections of this one: only who asked for it keeps what it reads.
+        # A copy with the same connections, so that only those who asked for the cache use it.
         other = copy(self)
         other.cache = PartCache(Path(folder), limit)
         return other
@@ -208,8 +208,8 @@ class Store(Files):
         """Return the artifact at ``path``, or None. DamagedError if the manifest does not parse in two equal reads."""
         former = None
         where = f"{self.url_of(path)}/{MANIFEST}"
-        # A bit that flips on the way from a disk or a network is another one at the next read, and is no damage: an
-        # artifact that counts as damaged may be written again.
+        # A bit that flips during a transfer differs from read to read. It must not count as damage, because a damaged
+        # artifact may be overwritten.
         for _ in range(_READS):
             try:
                 data = self.fs.cat_file(self.full(f"{path}/{MANIFEST}"))
@@ -252,7 +252,7 @@ class Store(Files):
         The caller must ``commit``. An exception, or leaving without a commit, discards the draft. Raises LaunchError if
         another process writes the same path.
         """
-        # Locked before it is cleared: what looks like leftovers may be what another process is writing.
+        # Lock before clearing: what looks like leftovers may be files that another process is writing.
         draft = Draft(self, path, kind, key, config, inputs)
         hint = "run the same command again once that one has ended; it uses the finished artifact"
         with self.locked(path, taken(f"{path} is already being written", "another process", self.full(path), hint)):

@@ -108,7 +108,7 @@ class PartCache:
                 if recorded.isdigit():
                     used = int(recorded)
                 else:
-                    # What killed writers left goes.
+                    # No total is recorded, so count anew, without what killed writers left.
                     for left in self._folder.glob(f"{_WRITING}*"):
                         left.unlink(missing_ok=True)
                     used = sum(size for _, size, _ in self._stat_parts())
@@ -129,9 +129,9 @@ class PartCache:
         return parts
 
     def _make_room(self, used: int, needed: int) -> int:
-        # By when they were written, not read: a read would have to write to the disk to be remembered.
         if used + needed <= self._limit:
             return used
+        # The parts written first go first, not those read least recently: recording reads would take a write each.
         parts = sorted(self._stat_parts())
         used = sum(size for _, size, _ in parts)
         for _, size, path in parts:
@@ -174,14 +174,14 @@ class CachedFile(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """Read the next ``size`` bytes; all that are left if it is negative or None."""
         count = max(self._size - self._at, 0)
-        # A part is what is asked for: readers of Parquet ask for the same column chunks in every epoch.
+        # Each read is a part of its own: readers of Parquet ask for the same column chunks in every epoch.
         if size is not None and size >= 0:
             count = min(size, count)
         if not count:
             return b""
 
         def fetch() -> bytes:
-            # Not before: a file whose parts are all in the cache costs no request at all.
+            # Opened only now, so that a file whose parts are all cached costs no request.
             if self._file is None:
                 self._file = self._opened()
             self._file.seek(self._at)

@@ -59,7 +59,7 @@ def read_marked(store: Files, path: str, seconds: float | None = None) -> Seen:
         fs: Any = store.fs
         bucket, key, _ = fs.split_path(full)
 
-        # Past s3fs: its reads do not say of which version the bytes are.
+        # Not through s3fs, whose reads do not return the ETag of the bytes.
         def get_object() -> Seen:
             answer = _call_s3(fs, "get_object", seconds, Bucket=bucket, Key=key)
             return Seen(sync(fs.loop, answer["Body"].read, timeout=seconds), answer["ETag"])
@@ -88,7 +88,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float
     while True:
         try:
             with disk_errors(path, store.option):
-                # One try within the limit: whoever sets one, as a lease does, has to decide itself what comes then.
+                # With a time limit there is only one try: the caller, such as a lease, decides what to do next.
                 if seconds is not None and _is_s3(store):
                     return _swap_s3(store, path, seen, data, seconds)
                 return _writer(store)(store, path, seen, data)
@@ -148,11 +148,11 @@ def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         now = _read_local(full)
-        # Another file may have been renamed over the open one, which alone is locked.
-        is_locked = False
+        # Another file may have been renamed over the locked one.
+        in_place = False
         with suppress(FileNotFoundError):
-            is_locked = os.path.samestat(os.fstat(handle), full.stat())
-        if now != seen or not is_locked:
+            in_place = os.path.samestat(os.fstat(handle), full.stat())
+        if now != seen or not in_place:
             raise SwappedError(now)
         if data is None:
             full.unlink()
@@ -167,7 +167,7 @@ def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
     if data is None:
         return seen
 
-    # There is no file to lock yet, so a hard link decides who creates it: unlike a rename, it fails where there is one.
+    # There is no file to lock yet, so a hard link decides who creates it. Unlike a rename, it fails if the file exists.
     def link(temporary: Path) -> None:
         try:
             os.link(temporary, full)
@@ -208,10 +208,10 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         # The HTTP status of a refusal is in botocore's error, or in that of s3fs, which has botocore's as its cause.
         answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        # Not implemented: a store that speaks S3 without conditions.
+        # Not implemented: some S3-compatible stores have no conditional writes.
         if status == 501:
             return _unconditional(store, path, seen, data)
-        # The file is gone, is being written by somebody else, or is not what was seen.
+        # Not found, conflict, precondition failed: another writer was here.
         if status in (404, 409, 412):
             now = read_marked(store, path)
             # Two requests at once, neither of which succeeded.
@@ -233,7 +233,7 @@ def _swap_memory(store: Files, path: str, seen: Seen, data: bytes | None) -> See
 
 
 def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    # Once for a store: leases are written every few seconds.
+    # Warn once for each store, because leases are written every few seconds.
     if store.url not in _warned:
         _warned.add(store.url)
         sys.stderr.write(

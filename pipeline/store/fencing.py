@@ -56,7 +56,7 @@ def hold(what: Paused) -> None:
     """Hold the main thread until ``what`` lets it go on. Called in another thread, as often as need be."""
     if what not in _waiting_for:
         _waiting_for.append(what)
-    # A held thread looks at the whole list, so one signal is enough for all.
+    # A thread that is held already checks the whole list, so it needs no further signal.
     if not _is_held.is_set():
         signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
@@ -68,7 +68,7 @@ def _wait(number: int, frame: FrameType | None) -> None:
     _is_held.set()
     try:
         while _waiting_for:
-            # A copy: the threads that watch leases add to the list meanwhile.
+            # A copy, because threads that watch leases may add to the list meanwhile.
             for what in list(_waiting_for):
                 try:
                     goes_on = what.check()

@@ -64,7 +64,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         if not isinstance(fs, LocalFileSystem):
             partial = f"{full}.{uuid.uuid4().hex[:12]}.partial"
             fs.makedirs(full.rpartition("/")[0], exist_ok=True)
-            # After an error fsspec closes the file all the same, and what was written so far would get the name.
+            # Under another name first: after an error fsspec closes the file, which commits what was written so far.
             try:
                 with fs.open(partial, "wb") as sink:
                     yield sink
@@ -116,7 +116,7 @@ def _open_stream(full: str, url: str, option: str) -> IO[bytes]:
     # An open file is written to where it stands: opened by its name, it would start over what is written already.
     standard = {"out": 1, "err": 2}
     number = standard[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
-    # A duplicate: whoever closes the file leaves the process its standard output.
+    # A duplicate, so that closing it does not close the process's own standard output.
     try:
         return os.fdopen(os.dup(number), "wb")
     except OSError as error:
@@ -128,7 +128,7 @@ def one_file(one: str, other: str) -> bool:
     found = []
     for url in (one, other):
         fs, full = fsspec.core.url_to_fs(url)
-        # Links of a disk may lead to one file; an object store has none.
+        # Only local paths may be links.
         if isinstance(fs, LocalFileSystem):
             full = os.path.realpath(full)
         found.append((type(fs), full))
@@ -163,7 +163,7 @@ class Files:
 
     def answers(self) -> bool:
         """Whether the store exists and is a folder; UnreachableError if it does not answer."""
-        # The root of a disk is "" without its last slash.
+        # ``root`` has no slash at the end, so that of the whole disk is "".
         root = self.root or "/"
         with reachable(self.url):
             return bool(self.fs.exists(root)) and not self.fs.isfile(root)
@@ -218,7 +218,7 @@ class Files:
             yield
             return
 
-        # The folder and not a file in it: a lock leaves nothing behind that a listing would show.
+        # The folder itself is locked, not a file in it, so that no lock file shows up in listings.
         def open_folder() -> int:
             self.fs.makedirs(self.full(path), exist_ok=True)
             return os.open(self.full(path), os.O_RDONLY)
@@ -246,8 +246,7 @@ class Files:
         return [name for name, _ in self._list_entries(path)]
 
     def _list_entries(self, path: str) -> list[tuple[str, str]]:
-        # Names and types.
-        # Clients of object stores keep listings: another process may have written since.
+        # Returns names and types. Clients of object stores cache listings, and another process may have written since.
         full = self.full(path)
         self.fs.invalidate_cache(full)
         try:

@@ -110,7 +110,7 @@ class LeaseTarget(Protocol):
 
 def request_seconds(seconds: float) -> float:
     """Return how long one request may take for a lease of ``seconds``."""
-    # A request that hangs must leave time for others before the lease ends; below a second, slow stores would fail all.
+    # A request that hangs must leave time to try again before the lease ends; slow stores need at least a second.
     return max(LEAST_SECONDS, seconds / CHECKS)
 
 
@@ -169,8 +169,8 @@ class Lease:
                 yield
             finally:
                 self._ended.set()
-                # A renewal that still hangs may be written after a release, and would hold the lease for nobody. So the
-                # lease is left to expire.
+                # A renewal that still hangs may be written after a release, and would take the lease again. So the
+                # lease is left to expire instead.
                 keeper.join(self.seconds)
                 if not self.lost and not keeper.is_alive():
                     self._try_release()
@@ -188,7 +188,7 @@ class Lease:
                 holder.seconds,
                 holder.skew(holder.seconds),
             )
-            # By the time that the holder promised: this process's own configuration may say another one.
+            # The holder's own duration counts: this process may be configured with another one.
             current = watched(self.place.read, holder.seconds, seen, self.acquire_seconds, self.clock)
             if current == seen:
                 log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
@@ -241,7 +241,7 @@ class Lease:
         try:
             self.place.put(self.seen, free=True)
         except SwappedError as other:
-            # The last renewal may have been written without its answer. Any other record is another process's.
+            # The last renewal may have been written although its answer was lost. Other records are other processes'.
             if self._is_mine(other.now):
                 self.seen = other.now
                 self.release()
@@ -253,7 +253,7 @@ class Lease:
             self.release()
 
     def _is_mine(self, seen: Seen) -> bool:
-        # By an id, because host and process number come again: in containers every launcher may be process 1.
+        # By an id, because host and process number are not unique: in containers every launcher may be process 1.
         holder = self.place.holder(seen)
         return holder is not None and holder.id == self.place.id
 
@@ -378,7 +378,7 @@ class LeaseFile:
         """Return the holder in the ``seen`` record. ArtifactError if the file is invalid."""
         if seen.data is None:
             return None
-        # A record that cannot be read counts as held: its writer may be alive, and of another release.
+        # An invalid record is an error, not a free lease: its writer may be a live process of another release.
         with suppress(ValueError, RecursionError):
             record = json.loads(seen.data)
             if isinstance(record, dict) and record.keys() >= _FIELDS:

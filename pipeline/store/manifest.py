@@ -48,7 +48,7 @@ class Artifact:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as plain data, without the path."""
-        # A folder may be copied or moved as it is.
+        # Without the path, so that a folder may be copied or moved as it is.
         record = asdict(self)
         del record["path"]
         return record
@@ -62,7 +62,7 @@ class Artifact:
 
 def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     """Hash the stage, its configuration, the keys of its inputs and the schema version to 32 hex digits."""
-    # These bytes are in the paths of every store: whatever changes them makes all artifacts of the past invisible.
+    # The hash is part of artifacts' paths: if these bytes changed, no existing artifact would be found any more.
     record = {"stage": stage, "config": config, "inputs": inputs, "schema_version": SCHEMA_VERSION}
     text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -73,15 +73,14 @@ _SEAL = b',\n "seal": "'
 
 def sealed(record: dict[str, Any]) -> bytes:
     """Write ``record`` as JSON whose last entry ``seal`` is the checksum of all bytes before it."""
-    # Put in as text, so that the checksum is of the very bytes before it: parsing and writing them again, which other
-    # programs may do in another way, plays no part.
+    # Appended as text: the checksum is of the exact bytes before it, and does not depend on how JSON is written.
     body = json.dumps(record, indent=1).encode().removesuffix(b"\n}")
     return body + _SEAL + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
     """Return the record that ``sealed`` wrote; ValueError if a single bit differs."""
-    # The last one: a text in the summary may look like a seal.
+    # Search from the end, because a text in the summary may look like a seal.
     body, _, seal = data.rpartition(_SEAL)
     if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
         raise ValueError("its content and its seal (a checksum of it) differ")

@@ -86,7 +86,7 @@ def of_run(store: Store, run: str, *, starts: bool) -> References:
         if kind.pattern.startswith("runs/") and (starts or not kind.starts):
             for _, references in _read_all(store, kind, run):
                 total |= references
-    # A run that went on from its own checkpoint does not keep itself.
+    # A run that resumed from its own checkpoint does not keep itself.
     return replace(total, runs=total.runs - {run})
 
 
@@ -107,8 +107,8 @@ def pins(store: Store, run: str | None = None) -> dict[str, str]:
 
 def of_manifest(record: Record) -> References:
     """Return the references of a manifest: its inputs by key, and checkpoints by their paths in inputs and summary."""
-    # Found by how they look, wherever they stand: what a summary says of a checkpoint may change with any release, and
-    # one that is overlooked would be removed.
+    # Matched as text anywhere in the summary, not by key: keys may change with any release, and a checkpoint that is
+    # overlooked would be removed.
     inputs = set(_find_texts(record.get("inputs")))
     checkpoints: set[str] = set()
     for text in inputs.union(_find_texts(record.get("summary"))):
@@ -199,7 +199,7 @@ def _read_manifest(store: Store, folder: str) -> Record | None:
     with suppress(ArtifactError):
         record = store.read_json(path)
         keys = record.keys() if isinstance(record, dict) else set()
-        # With one of the first two it is ours, and damaged.
+        # A manifest with either of the first two keys is Nightjar's own, and damaged.
         if not {"seal", "schema_version"} & keys and {"inputs", "summary"} & keys:
             return cast(Record, record)
     raise unknown(store, path, problem)
@@ -208,7 +208,7 @@ def _read_manifest(store: Store, folder: str) -> Record | None:
 def _parse(name: str, data: bytes) -> Any:
     if not name.endswith(".yaml"):
         return json.loads(data)
-    # Of all records only a run's configuration is YAML.
+    # Imported here, because only the configurations of runs are YAML.
     import yaml
 
     try:

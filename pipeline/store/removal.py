@@ -60,8 +60,8 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
     if nested:
         store.fs.invalidate_cache(full)
         with removing(path):
-            # Deltas have later names than the checkpoints they depend on. The second sort is stable, so among
-            # checkpoints the order of the first one stays.
+            # Deltas have later names than the checkpoints they depend on, so they are removed first. The second sort is
+            # stable, so it keeps this order among checkpoints.
             manifests = [file for file in store.fs.find(full) if file.rpartition("/")[2] == MANIFEST]
             manifests.sort(reverse=True)
             manifests.sort(key=lambda name: "/checkpoints/" in name)
@@ -108,7 +108,7 @@ def store_time(store: Files) -> float:
 
 def age(store: Files, full: str, now: float) -> float:
     """Return the seconds from a file's last write to ``now``, a ``store_time``; 0 if the store does not say."""
-    # Without a stamp it counts as new: what is young is not removed.
+    # A file without a time counts as new, so that it is not removed.
     when = _stamp(store, full)
     return 0.0 if when is None else now - when
 
@@ -120,7 +120,7 @@ def written(store: Files, full: str) -> float:
 
 
 def _stamp(store: Files, full: str) -> float | None:
-    # KeyError: of an object store's entry that is a folder, or has no time.
+    # KeyError comes from object stores, whose folders have no time.
     try:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):

@@ -41,7 +41,7 @@ class Steady:
 
         def again(*args: Any, **more: Any) -> Any:
             where = args[0] if args else name
-            # Anew for each call, as it remembers whether it was tried before.
+            # A new one for each call, because it remembers whether it was tried before.
             attempts = _attempts(method, missing_is_done=name in _REMOVES)
             return retried(lambda: attempts(*args, **more), f"{_DOING[name]} {where}")
 
@@ -107,7 +107,7 @@ class Steady:
     def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
         """Open a file; reading bytes from it survives temporary errors."""
         file = retried(lambda: self.inner.open(path, mode, **more), f"opening {path}")
-        # Only a read of bytes can be repeated from the same place.
+        # Writes, and reads of text, cannot be repeated from the same place.
         if mode != "rb":
             return file
         return SteadyFile(file, path)
@@ -158,7 +158,7 @@ class SteadyFile:
         return self._again(lambda: self._inner.readinto(buffer))
 
     def _again(self, work: Callable[[], Any]) -> Any:
-        # Before the first try: a read that fails may have moved on some bytes.
+        # Noted before the first try, because a read that fails may have moved the position.
         place: int = self._inner.tell()
 
         def attempt() -> Any:
@@ -178,7 +178,7 @@ def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..
         try:
             return work(*args, **more)
         except FileNotFoundError:
-            # The first try may have removed it, and only its answer was lost.
+            # The first try may have removed it although its answer was lost.
             if not (tried and missing_is_done):
                 raise
         finally:

@@ -65,13 +65,13 @@ NOT_IN_RUN_NAME = (
 )
 
 
-# Registry.state when Hydra was told the schema.
+# ``Registry.state`` at the time that the schema was stored with Hydra.
 _stored = -1
 
 
 def conf_directory() -> Path:
     """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
-    # The checkout's own first; there, ``pipeline/conf`` is a link to it.
+    # In a checkout, ``pipeline/conf`` is a link to the first candidate.
     here = Path(__file__).resolve().parents[1]
     for candidate in (here.parent / "conf", here / "conf"):
         if (candidate / f"{ROOT}.yaml").is_file():
@@ -95,10 +95,10 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         if not path.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
-    # Hydra is told the schema once, and anew where registries have changed: some defaults are their contents.
+    # The schema is stored once, and again when registries have changed, because some defaults list their contents.
     global _stored
     if _stored != Registry.state:
-        # Says what is wrong with a package's check; OmegaConf would add lines of its own.
+        # Called for its errors about packages' checks, to which OmegaConf would add lines of its own.
         gate_settings()
         ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
         _stored = Registry.state
@@ -124,7 +124,7 @@ def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: b
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
     """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
-    # Hydra's own messages speak of structs and packages: what can be told without it is told before it is asked.
+    # Hydra's messages are about structs and packages, so errors that can be found without it are found first.
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
@@ -132,7 +132,7 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
     known = [*complaints.parse(extra), *lines]
     try:
         places = search_places(known)
-        # Of packages, or of another place that only Hydra can read, nobody can tell whether it has changed since.
+        # Places that only Hydra can read, such as packages, may have changed unnoticed, so nothing is cached.
         if places is None:
             return compose_lines(hydra, ROOT, [*extra, *mended])
         return compose_cached(hydra, ROOT, extra, lines, group_options(known), places)
@@ -183,7 +183,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     config = with_machine(config)
-    # Here and not in ``check`` is what recorded configurations may lack, which are older than some of these rules.
+    # Rules that recorded configurations need not obey, because these may be older, are checked here, not in ``check``.
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)
@@ -196,12 +196,12 @@ def _resolve(tree: DictConfig) -> Config:
 
 def config_hash(config: Config) -> str:
     """Hash (64 hex digits) of what a run computes; its name, store, stages and launcher do not count."""
-    # By the first names of settings and in the order of the alphabet: neither a renaming nor a setting that moves
-    # within its group gives a run another name.
+    # With the first names of settings and sorted keys, so that renaming a setting, or moving it within its group, does
+    # not change a run's name.
     record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
-    # It may stop a run, and the fix must continue the same run.
+    # The guard may stop a run, and changing it must continue the same run.
     del record["train"]["guard"]
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -215,7 +215,7 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
     named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
     choices = []
     for override in parsed:
-        # The run's name is no axis: every job gets it, with its number.
+        # The run's name is not swept over: every job gets it, with the job's number.
         if override in named:
             continue
         if not override.is_sweep_override():
@@ -240,7 +240,7 @@ def to_yaml(config: Config) -> str:
     try:
         return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
     except complaints.config_errors() as error:
-        # A text with an interpolation that does not end: composing keeps it as it is, reading it again would not.
+        # For example a text with an unclosed interpolation, which composing keeps but YAML could not be read from.
         raise complaints.translate(error) from None
 
 
@@ -259,8 +259,8 @@ def from_yaml(text: str) -> Config:
     return config
 
 
-# A night reads the same few files again and again (its own, that of the run that it goes on from), and OmegaConf takes
-# a third of a second to read one. ``registered`` is a part of the key only: plugins decide what the schema is.
+# Cached, because a night reads the same few files many times (its own, and that of the run that it continues), and
+# OmegaConf takes a third of a second for each. ``registered`` is only part of the key: the schema depends on plugins.
 @functools.lru_cache(maxsize=CACHED_TREES)
 def _recorded_tree(text: str, registered: object) -> DictConfig:
     written = OmegaConf.to_container(OmegaConf.create(text))
@@ -269,7 +269,7 @@ def _recorded_tree(text: str, registered: object) -> DictConfig:
             "the configuration is not a mapping of settings",
             hint="use runs/<run>/config.yaml, which nightjar run writes",
         )
-    # The file has the settings as the launcher resolved them; whatever looks like a reference is text.
+    # The recorded settings are resolved, so whatever looks like a reference is plain text.
     plain = cast(dict[str, Any], _without_interpolations(written))
     tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
     assert isinstance(tree, DictConfig)

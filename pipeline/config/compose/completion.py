@@ -53,7 +53,7 @@ def query(line: str) -> list[str]:
     from pipeline.config.compose import ROOT, hydra_session
     from pipeline.config.paths import field_type
 
-    # Behind the program and its command, which Hydra does not know.
+    # Drop the program and its command, which Hydra does not know.
     words = line.split(None, 2)
     rest = words[2] if len(words) > 2 else ""
     with hydra_session() as (hydra, _):
@@ -76,7 +76,7 @@ def answer(arguments: Sequence[str], commands: Sequence[str], composing: Sequenc
     if list(arguments) == ["uninstall=bash"]:
         return uninstall()
     if list(arguments) == ["query=bash"]:
-        # bash's contract: the function that completes finds the line in this variable.
+        # bash puts the line to complete into this variable.
         return " ".join(query(os.environ.get("COMP_LINE", ""))) + "\n"
     raise ConfigError(
         f"-sc got {' '.join(arguments) or 'nothing'}, expected install=bash or uninstall=bash",

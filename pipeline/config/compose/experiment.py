@@ -26,7 +26,7 @@ def experiment_file(arguments: Sequence[str], config_dir: str | None = None, abo
         wanted, chosen = _composed(hydra, arguments, extra)
         _, usual = _composed(hydra, (), extra)
         options = [f"{group}={name}" for group, name in chosen.items() if usual.get(group) != name]
-        # What an option of a group brings is not spelled out: the file is to say what its author had in mind.
+        # Settings that a group's option brings are left out: the file names the option instead.
         with_options, _ = _composed(hydra, options, extra)
         settings = _changes(with_options, wanted)
     lines = ["# @package _global_", *(f"# {line}" for line in about)]
@@ -48,7 +48,7 @@ def _composed(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str]) -> t
     assert isinstance(choices, dict)
     chosen = {}
     for group, name in choices.items():
-        # Groups inside of others are Hydra's own.
+        # Nested groups, with a slash, are Hydra's own.
         if "/" not in str(group) and group not in (*NOT_IN_RUN_NAME, "experiment"):
             chosen[str(group)] = str(name)
     return _settings(whole), chosen
@@ -58,7 +58,7 @@ def _settings(tree: DictConfig) -> dict[str, Any]:
     with open_dict(tree):
         for name in (*NOT_IN_RUN_NAME, "hydra"):
             tree.pop(name, None)
-    # Not resolved: an experiment keeps what refers to other settings, or to the environment, as it is written.
+    # Not resolved, so that an experiment keeps references to other settings and to the environment.
     settings = OmegaConf.to_container(tree)
     assert isinstance(settings, dict)
     return cast(dict[str, Any], settings)
@@ -76,7 +76,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
         if isinstance(value, Mapping) and isinstance(former, Mapping):
             if inner := _changes(former, value, f"{path}{name}."):
                 changes[name] = inner
-        # By their texts, because not a number is not equal to itself.
+        # Compared as text, because NaN is not equal to itself.
         elif name not in before or repr(value) != repr(former):
             changes[name] = value
     return changes

@@ -19,7 +19,7 @@ from pipeline.core.machine import gpus, pinned_figures, usable_memory
 from pipeline.core.units import GIB
 
 AUTO = "auto"
-# The defaults of the settings are the laptop's.
+# The name where figures are the settings' defaults, which are those of this hardware file.
 ELSEWHERE = "laptop"
 # Sizes of memory between two powers of two: machines of one kind differ by a little, and keys depend on it.
 _STEPS = 16
@@ -46,7 +46,7 @@ def with_machine(config: Config) -> Config:
         hardware = replace(hardware, device="cuda" if cards else "cpu")
     if "ranks_per_host" in left_open:
         hardware = replace(hardware, ranks_per_host=len(cards) or 1)
-    # Only now: the memory of a rank depends on how many share the machine.
+    # Memory comes after the number of ranks, which share it.
     config = replace(config, hardware=hardware)
     hbm = min((card.memory for card in cards), default=0) / GIB
     figures["hbm_gib"] = _rounded(hbm)
@@ -82,14 +82,14 @@ def _pinned() -> dict[str, Any]:
         if not path.is_file():
             return {}
     except PermissionError:
-        # Another's home: this user has no such file.
+        # The home is another user's, so this user has no such file.
         return {}
     try:
         pinned: Any = OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(path)))
         if left := _left_open(pinned):
             raise ValueError(f"{left[0]} is left open, but this file is what auto stands for")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        # ValueError is that of bytes that are no text, too.
+        # ValueError is also raised for bytes that are no text.
         raise ConfigError(
             f"{path}, which hardware=auto stands for, does not fit: {str(error).splitlines()[0]}",
             hint="remove it, and nightjar calibrate --pin writes it anew; or hardware=laptop",
@@ -98,7 +98,8 @@ def _pinned() -> dict[str, Any]:
 
 
 def _rounded(gib: float) -> float:
-    # To one of ``_STEPS`` sizes between two powers of two. Down: a plan must not count on memory that is not there.
+    # Rounds down to one of ``_STEPS`` sizes between two powers of two: a plan must not count on memory that is not
+    # there.
     if gib <= 0:
         return 0.0
     step = 2.0 ** math.floor(math.log2(gib)) / _STEPS

@@ -24,7 +24,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs import STAGES
 
 ALL = "all"
-# Of conf/config.yaml.
+# Headings in the help text of conf/config.yaml.
 KEYS, EXAMPLES = "== Keys: set with group.key=value ==\n", "Examples:\n"
 # The path of the setting, such as train.lr, and its line of YAML with a sentence.
 Line = tuple[str, str]
@@ -46,7 +46,7 @@ def part_of(text: str, part: str) -> str:
         for path, line in lines:
             if "." in path:
                 continue
-            # A setting of several lines counts once; one is the group's own line.
+            # A setting of several lines counts once, and the group's own line does not count.
             settings_below = len({each for each, _ in _below(lines, path)}) - 1
             more = ""
             if settings_below:
@@ -58,7 +58,7 @@ def part_of(text: str, part: str) -> str:
         near = nearest(part)
         meant = f"; did you mean {near}?" if near else ""
         raise ConfigError(f"there is no group or setting {part!r}{meant}", hint=f"--help {near or ALL}")
-    # The groups above it, or its lines would be YAML of another place.
+    # Print the enclosing groups as well, so that the lines are indented below their own groups.
     above = ""
     for depth, name in enumerate(part.split(".")[:-1]):
         above += f"{'  ' * depth}{name}:\n"
@@ -76,7 +76,7 @@ def _lines(settings: str) -> Iterator[Line]:
     for line in settings.splitlines(keepends=True):
         key = re.match(r"( *)([\w.-]+):(?= |$)", line)
         if key:
-            # Of the keys above, those that are indented less are its groups.
+            # The keys above that are indented less are the groups it lies in.
             while parents and parents[-1][0] >= len(key[1]):
                 parents.pop()
             parents.append((len(key[1]), key[2]))

@@ -72,7 +72,7 @@ def mend_additions(overrides: Iterable[Override]) -> list[str]:
         if plain and _is_mapping(override) and typing.get_origin(field_type(override.key_or_group)) is dict:
             text = f"++{text}"
         parts = override.key_or_group.split(".")
-        # The outermost dictionary on the path counts: what is below one of its entries is merged with the entry.
+        # Only the outermost dictionary on the path matters: what lies below its entry is merged along with the entry.
         depths = range(1, len(parts)) if override.is_add() or override.is_force_add() else range(0)
         for depth in depths:
             group, inner = ".".join(parts[:depth]), parts[depth:]
@@ -89,7 +89,7 @@ def refuse_sweeps(overrides: Iterable[Override]) -> None:
     """Raise ConfigError for the first override that gives several values without ``-m``."""
     for override in overrides:
         if override.is_sweep_override():
-            # To Hydra a,b is a sweep, also where the setting is a list and [a,b] was meant: the hint has both.
+            # Hydra takes a,b for a sweep even where the setting is a list and [a,b] was meant, so the hint has both.
             key, shown = override.get_key_element(), without_secret(override.input_line or "")
             raise ConfigError(
                 f"{shown} has several values, expected one",
@@ -104,10 +104,10 @@ def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence
     """
     for override in overrides:
         key = override.key_or_group
-        # Hydra knows its own settings, and complains about them itself.
+        # Hydra checks its own settings itself.
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             continue
-        # With a mapping, as in model={embedding_dim: 8}, the group's settings are meant and not one of its options.
+        # A mapping, as in model={embedding_dim: 8}, sets the group's settings; anything else chooses an option.
         if key in groups and not _is_mapping(override):
             _check_option(override, groups[key])
             continue
@@ -150,14 +150,14 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
             meant, hint = f"; did you mean {group}={near[0]}? Expected", f"{group}={near[0]}"
         else:
             meant, hint = ", expected", f"{group}=<one of these>"
-        # What ``nightjar calibrate`` writes lies in a directory of the user's, which has to be named.
+        # ``nightjar calibrate`` writes such files to a directory that the user has to name.
         if value.startswith("measured_"):
             hint = f"-cd <directory with {group}/{value}.yaml>, or {hint}"
         raise ConfigError(f"{group}={value} is unknown{meant} one of: {', '.join(options)}", hint=hint)
 
 
 def _listing(key: str) -> str:
-    # Where the settings beside ``key`` are listed: nothing resembles it enough to be proposed.
+    # Says where the settings beside ``key`` are listed, for keys that resemble none enough to propose it.
     parent = key.rpartition(".")[0]
     if parent and find_place(parent) is not None:
         return f"nightjar explain {parent} lists its settings"
@@ -166,7 +166,7 @@ def _listing(key: str) -> str:
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
     """The ConfigError for Hydra's or OmegaConf's ``error``."""
-    # Hydra wraps OmegaConf's errors, which know the key, into its own, which know it only as text.
+    # Hydra wraps OmegaConf's errors, which have the key as an attribute, into its own, which have it only in the text.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MissingMandatoryValue) and cause.full_key:
@@ -179,13 +179,13 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
             return _about_key(str(cause.full_key), cause, overrides)
         cause = cause.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # A wrong value in a file of a group: Hydra has put file, reason and key into one text.
+    # For a wrong value in a group's file, Hydra puts file, reason and key into one text.
     in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
     if in_file:
         about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
         return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"correct {in_file['file']}.yaml")
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
-    # Of a list in a list that is of the wrong kind, OmegaConf names no key.
+    # OmegaConf names no key for a nested list of the wrong type.
     if merged and field_type(merged["key"]) is not None:
         return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
     return ConfigError("; ".join(lines[:3]) or type(error).__name__, hint="nightjar run --cfg job shows the whole tree")
@@ -193,7 +193,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
     # The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
-    # A setting of another model is known to ``field_type``: only the error tells which dataclass refused it.
+    # ``field_type`` knows the settings of all models, so only the error tells which model's dataclass refused this one.
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and re.fullmatch(r"model\.\w+", key):
         return _about_model(key, refused[1])
@@ -214,7 +214,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
             given = given or override
         elif override.key_or_group.startswith(f"{key}."):
             inner = inner or override
-    # An entry of a dictionary must be added before it is set; only the text of the error tells this from other errors.
+    # An entry of a dictionary must be added before it is set. Only the error's text tells this case from others.
     if given is not None:
         if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
             return _absent(key, error, str(given.input_line))
@@ -263,7 +263,7 @@ def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Overr
     got, hint = f": {str(error).splitlines()[0]};", f"{key}=<{expected}>"
     if given:
         got = f" is {text!r},"
-        # A value that lacks brackets gets them; for a list of lists, one that has some lacks only the outer ones.
+        # The hint adds the brackets that are missing; a list of lists may lack both pairs, or only the outer one.
         if "list of lists" in expected and not text.startswith("["):
             hint = f"{key}=[[{text}]]"
         elif "list" in expected:

@@ -22,14 +22,14 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.registry import Registry
 from pipeline.specs.model import MODELS
 
-# Trees of a process; one takes about a megabyte.
+# Trees that a process keeps; each takes about a megabyte.
 CACHED_TREES = 16
 _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
     """The tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
-    # As one run: sweeps are taken apart before (``sweep``).
+    # RunMode.RUN, because ``sweep`` has split sweeps into single runs already.
     tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
     with open_dict(tree):
         del tree["hydra"]
@@ -51,7 +51,7 @@ def compose_cached(
     values, lines = [], list(extra)
     for override in parsed:
         key_or_group = override.key_or_group
-        # It acts on the composed tree alone where it names no option, no package and nothing of Hydra's.
+        # An override that names no option, no package and no setting of Hydra's acts on the composed tree alone.
         of_tree = override.package is None and "/" not in key_or_group and key_or_group not in groups
         if of_tree and key_or_group.split(".")[0] != "hydra":
             values.append(override)
@@ -80,7 +80,7 @@ def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int
         for group in groups:
             paths += (place / group).rglob("*.y*ml")
     files = []
-    # Sorted, because the order of a directory's entries may change without any change of a file.
+    # Sorted, because the order of a directory's entries may change although no file does.
     for path in sorted(paths):
         status = path.stat()
         files.append((str(path), status.st_mtime_ns, status.st_size))
@@ -98,7 +98,7 @@ def store_models() -> None:
 
     Once a process: Hydra makes a tree of them, which takes a while.
     """
-    # By its class, and not by its name alone: a test may add another model of a name that was used before.
+    # Compared by class, not only by name: a test may add another model under a name that was used before.
     for spec in MODELS:
         if _stored.get(spec.name) is not spec.config:
             ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
@@ -113,9 +113,9 @@ def settings_class(name: str) -> type[ModelConfig]:
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:
     """The schema of a configuration, with the settings of the model that ``recorded`` names."""
-    # Says what is wrong with a package's check; OmegaConf would add lines of its own.
+    # Called for its errors about packages' checks, to which OmegaConf would add lines of its own.
     gate_settings()
-    # The field ``model`` is declared with what all models have, and would refuse every setting of one of them.
+    # The type of field ``model`` has only what all models share, and would refuse a single model's settings.
     schema: DictConfig = OmegaConf.structured(Config)
     model = recorded.get(GROUP)
     if isinstance(model, dict) and "name" in model:

@@ -94,7 +94,7 @@ def place(value: float, limit: float, passed: bool) -> str:
     """Say where a figure lies: within its limit, beyond it, or, as it passed, not clearly beyond it."""
     if value <= limit:
         return "within"
-    # The figure itself is beyond; only the end of its interval is not. The words must not contradict the verdict.
+    # The figure is beyond the limit, but its interval is not. The words must not contradict the verdict.
     if passed:
         return "not clearly beyond"
     return "beyond"

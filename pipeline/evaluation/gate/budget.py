@@ -129,7 +129,7 @@ class LedgerFile:
             if any(look.id == look_id for look in looks):
                 # It was written, but the answer was lost and another process wrote since.
                 return looks
-            # Asked again at each try: what is left depends on the looks that others have taken.
+            # Computed at every try, because what is left depends on the looks that others have taken.
             counted, alpha = allot(looks, day, budget)
             look = Look(id=look_id, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
             # A day to come makes no look old.
@@ -140,7 +140,7 @@ class LedgerFile:
         if len(looks) == 1:
             log.warning("the ledger %s begins with this look: no earlier ones are known", self.files.url_of(self.path))
 
-        # What is spent with it, by the looks up to this one: others may have been added behind it meanwhile.
+        # What was spent up to and including this look; others may have been added after it by now.
         number = [look.id for look in looks].index(look_id)
         look, until = looks[number], looks[: number + 1]
         spent = BudgetLedger(looks=until).spent_until(look.day)
@@ -185,7 +185,7 @@ class LedgerFile:
         decided = replace(look, verdict=judged.verdict, forced=judged.forced)
 
         def decide(looks: tuple[Look, ...]) -> tuple[Look, ...]:
-            # By its number, not its place: other processes may have added looks, and dropped old ones, meanwhile.
+            # Found by id, not by place: other processes may have added looks, or dropped old ones, since.
             for place, each in enumerate(looks):
                 if each.id == look.id:
                     return (*looks[:place], decided, *looks[place + 1 :])

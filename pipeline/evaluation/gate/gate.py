@@ -50,8 +50,8 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         answers += answered
         can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
-    # 2. Clicks that are still to come may explain that predicted clicks exceed the observed ones. They excuse what the
-    #    built-in checks found; a package's check may mean something else by such a name, so these come after.
+    # 2. Clicks that are still to come may explain why predicted clicks exceed the observed ones, so failed checks of
+    #    calibration become warnings. Only built-in ones: a package's check may mean something else by such a name.
     if record.young_labels:
         found, answers = answers, [Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)]
         for answer in found:
@@ -60,13 +60,13 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
                 answer = replace(answer, passed=True, warned=True, words=words)
             answers.append(answer)
 
-    # 3. Checks of packages, by name, as the order in which packages are found depends on the machine.
+    # 3. Checks of packages, by name, because the order in which packages are found depends on the machine.
     for check in sorted(added, key=lambda check: check.name):
         answered = _ask_added(check, record, settings, rows)
         answers += answered
         can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
-    # 4. One answer that did not pass holds the model.
+    # 4. The verdict: one failed check is enough to hold the model.
     reasons = tuple(answer.words for answer in answers if not answer.passed)
     power = None
     if record.change is not None and settings.max_ne_increase is not None:
@@ -105,7 +105,7 @@ def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None
 
 def _ask(check: GateCheck, record: GateRecord, settings: GateConfig, rows: ScoredRows | None) -> list[Check]:
     if check.needs_figures and record.candidate is None:
-        # A model whose predictions are not finite is held for that alone.
+        # Without finite predictions there are no figures, and the model is held for that.
         return []
     options = None
     if check.settings is not None:

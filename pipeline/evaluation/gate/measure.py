@@ -57,7 +57,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     Raises:
         DataError: The labels allow no figures.
     """
-    # 1. What can be said of any rows. No figure is computed where a model diverged: it would be NaN, or hide it.
+    # 1. Counts, which any rows allow. If a model diverged, no figures follow: they would be NaN, or hide it.
     clicked = metrics.check_labels(scored.labels)
     not_finite = {"candidate": int((~np.isfinite(scored.candidate)).sum())}
     if scored.incumbent is not None:
@@ -68,7 +68,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
             not_finite["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
     counted = clicked
     if scored.weights is not None:
-        # A row of no weight is none: a thousand of them are not enough rows.
+        # Rows of weight 0 do not count towards ``gate.min_rows``.
         counted = clicked[scored.weights > 0]
     record = GateRecord(
         rows=len(counted),
@@ -80,11 +80,11 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     if any(not_finite.values()):
         return record
 
-    # 2. One set of draws for all models and slices; each task and GAUC have draws of rows or users of their own.
+    # 2. Figures. All models and slices share one set of draws; tasks and GAUC draw their own rows or users.
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
     overall = _measure_all_rows(scored, bootstrap, settings)
     parts = list(_largest_slices(scored, settings, bootstrap.blocks))
-    # Their number is known before the first one is measured: it widens the intervals of all of them.
+    # All slices are found before the first is measured, because their number widens the intervals.
     slices = tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(parts)) for part in parts)
     tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
     gauc = compare_gauc(scored, settings.confidence, settings.replicates, settings.blocks, seed)
@@ -182,8 +182,8 @@ def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resample
 def _change(
     candidate: dict[str, Resampled], incumbent: dict[str, Resampled], confidence: float, tests: int = 1
 ) -> Figures:
-    # NE as a share: its size differs from day to day with the click rate. AUC and calibration as differences, for both
-    # have a value of their own, 0.5 and 1, that means nothing was learnt or all is well.
+    # NE as a share, because its level differs from day to day with the click rate. AUC and calibration as differences,
+    # because they have fixed scales, on which 0.5 is chance and 1 is perfect.
     return Figures(
         ne=ratio(candidate["ne"], incumbent["ne"]).interval(confidence, tests),
         auc=difference(candidate["auc"], incumbent["auc"]).interval(confidence, tests),
@@ -218,7 +218,7 @@ def units_in_the_last_place(trained: Floats, served: Floats) -> float:
 
 
 def _compare_ne(candidate: Resampled, logits: Floats, bootstrap: _Bootstrap, settings: GateConfig) -> dict[str, Any]:
-    # The fields of ``Beside``: the candidate's NE beside that of another model with ``logits`` for the same rows.
+    # Returns the fields of ``Beside``: the candidate's NE beside that of a model with ``logits`` for the same rows.
     not_finite = int((~np.isfinite(logits)).sum())
     if not_finite:
         return {"predictions_not_finite": not_finite}
@@ -274,7 +274,7 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np
 
 
 def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
-    # The figures of one of ``tests`` slices, whose intervals shall hold together.
+    # Returns the figures of one of ``tests`` slices, whose intervals are to hold together.
     candidate = bootstrap.resample(scored.candidate, part.rows)
     measured = Slice(
         slice=part.column,
@@ -294,7 +294,7 @@ def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, 
 
 
 def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
-    # The figures of a task on the rows with its label; where these allow none, their number alone.
+    # Returns the figures of a task on the rows with its label; if these allow none, only their number.
     known = metrics.known_rows(task.labels, task.kind, task.weights)
     rows, kind = int(known.sum()), LABEL_KINDS.get(task.kind)
     if not rows:
@@ -302,7 +302,7 @@ def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComp
     confidence, main = settings.confidence, kind.title.lower()
     draws = poisson_weights(settings.replicates, min(settings.blocks, rows), seed)
     candidate = _resample_task(task, task.candidate, known, draws)
-    # Only classes are ranked: numbers have no AUC.
+    # Only classes have an AUC, numbers have none.
     auc = candidate["auc"].interval(confidence) if kind.classes else None
     measured = TaskComparison(
         kind=task.kind,
@@ -332,7 +332,7 @@ def _resample_task(
     if kind.classes:
         return resample(block_sums(labels == 1, values, blocks, count, row_weights), draws)
 
-    # Numbers: four sums of each block, as ``block_sums`` has six for classes.
+    # For numbers, four sums of each block take the place of the six of ``block_sums``.
     predicted, observed = kind.predicted(values), labels.astype(np.float64)
     if row_weights is None:
         row_weights = np.ones(len(observed))
@@ -340,7 +340,7 @@ def _resample_task(
     columns = (row_weights, squares, row_weights * predicted, row_weights * observed)
     sums = np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
 
-    # The figures of all rows and of each replicate come from such sums alike: all rows are one more replicate.
+    # The point estimates are those of a replicate that draws every block once.
     figures = []
     for totals in (sums.sum(0)[None], draws @ sums):
         weight, square, prediction, observation = totals.T

@@ -93,7 +93,7 @@ class Power:
         """
         if not limit > 0 or not math.isfinite(self.error):
             return None
-        # A standard error falls with the root of the number of rows.
+        # Standard errors fall with the square root of the number of rows.
         rows = math.ceil(self.rows * (self.resolved / limit) ** 2)
         unit = 10 ** max(len(str(rows)) - 2, 0)
         return -(-rows // unit) * unit
@@ -133,15 +133,15 @@ def power_of(record: GateRecord, change: Figures, level: Level) -> Power:
 
 def power_of_slice(record: GateRecord, part: Slice, change: Figures, level: Level) -> Power:
     """Return what the rows of a slice of ``record`` tell of its ``change`` of NE."""
-    # Of each of the slices' intervals, which hold together with the record's confidence (Bonferroni): the standard
-    # error is taken back out of an interval that is wider by that.
+    # The confidence of each slice's own interval: the intervals hold together with the record's confidence
+    # (Bonferroni). It is needed to get the standard error from the interval.
     confidence = 1 - (1 - record.confidence) / len(record.slices or ())
     return Power(part.rows, change.ne.point, error_of(change.ne, confidence), level.power)
 
 
 def over_a_year(record: GateRecord, power: Power) -> Interval:
     """Return the interval of a slice's change that holds with those of all slices in every night of a year."""
-    # Bonferroni again, over the nights, too.
+    # Bonferroni over the slices and the nights of a year.
     confidence = 1 - (1 - record.confidence) / (len(record.slices or ()) * YEAR)
     spread = power.error * quantile_of(confidence)
     return Interval(power.change, power.change - spread, power.change + spread)

@@ -49,7 +49,7 @@ class BilinearLogit(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         logits: Tensor = self.linear(torch.cat([first, second], dim=1))
-        # Heads see a share of each stream only, so that the products cost a ``heads``-th of one whole bilinear form.
+        # Each head sees its share of both streams only, so the products cost 1 / ``heads`` of a full bilinear form.
         pairs = zip(self.heads, first.split(self.sizes[0], 1), second.split(self.sizes[1], 1), strict=True)
         for head, one, other in pairs:
             logits = logits + (one * head(other)).sum(1)
@@ -97,13 +97,13 @@ class MixtureCross(nn.Module):
 
     def forward(self, first: Tensor, value: Tensor) -> Tensor:
         shares = self.gate(value).softmax(dim=1)
-        # V of all experts lies in one matrix: one product and one pass of tanh instead of one an expert.
+        # V of all experts is one matrix, for a single product and a single tanh.
         parts = torch.tanh(self.down(value)).split(self.rank, dim=1)
         outputs = []
         for number, expert in enumerate(self.within):
             outputs.append(torch.tanh(expert(parts[number])) * shares[:, number, None])
-        # U of all experts side by side sums up their outputs, too. The gate's weights sum to 1, so the one bias of
-        # ``up`` does for all experts.
+        # U of all experts is one matrix, so its product also sums over experts. The gate's weights sum to 1, so one
+        # bias is enough for all of them.
         return first * self.up(torch.cat(outputs, dim=1)) + value
 
 
@@ -139,7 +139,7 @@ def _pair_maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tenso
     low = torch.tril_indices(vectors, vectors, -1)
     pairs = low[0] * vectors + low[1]
     if dropped:
-        # A pair may be given either way round.
+        # The two vectors of a pair may come in either order.
         gone = torch.tensor([max(pair) * vectors + min(pair) for pair in dropped])
         stays = ~torch.isin(pairs, gone)
         low, pairs = low[:, stays], pairs[stays]
@@ -206,7 +206,7 @@ class _CompiledInteraction(torch.autograd.Function):
         samples, count, dim = vectors.shape
         like = vectors
         if first is not None:
-            # The bottom MLP's output: bf16 under autocast, and then so is the result.
+            # The bottom MLP's output is bf16 under autocast, and so is the result then.
             like = first
             count += 1
         out = like.new_empty(samples, dim + count * (count - 1) // 2)
@@ -252,7 +252,7 @@ class DotInteraction(nn.Module):
 
         ``first`` [B, D] comes in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
         """
-        if self.kernels is not None and self.whole and not torch.compiler.is_compiling():
+        if self.whole and not torch.compiler.is_compiling() and self.kernels is not None:
             # The kernel reads raw memory: float32 on a CPU, each sample's values adjacent.
             fits = vectors.dtype == torch.float32 and vectors.device.type == "cpu"
             fits = fits and vectors.stride()[1:] == (vectors.shape[2], 1)
@@ -277,8 +277,8 @@ class Vectors(nn.Module):
         self.count = vectors + (dense > 0)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        # Under autocast the MLP gives 16-bit floats, and one tensor has one dtype. Without an MLP the embeddings are
-        # cast alike, so that what follows computes the same with and without dense features.
+        # Under autocast the MLP's output has 16 bits, and the embeddings must have its dtype. Without an MLP they are
+        # cast as well, so that what follows is the same with and without dense features.
         if self.bottom is None:
             return embeddings.to(compute_dtype(embeddings))
         first = self.bottom(dense)

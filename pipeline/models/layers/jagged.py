@@ -43,7 +43,7 @@ class Jagged:
             samples: The number of samples.
             even: See the class.
         """
-        # Not ``bincount``: the size of its result depends on values, which an exported program does not know.
+        # Not ``bincount``: its result's size depends on values, which export does not know.
         lengths = torch.zeros(samples, dtype=torch.int64, device=rows.device)
         lengths = lengths.index_add(0, rows, torch.ones_like(rows))
         return Jagged(rows, lengths, lengths.cumsum(0) - lengths, even)
@@ -58,7 +58,7 @@ class Jagged:
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Return the softmax of ``scores`` [n, H] within every sample: [n, H]."""
-        # Less the sample's highest score, so that no power overflows. It cancels out, and so needs no gradient.
+        # The highest score is subtracted, so that no power overflows. It cancels out, so it needs no gradient.
         highest = scores.detach().new_full((self.lengths.shape[0], scores.shape[1]), -torch.inf)
         highest = highest.scatter_reduce(0, self.rows[:, None].expand_as(scores), scores.detach(), "amax")
         powers = (scores - highest.index_select(0, self.rows)).exp()
@@ -72,9 +72,9 @@ class Jagged:
         """Put one more event, ``last`` [B, D], behind each sample's ``values`` [n, D]; also returns the new places."""
         samples = torch.arange(self.lengths.shape[0], device=self.rows.device)
         events = torch.arange(self.rows.shape[0], device=self.rows.device)
-        # Sample s has s new events before it: its events move by s places, its own new one stands behind them.
+        # s new events lie before sample s, so its events move by s places; its own new event comes behind them.
         places = torch.cat([events + self.rows, self.offsets + self.lengths + samples])
-        # The inverse: which row of ``values`` and ``last``, one behind the other, each place takes.
+        # The inverse permutation: for each place, its row in the concatenation of ``values`` and ``last``.
         source = torch.zeros_like(places).scatter(0, places, torch.arange(places.shape[0], device=places.device))
         rows = torch.cat([self.rows, samples]).index_select(0, source)
         joined = torch.cat([values, last]).index_select(0, source)
@@ -151,9 +151,9 @@ class Weights(Protocol):
         """Weigh the values up to each place of a grid, which is padded.
 
         Args:
-            query: [b, H, L, d], as ``key`` and ``value``.
+            query: [b, H, L, e], as ``key``.
             key: What queries are multiplied by.
-            value: What is weighed.
+            value: What is weighed, [b, H, L, d].
             lengths: Events of each sample, [b, 1, 1, 1].
 
         Returns:
@@ -216,6 +216,11 @@ def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
     return jagged.sum((value * shares[:, :, None].to(value.dtype)).flatten(1)).unflatten(1, (heads, -1))
 
 
+def _select_rows(values: Tensor, rows: Tensor) -> Tensor:
+    # values[rows]. The backward pass of an index would sort the rows, that of ``index_select`` does not.
+    return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+
+
 def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
     # As causal, over the longest events up to each: every event has as many keys.
     position = torch.arange(key.shape[0], device=key.device)
@@ -263,8 +268,8 @@ class SiluWeights(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
         scores = wide(query @ key.mT)
-        # The biases as a matrix from query to key, [H, L, L], _NEVER for keys after the query. No sample has distances
-        # beyond those with a bias: what has is behind its last event.
+        # The biases as a matrix from query to key, [H, L, L], _NEVER for keys after the query. Distances beyond those
+        # with a bias only occur in the padding, so their bias is 0.
         events = query.shape[2]
         later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
         known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
@@ -275,17 +280,12 @@ class SiluWeights(nn.Module):
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        # Not by [distance], whose backward pass would sort the rows.
-        bias = self.bias.t().index_select(0, distance.flatten()).unflatten(0, distance.shape)
-        weights = nn.functional.silu(wide(scores) + bias.movedim(-1, 0))
+        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), distance).movedim(-1, 0))
         return weights.masked_fill(~known, 0.0) / lengths
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
-        by_distance = self.bias.t()
-        ages = jagged.ages
-        bias = by_distance.index_select(0, ages.flatten()).unflatten(0, ages.shape)
-        weights = nn.functional.silu(wide(scores) + bias)
+        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), jagged.ages))
         shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
         return shares
 
@@ -347,8 +347,8 @@ class SequenceVector(nn.Module):
         """
         if self.training or torch.compiler.is_exporting():
             return self._encode(columns, candidates, Jagged.of(rows, samples))
-        # Out of training a vector does not depend on the other samples by as much as a rounding: a score is the same in
-        # a batch of one and in a file of millions.
+        # Outside of training, a vector must not depend on the other samples, not even by rounding: a score is the same
+        # in a batch of one and in a file of millions.
         more_events, more_samples = fillers(len(rows), samples)
         columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
         padded: list[Tensor | None] = []
@@ -356,7 +356,7 @@ class SequenceVector(nn.Module):
             if candidate is not None:
                 candidate = nn.functional.pad(candidate, (0, 0, 0, more_samples))
             padded.append(candidate)
-        # Every added sample has an event, and the first ones take the events that are left with a second each.
+        # Every added sample gets one event, and the first ones a second one, until all added events are used.
         added = torch.arange(samples, samples + more_samples, device=rows.device)
         counts = (torch.arange(more_samples, device=rows.device) < more_events - more_samples) + 1
         rows = torch.cat([rows, added.repeat_interleave(counts)])
@@ -369,13 +369,13 @@ class SequenceVector(nn.Module):
             events = events + self.places.index_select(0, jagged.ages)
         target = None
         if self.targeted:
-            # Zeros for columns whose table no feature shares: the projection takes a target as wide as an event.
+            # Columns whose table no feature shares are zeros, because a target must be as wide as an event.
             zeros = [column.new_zeros(samples, column.shape[1]) for column in columns]
             known = []
             for candidate, zero in zip(candidates, zeros, strict=True):
                 known.append(candidate if candidate is not None else zero)
             target = wide(self.project(torch.cat(known, dim=1)))
-        # Only blocks with a bias by age take a fourth argument: those of packages need not know of it.
+        # Only blocks with a bias by age take a fourth argument, so other blocks need not know about it.
         ages = [columns[self.age]] if self.age is not None else []
         vectors: Tensor = wide(self.block(events, jagged, target, *ages))
         return vectors
@@ -404,7 +404,7 @@ class SelfAttention(nn.Module):
         query, key, value = by_head
         scores = torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1)
         joined = (scores @ value).transpose(1, 2).flatten(2)
-        # Norms behind the sums, as in the paper; the encoders of sequences have theirs before (``TransformerLayer``).
+        # Post-norm, as in the paper; sequence encoders are pre-norm (``TransformerLayer``).
         seen = self.first_norm(vectors + self.output(joined))
         result: Tensor = self.second_norm(seen + self.forward_part(seen))
         return result

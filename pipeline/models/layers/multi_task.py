@@ -52,7 +52,7 @@ class ChainedHeads(TaskHeads):
 
     def __init__(self, width: int, tasks: Sequence[TaskInput], task_mlp: Sequence[int]) -> None:
         super().__init__(width, len(tasks), task_mlp)
-        # Columns instead of names. A given task stands before those that depend on it, so its own joint logit is known.
+        # Column numbers. A given task comes before those that depend on it, so its joint logit is known by then.
         columns = {task.name: column for column, task in enumerate(tasks)}
         self.given: list[int | None] = []
         for task in tasks:
@@ -92,7 +92,7 @@ class GatedMixture(nn.Module):
         self.gate = nn.Linear(context, experts, bias=False)
 
     def forward(self, context: Tensor, experts: Tensor) -> Tensor:
-        # Autocast computes a softmax in float32; ``bmm`` takes two tensors of one dtype.
+        # Autocast computes softmax in float32, but ``bmm`` needs both tensors in one dtype.
         shares = torch.softmax(self.gate(context), dim=1).to(experts.dtype)
         return torch.bmm(shares[:, None], experts).squeeze(1)
 
@@ -124,7 +124,7 @@ class ExtractionLevel(nn.Module):
     ) -> None:
         super().__init__()
         widths = [width, *expert_mlp]
-        # Each task's own experts, then the shared ones; gates likewise. Parameters are named by this order.
+        # Each task's own experts, then the shared ones; gates likewise. Names of parameters depend on this order.
         counts = [*[own_experts] * tasks, experts]
         self.experts = nn.ModuleList()
         for count in counts:
@@ -136,7 +136,7 @@ class ExtractionLevel(nn.Module):
         self.width = widths[-1]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        # 1. All experts, each group on its own input: [B, experts of the group, w].
+        # 1. The experts' outputs, each group on its own input: [B, experts of the group, w].
         outputs = []
         for experts, value in zip(self.experts, inputs, strict=True):
             outputs.append(torch.stack([expert(value) for expert in experts], dim=1))  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ class Extraction(nn.Module):
         self.width = width
 
     def forward(self, hidden: Tensor) -> list[Tensor]:
-        # The first level's groups all take the ranker's hidden layer; from then on each has an input of its own.
+        # All groups of the first level take the ranker's hidden layer; later ones have inputs of their own.
         values = [hidden] * (self.tasks + 1)
         for level in self.levels:
             values = level(values)

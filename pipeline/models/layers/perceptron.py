@@ -37,7 +37,7 @@ class BatchNorm(nn.Module):
         self.rows: Tensor | None = None
 
     def forward(self, values: Tensor) -> Tensor:
-        # Under autocast the values are bf16, whose eight bits of mantissa are too few for sums over a batch.
+        # Under autocast the values are bf16, which is not precise enough for sums over a batch.
         exact = values.to(self.weight.dtype)
         if self.training:
             mean, variance = self._statistics(exact)
@@ -55,7 +55,7 @@ class BatchNorm(nn.Module):
         deviations = (values - start) * rows
         counts = torch.stack([rows.sum(), torch.ones_like(rows).sum()])
         width = values.shape[1]
-        # All that ranks must know of each other goes in one vector: one collective a layer, not three.
+        # One vector with all sums, so that a layer needs one collective, not three.
         sums = self.combine(torch.cat([deviations.sum(0), deviations.square().sum(0), counts]))
         count = sums[-2]
         shift = sums[:width] / count
@@ -64,7 +64,7 @@ class BatchNorm(nn.Module):
             # A batch that is padded in part moves the running statistics by that much less.
             momentum = MOMENTUM * count / sums[-1]
             self.mean.add_(momentum * shift)
-            # Bessel's correction, for the running variance only: evaluation estimates the rows to come.
+            # Bessel's correction, as in torch, for the running variance only: it is an estimate for other rows.
             self.variance.add_(momentum * (variance * count / (count - 1).clamp(min=1) - self.variance))
         return start + shift, variance
 
@@ -104,10 +104,10 @@ class MaxNorm(nn.Module):
         values = torch.where(present, picked, 0.0)
         if self.training:
             with torch.no_grad():
-                # A rank without rows takes part in the collective all the same; ``amax`` of no rows is an error.
+                # A rank without rows must still take part in the collective, and ``amax`` of no rows is an error.
                 seen = values.abs().amax(0) if len(values) else torch.zeros_like(self.largest)
                 self.largest.copy_(torch.maximum(self.largest, self.combine(seen)))
-        # The smallest normal float32, for columns in which nothing but zeros was seen: 0 / tiny is 0, not NaN.
+        # Clamped to the smallest normal float32 for columns of zeros, because 0 / tiny is 0, not NaN.
         scaled = values / self.largest.clamp(min=torch.finfo(torch.float32).tiny)
         return dense.index_copy(1, self.columns, torch.where(present, scaled + self.bias, 0.0))
 
@@ -200,7 +200,7 @@ class Logit(nn.Linear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.kernels is not None and not torch.compiler.is_compiling():
-            # The kernel reads raw memory: it takes these dtypes, on a CPU, row after row.
+            # The kernel reads raw memory, so dtypes, device and layout must be the ones it expects.
             dtypes_fit = hidden.dtype in (torch.float32, torch.bfloat16) and self.weight.dtype == torch.float32
             if dtypes_fit and hidden.device.type == "cpu" and hidden.dim() == 2 and hidden.is_contiguous():
                 return cast(Tensor, _Head.apply(hidden, self.weight, self.bias, self.kernels))
@@ -208,7 +208,7 @@ class Logit(nn.Linear):
         if hidden.is_meta:
             # The meta device, on which a model's FLOP are counted, has no autocast.
             kind = "cpu"
-        # A logit rounded to bf16 has steps of 1/64 around 3: losses and calibration would see them.
+        # Without autocast: between 2 and 4, bf16 has steps of 1/64, which losses and calibration would show.
         with torch.autocast(kind, enabled=False):
             return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(1)
 
@@ -238,7 +238,7 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
         elif norm == "layer":
             layers.append(nn.LayerNorm(widths[i + 1]))
         layers.append(nn.ReLU())
-        # Left out where it does nothing: parameters are named by their layers' numbers.
+        # No layer where it would do nothing, because names of parameters have their layers' numbers.
         if dropout:
             layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers)
@@ -246,7 +246,7 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
 
 def compute_dtype(like: Tensor) -> torch.dtype:
     """Return the dtype of products with ``like``: autocast's where it is enabled, else its own."""
-    # The meta device has no autocast: asking for it there is an error.
+    # The meta device has no autocast, and asking for its dtype is an error.
     if not like.is_meta and torch.is_autocast_enabled(like.device.type):
         return torch.get_autocast_dtype(like.device.type)
     return like.dtype
@@ -264,8 +264,8 @@ def initialise(module: R, seed: int) -> R:
 
     Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
     """
-    # One generator over the whole module: a layer's weights depend on the seed and on the layers before it, never on
-    # the device, whose own generator would draw others.
+    # One CPU generator for the whole module: weights depend on the seed and on the layers before, but not on the
+    # device, whose own generator would draw other values.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in module.modules():

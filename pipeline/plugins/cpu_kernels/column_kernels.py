@@ -52,7 +52,7 @@ class ColumnKernels:
         codes = np.empty(len(hashes), np.int32)
         column = _column(hashes)
         count = self._library.rows_code(ctypes.byref(column), _size(hashes), _at(distinct), _at(codes))
-        # A copy of what is used, so that a few values do not keep an array as long as the block.
+        # A copy, so that a few distinct values do not keep the memory of the whole array.
         return distinct[: _some(count)].copy(), codes
 
     def count(self, codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,7 +66,7 @@ class ColumnKernels:
         first = np.zeros(distinct + 1, np.int64)
         marks = None
         if keep is not None:
-            # Kept by a name: a temporary array would be gone before the library reads its memory.
+            # Keep a reference: a temporary array would be freed before the library reads its memory.
             keep = np.ascontiguousarray(keep, np.bool_)
             marks = _at(keep)
         self._library.rows_count(_at(codes), marks, _size(codes), _at(counts), _at(first))
@@ -110,7 +110,7 @@ class ColumnKernels:
         Returns:
             None where there are many others.
         """
-        # With more others than that, to look them up elsewhere costs more than the table saves.
+        # Beyond this number of other values, looking those up elsewhere costs more than the table saves.
         most, column = len(values) // _OTHERS, _column(values)
         out, rest = np.empty(len(values), np.float32), np.empty(most, np.int64)
         given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
@@ -141,10 +141,10 @@ class ColumnKernels:
             count = self._library.rows_exact(_at(part), _size(part), _at(exponents), _at(words))
             if count < 0:
                 return None
-            # Python's integers have no limit: what the library added up by exponent, in 128 bits each, becomes one sum.
+            # The library sums up by exponent, in 128 bits each. Python's integers have no limit, and add these exactly.
             for exponent, sums in zip(exponents[:count].tolist(), words[:count].tolist(), strict=True):
                 low, high, square, above = sums
-                # The sum is signed, in two's complement; that of the squares is not.
+                # The sum is signed, in two's complement; the sum of squares is unsigned.
                 total += (low + (high << 64) - (high >> 63 << 128)) << exponent
                 squares += (square + (above << 64)) << 2 * exponent
         return total, squares
@@ -153,7 +153,7 @@ class ColumnKernels:
         """Count finite float64 ``values``, and clicks among their ``labels``, by bucket of ``ingest.sketch``."""
         values = np.ascontiguousarray(values, np.float64)
         labels = np.ascontiguousarray(labels, np.float32)
-        # No more buckets are in use than there are values.
+        # There cannot be more buckets in use than values.
         used, counts, clicks = _room(min(len(values), _BUCKETS))
         given = _at(values), _at(labels), _size(values)
         count = _some(self._library.rows_sketch(*given, _at(used), _at(counts), _at(clicks)))
@@ -191,7 +191,7 @@ class ColumnKernels:
         Returns:
             The keys of its places, uint64 [a power of two], and their rows, int32; -1 where a place is free.
         """
-        # At least twice as many places as keys, a power of two, so that a search ends after a few steps.
+        # A power of two of at least twice as many places as keys keeps searches short.
         bits = max(2 * len(hashes), 2).bit_length()
         keys, places = np.empty(1 << bits, np.uint64), np.empty(1 << bits, np.int32)
         given = _at(hashes), _at(rows), _size(hashes)
@@ -210,7 +210,7 @@ def _column(values: pa.Array) -> _Column:
     present, data = values.buffers()
     if data is not None:
         column.values = data.address
-    # A slice may have the bitmap of a column with nulls, and none of them.
+    # A slice without nulls may still have the bitmap of its column.
     if present is not None and values.null_count:
         column.present = present.address
     if pa.types.is_floating(values.type):

@@ -77,7 +77,7 @@ class LinearKernels:
         self._call("linear_backward", task)
 
     def _call(self, name: str, task: _Linear) -> None:
-        # Memory for the weights as they are laid out, and for gradients of spans, is all that can be missing.
+        # The only possible failure: no memory for the packed weights or for partial gradients.
         if getattr(self._library, name)(ctypes.byref(task)):
             raise MemoryError(f"no memory for {name}")
 
@@ -91,14 +91,14 @@ def _task(x: Tensor, weight: Tensor, **others: int | None) -> _Linear:
         width=len(weight),
         x_stride=x.stride(0),
         bf16=x.dtype == torch.bfloat16,
-        # Asked at each call: the number is a setting of the calling thread.
+        # Read at each call, because the number is a setting of the calling thread.
         threads=torch.get_num_threads(),
         **others,
     )
 
 
 def _at(values: Tensor | None) -> int | None:
-    return values.data_ptr() if values is not None else None
+    return None if values is None else values.data_ptr()
 
 
 def load() -> LinearKernels | None:

@@ -80,7 +80,7 @@ class RowKernels:
         """Take ``step`` in the rows that were looked up; ``threads`` share the tables, which share no memory."""
         array = (_Table * len(tables))(*tables)
         figures = _Step(_FORMULAS.index(step.formula), int(lazy), (ctypes.c_float * _SETTINGS)(*step.settings))
-        # What the threads of this call have in common: the next table that nobody has taken.
+        # State that the threads of this call share: the next table to take.
         share = _Share()
         self._library.rowsteps_share(ctypes.byref(share))
 
@@ -98,7 +98,7 @@ class RowKernels:
                 self._pool, self._pool_size = ThreadPoolExecutor(helpers, thread_name_prefix="nightjar-rows"), helpers
             futures = [self._pool.submit(work) for _ in range(helpers)]
         failed = work()
-        # All are waited for, also where one failed: the tables' memory is theirs until then.
+        # Wait for all threads even if one failed, because they use the tables' memory.
         for future in futures:
             failed |= future.result()
         if failed:
@@ -161,7 +161,7 @@ class RowTables:
                 table.shares = weights.data_ptr()
             table.gradient = gradient[:, column:].data_ptr()
             table.stride = gradient.stride(0)
-            # A table without rows has nothing to learn.
+            # A table without rows has nothing to train.
             table.batch = batch if len(rows) else 0
             column += table.features * table.width
             feature += table.features

@@ -204,14 +204,14 @@ class Tables:
         self._library, self._mean = library, mean
         # These tensors keep the memory alive that the library writes to.
         self._tensors = [*weights, *states]
-        # Where each feature's pooled embedding begins, side by side.
+        # The column at which each feature's pooled embedding begins.
         columns = []
         self._width = 0
         for table in table_of_feature:
             columns.append(self._width)
             self._width += weights[table].shape[1]
         self._counts = {"tables": len(weights), "features": len(table_of_feature)}
-        # Made once: a lookup passes their addresses only.
+        # Made once, so that a lookup only passes their addresses.
         self._arrays = {
             "weights": _pointers(weights),
             "state": _pointers(states),
@@ -233,7 +233,7 @@ class Tables:
             table.
         """
         pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
-        # Not an error here: who asked knows the names of the tables, and looks for the row.
+        # The caller, which knows the tables' names, reports the wrong row.
         failed = self._library.steps_look_up(ctypes.byref(self._task(ids, offsets, pooled)))
         return None if failed else pooled
 
@@ -261,7 +261,7 @@ class Tables:
 
 
 def _interact(vectors: Tensor, first: Tensor | None, like: Tensor) -> _Interact:
-    # ``like``: the output or its gradient, which have one layout.
+    # ``like``: the output or its gradient, which have the same layout.
     samples, count, dim = vectors.shape
     task = _Interact(
         rest=vectors.data_ptr(),
@@ -292,7 +292,7 @@ def _head(hidden: Tensor, weight: Tensor) -> _Head:
 
 
 def _at(values: Tensor | None) -> int | None:
-    return values.data_ptr() if values is not None else None
+    return None if values is None else values.data_ptr()
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:

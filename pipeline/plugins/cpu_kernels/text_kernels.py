@@ -65,7 +65,7 @@ class TextKernels:
         if not block.isascii() or b"\r" in block:
             return None
 
-        # 1. Room for the columns: the library allocates nothing.
+        # 1. Allocate the columns, because the library allocates nothing.
         lines = self.count(block, ord("\n"))
         outs, marks, fields = [], [], (_Field * len(numbers))()
         for field, number in zip(fields, numbers, strict=True):
@@ -74,7 +74,7 @@ class TextKernels:
                 mark = np.zeros(-(-lines // 8), np.uint8)
                 field.present = _at(mark)
             else:
-                # Text is never null: an empty field is an empty text.
+                # Texts are never null: an empty field is an empty string.
                 out = np.empty((lines, _VIEW), np.uint8)
                 mark = np.zeros(0, np.uint8)
             field.out = _at(out)
@@ -86,7 +86,7 @@ class TextKernels:
         if self._library.fields_split(block, size, ctypes.c_uint8(separator), fields, count, ctypes.c_int64(lines)):
             return None
 
-        # 3. The same memory as Arrow's arrays.
+        # 3. Arrow arrays of the same memory, without a copy.
         columns = []
         for out, mark, number, field in zip(outs, marks, numbers, fields, strict=True):
             if number:
@@ -95,7 +95,7 @@ class TextKernels:
                 continue
             buffers = [None, pa.py_buffer(out)]
             if field.rest:
-                # Long texts get a buffer of their own, so that a few of them do not keep all of the block.
+                # Long texts are copied to a buffer of their own, so that a few of them do not keep the whole block.
                 own = np.empty(field.rest, np.uint8)
                 self._library.fields_own(block, _at(out), ctypes.c_int64(len(out)), _at(own))
                 buffers.append(pa.py_buffer(own))
@@ -112,7 +112,7 @@ class TextKernels:
         addresses = (ctypes.c_void_p * max(len(buffers), 1))(*(each.address for each in buffers))
         column = _Texts(offset=texts.offset, buffers=ctypes.addressof(addresses))
         if views is not None:
-            # The library counts views from a slice's first one; the bitmap's bits it counts from the offset on.
+            # The library indexes views from the slice's first one, but bits of the bitmap from the offset.
             column.views = views.address + _VIEW * texts.offset
         if present is not None and texts.null_count:
             column.present = present.address

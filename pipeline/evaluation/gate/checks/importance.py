@@ -37,10 +37,10 @@ class FeatureImportance(GateCheck):
             before = former.importance.get(name)
             if before is None:
                 continue
-            # An importance is an estimate on some of the rows: most differences between two nights are chance.
+            # Importance is estimated on a sample of the rows, so most differences between two nights are chance.
             if abs(importance.rise - before.rise) <= SURE * math.hypot(importance.error, before.error):
                 continue
-            # Of a feature that carried nearly nothing, any share or multiple would be nothing, too.
+            # Shares and multiples mean nothing for features that carry nearly nothing.
             fell = before.rise > MATTERS and importance.rise < FALL * before.rise
             jumped = importance.rise > MATTERS and importance.rise > JUMP * max(before.rise, MATTERS)
             if fell or jumped:

@@ -69,7 +69,7 @@ def _check_by_prediction(incumbent: ModelFigures, former: Former, limit: float, 
 def _check_drift(whose: str, now: Interval, former: Former, limit: float, confidence: float) -> Check:
     rise = now.point / former.ne - 1
     chance = _explained_by_chance(now, former.ne, former.ne_error, confidence)
-    # Of a rise only: rows on which both models do better than before are no reason to look for spoilt labels.
+    # Only a rise is checked: rows that are easier to predict than before are no sign of spoilt labels.
     passed = math.log1p(rise) - chance <= math.log1p(limit)
     then = "it was" if whose else "the incumbent's was"
     words = (

@@ -51,7 +51,7 @@ class Incumbent(GateCheck):
         power = power_of(record, change, level)
         passed = power.bound <= limit  # not true of NaN
 
-        # The rows that would tell the limit, in words: those that a calibrator is fitted on do not count.
+        # How many rows would resolve the limit, in words. Those that a calibrator is fitted on do not count.
         needed = power.rows_for(limit) or 0
         rows = f"about {needed:,} test rows"
         if record.calibrated is not None:

@@ -34,7 +34,7 @@ class Finite(GateCheck):
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         """Two answers, that on the weights first, where there are any."""
         record = inputs.record
-        # Weights apart from predictions: a row that no test row looks up may be spoilt, and would be served.
+        # Weights are checked as well, because a bad table row may be looked up by no test row, but by requests.
         if record.weights_not_finite is not None:
             weights = [f"{name} {count:,}" for name, count in record.weights_not_finite.items() if count]
             words = "all weights are finite"
@@ -131,7 +131,7 @@ class Slices(GateCheck):
             f"{part.incumbent.ne.point:.4f}: {percent(change)}, "
         )
         if level.covers(power, limit):
-            # As for the whole: a rise must be ruled out, and what the budget promises holds for the slice, too.
+            # As for all rows, a rise must be ruled out, and the budget's promise holds for the slice, too.
             passed = power.bound <= limit
             rows = f"about {power.rows_for(limit) or 0:,} rows of it"
             words += f"{explain_rise(power, level, limit, passed, rows)} (gate.slice_max_ne_increase)"
