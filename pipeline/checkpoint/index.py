@@ -75,7 +75,8 @@ def entry_of(artifact: Artifact) -> Entry:
 def committed(store: Store, directory: str, damaged: dict[str, str] | None = None) -> list[Artifact]:
     """Find all committed checkpoints of ``directory``, oldest step first.
 
-    One whose manifest is damaged is left out and added to ``damaged``: {path: what is wrong with its manifest}.
+    Args:
+        damaged: Gets those that are left out because their manifest is damaged: {path: what is wrong with it}.
     """
     paths = [f"{directory}/{name}" for name in store.names(directory) if NAME.fullmatch(name)]
     # By number, because as text a step of nine digits would sort before steps of eight.

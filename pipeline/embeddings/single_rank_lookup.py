@@ -42,9 +42,10 @@ def separate_kernel(parameters: Sequence[nn.Parameter], kind: str) -> None:
 
 
 def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
-    """Have TorchRec make up to ``parts`` kernels of the tables with these ``parameters``, neighbours together.
+    """Have TorchRec make up to ``parts`` kernels of tables. Call it between fusing the optimizer and sharding.
 
-    Call it after the optimizer is fused and before the tables are sharded.
+    Args:
+        parameters: Those of the tables; neighbours stay together.
     """
     # Parts differ by at most one table: their kernels run at the same time, and a step waits for the slowest.
     parts = min(parts, len(parameters))

@@ -123,7 +123,14 @@ def applied(curve: CalibrationCurve, logits: NDArray[np.floating]) -> NDArray[np
 
 
 def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return what slices add to the logits of rows with these ``codes`` [n]; 0 for one without a shift of its own."""
+    """Return what slices add to the logits of rows with these ``codes``.
+
+    Args:
+        codes: The slice of each row, [n].
+
+    Returns:
+        [n]; 0 for a slice without a shift of its own.
+    """
     if not curve.shifts:
         return np.zeros(len(codes))
     # Sorted as numbers for the search: JSON's keys are text, in which 10 comes before 9.

@@ -478,9 +478,14 @@ def fill_weights(labels: Floats, weights: Floats | None) -> NDArray[np.float64]:
 
 
 def compute_member_shares(weights: Floats, tasks: int) -> NDArray[np.float64]:
-    """Compute what the logits of members with fitted ``weights`` [m] count: [m], or [m, 1 + tasks] with ``tasks``.
+    """Compute what the logits of members with fitted ``weights`` count.
 
-    Those of further tasks count alike, because the weights were fitted to the main task.
+    Args:
+        weights: Fitted to the main task, [m].
+        tasks: Further tasks, in which members count as in the main one.
+
+    Returns:
+        [m], or [m, 1 + tasks] with ``tasks``.
     """
     own = np.asarray(weights, np.float64)
     if not tasks:

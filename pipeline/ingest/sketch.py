@@ -142,7 +142,11 @@ class Sketch:
 
 
 def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """The distinct ``keys`` of several parts, rising, and the sums (int64, below 2^53) of each of their ``counts``."""
+    """Add up the ``counts`` of several parts by key.
+
+    Returns:
+        The distinct ``keys``, rising, and the sum of each one's counts, int64 below 2^53.
+    """
     distinct, place = np.unique(np.concatenate(keys), return_inverse=True)
     sums = [distinct]
     for parts in counts:
@@ -160,9 +164,13 @@ Counts = NDArray[np.int64]
 
 
 def bin_bounds(sketch: Sketch, by: str, bins: int) -> NDArray[np.float64]:
-    """Bounds of at most ``bins`` bins of the values that ``sketch`` counted: float64, rising, none twice.
+    """Choose the bounds of at most ``bins`` bins of the values that ``sketch`` counted.
 
-    ``by``: ``mdl`` or ``percentile``. A value's bin is the number of bounds that are not above it.
+    Args:
+        by: ``mdl`` or ``percentile``.
+
+    Returns:
+        float64, rising, none twice. A value's bin is the number of bounds that are not above it.
     """
     if by == MDL:
         return mdl_bounds(sketch, bins)

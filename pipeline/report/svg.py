@@ -145,7 +145,12 @@ def reliability_plot(
 
 
 def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's score interval (1927) of the share ``rate`` over ``rows`` rows; ``z`` = 1.96 covers 95 %."""
+    """Compute Wilson's score interval (1927) of a share.
+
+    Args:
+        rate: The share, of ``rows`` rows.
+        z: Of a normal distribution; 1.96 covers 95 %.
+    """
     if rows <= 0:
         return 0.0, 1.0
     scale = 1 + z * z / rows

@@ -43,7 +43,12 @@ def id_columns() -> dict[str, Any]:
 
 
 def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
-    """``FittedMapping.ids`` of a fit without days: ``counts`` (id, hash, count) and the row of each, [n]."""
+    """Build ``FittedMapping.ids`` of a fit without days.
+
+    Args:
+        counts: Columns id, hash and count.
+        rows: The table row of each, [n].
+    """
     import numpy as np
     import polars as pl
 

@@ -122,7 +122,11 @@ def _flat(tree: Any, prefix: str = "") -> Settings:
 
 
 def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
-    """Return the settings that are not the same in all of ``runs``, with a value for each; None where it is not set."""
+    """Find the settings that are not the same in all of ``runs``.
+
+    Returns:
+        By name, a value for each run; None where it is not set.
+    """
     different = {}
     for name in dict.fromkeys(chain.from_iterable(runs)):
         values = [settings.get(name) for settings in runs]

@@ -31,9 +31,10 @@ Compute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor
 
 
 def split_rows(rows: int, parts: int) -> list[slice]:
-    """Cut ``rows`` rows into ``parts`` consecutive parts whose sizes differ by one at most; fewer if there are no more.
+    """Cut ``rows`` rows into consecutive parts, the same on every rank, since all have as many rows, padding included.
 
-    Every rank has as many rows as the others, padding included, so all of them cut alike.
+    Returns:
+        ``parts`` slices whose sizes differ by one at most; fewer if there are fewer rows.
     """
     count = max(1, min(parts, rows))
     ends = [rows * number // count for number in range(count + 1)]

@@ -354,9 +354,13 @@ class SplitReader:
         return self.column(TRUE_PROBABILITY) if self.schema.true_probability else None
 
     def raw(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
-        """Numbers before their transform, of the rows of a held-out ``group``: float64 [rows], NaN where missing.
+        """Read numbers before their transform, of the rows of a held-out ``group``.
 
-        ``features``: those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
+        Args:
+            features: Those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
+
+        Returns:
+            By feature, float64 [rows], NaN where missing.
         """
         columns = list(map(raw_column, features))
         table = self._table(_beside(RAW, group), columns)

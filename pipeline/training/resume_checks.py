@@ -27,9 +27,10 @@ _EXACT = "fp32"
 
 
 def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> int:
-    """Steps that were planned when a checkpoint of this training was written.
+    """Return the steps that were planned when a checkpoint of this training was written.
 
-    ``then``: the resolved configuration in the checkpoint's record. All other settings that count are the same.
+    Args:
+        then: The resolved configuration in the checkpoint's record. All other settings that count are the same.
     """
     former = then.get("train", {})
     # A setting that the record lacks counts as it is now.

@@ -136,7 +136,14 @@ class SequenceEncoders(nn.Module):
 def build_sequence_encoders(
     model: ModelConfig, schema: DatasetSchema, seed: int, most: int | None = None
 ) -> SequenceEncoders | None:
-    """The module of the sequences of ``schema``; None where it has none. ``most``: ``train.max_events``."""
+    """Build the module of the sequences of ``schema``.
+
+    Args:
+        most: ``train.max_events``.
+
+    Returns:
+        None where it has no sequences.
+    """
     lookups = event_lookups(schema)
     if lookups is None:
         return None

@@ -123,7 +123,13 @@ class StepKernels:
     def interact_back(
         self, vectors: Tensor, first: Tensor | None, grad: Tensor, grad_vectors: Tensor, grad_first: Tensor | None
     ) -> None:
-        """Fill ``grad_vectors`` and ``grad_first`` (contiguous) from ``grad``, that of ``interact``'s ``out``."""
+        """Compute the gradients of ``interact``.
+
+        Args:
+            grad: Of its ``out``.
+            grad_vectors: Is filled, contiguous.
+            grad_first: Is filled, contiguous.
+        """
         task = _interact(vectors, first, grad)
         task.grad = grad.data_ptr()
         task.grad_rest = grad_vectors.data_ptr()
@@ -152,9 +158,12 @@ class StepKernels:
         self._call("steps_mask", task)
 
     def head(self, hidden: Tensor, weight: Tensor, bias: float, logits: Tensor) -> None:
-        """Fill ``logits`` (float32 [n]) with ``hidden`` [n, width] times ``weight`` (float32 [1, width]) + ``bias``.
+        """Compute the ``logits`` of a last layer with one output, ``hidden`` times ``weight`` plus ``bias``.
 
-        ``hidden`` is float32 or bf16, and contiguous.
+        Args:
+            logits: Is filled, float32 [n].
+            hidden: float32 or bf16 [n, width], contiguous.
+            weight: float32 [1, width].
         """
         task = _head(hidden, weight)
         task.logits = logits.data_ptr()
