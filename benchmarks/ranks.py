@@ -216,7 +216,7 @@ def _publish_rank(rank: int, world: int, place: Path, config: Config) -> None:
     release_gate._measure_importance = noted
     dist.barrier()
     began = time.process_time()
-    version, digest = release.version_of(config, store, last, inputs), ""
+    version, digest = release.find_or_judge_version(config, store, last, inputs), ""
     if version is not None:
         gate = store.read_json(f"{version.path}/gate.json") | {"model": ""}
         files = {name: entry.checksum for name, entry in version.files.items() if name.startswith("tables/")}
