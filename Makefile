@@ -44,8 +44,8 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 	@.venv/bin/nightjar run experiment=demo run=demo
 	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json; next: .venv/bin/nightjar demo"
 
-# As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
-WORKERS = $(shell .venv/bin/python -c "from pipeline.core.cpus import available_cpus; print(max(2, available_cpus()))")
+# One file of tests more at a time than there are CPUs to use: a quarter of a test's time is waiting for ranks and disks.
+WORKERS = $(shell .venv/bin/python -c "from pipeline.core.cpus import available_cpus; print(available_cpus() + 1)")
 
 # A file of tests stays in one process: many train once for all of their tests, and work that is stolen from a file would
 # train a second time. Files with slow tests begin first (tests/conftest.py). A test that ends its process ends the run:
@@ -60,10 +60,10 @@ test: install ## install, then test every promise at its cheapest level
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)" $(OPTIONS)
 
 # Images have targets of their own: they need root, buildah, debootstrap and a network.
-# One process more than CPUs: clusters come first, and wait half an hour for their pods. A test of three nights there may
-# take longer than the 20 minutes after which a test counts as hung (pyproject.toml).
+# Clusters come first, and wait half an hour for their pods. A test of three nights there may take longer than the 20
+# minutes after which a test counts as hung (pyproject.toml).
 test-all: install ## every test this machine can run: all grids, walks of the docs, clusters, nights
-	@.venv/bin/python -m pytest -n $$(($(WORKERS) + 1)) $(SPREAD) -o faulthandler_timeout=7200 -m "not image" $(OPTIONS)
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -o faulthandler_timeout=7200 -m "not image" $(OPTIONS)
 
 # A race that one thread always wins on this machine: make the other one win (tests/slow_threads).
 .PHONY: test-slow-main
