@@ -38,7 +38,7 @@ def parse_recorded(text: str) -> Any:
     import yaml
 
     # The loader that uses libyaml is eight times as fast, but PyYAML may be built without it.
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:

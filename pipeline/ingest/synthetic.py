@@ -108,6 +108,9 @@ def user_rows(config: SyntheticConfig, seed: int, day: int | None, size: int) ->
         if day is None:
             rows = config.rows * (each + 1) // config.days - config.rows * each // config.days
         slots = -(-rows // config.users)
+        # With fewer rows than days, some days have none.
+        if not slots:
+            continue
         width = SECONDS_PER_DAY // slots
         for number in range(slots):
             users = min(config.users, rows - number * config.users)

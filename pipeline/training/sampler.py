@@ -210,7 +210,7 @@ class BatchSampler:
 
 
 def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return ``order`` with rows of one group behind each other, where its first row is in ``order``.
+    """Return ``order`` with the rows of each group together, at the place of the first of them.
 
     Args:
         order: A permutation of the rows of a window, [n].

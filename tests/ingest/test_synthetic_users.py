@@ -54,6 +54,11 @@ def test_a_day_goes_on_from_what_users_saw_on_the_days_before():
     np.testing.assert_allclose(joined["true_probability"], sigmoid(truth.bias + effects), rtol=1e-6)
 
 
+def test_fewer_rows_than_days_leave_days_without_rows():
+    log = log_of(small(rows=5, days=7))
+    assert log.height == log["day"].n_unique() == 5
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -204,6 +204,7 @@ def test_pods_on_the_network_of_their_node_are_warned_of() -> None:
         ({"from": [{"namespaceSelector": {}}]}, True),
         ({"ports": [{"port": 29000, "endPort": 30000}]}, True),
         ({"ports": [{"port": 9090}, {"port": "metrics"}]}, False),
+        ({"ports": [{"port": 9090}, {"port": "c10d"}]}, True),
         ({"from": [{"podSelector": {}}]}, False),
         ({"from": [{"namespaceSelector": {"matchLabels": {"team": "ads"}}}]}, False),
     ],

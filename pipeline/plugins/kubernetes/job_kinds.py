@@ -14,7 +14,14 @@ from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods
 from pipeline.launch.runner import rendered_for_volcano
 from pipeline.plugins.kubernetes.api_client import Api, RefusedError
 from pipeline.plugins.kubernetes.jobs import ClusterRunner
-from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, Object, job_labels, job_name, pod_template
+from pipeline.plugins.kubernetes.pod_templates import (
+    ATTEMPT_LABEL,
+    PORT_NAME,
+    Object,
+    job_labels,
+    job_name,
+    pod_template,
+)
 from pipeline.records.runs import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
@@ -126,7 +133,7 @@ def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str)
         # Pods meet before they are ready.
         "publishNotReadyAddresses": True,
         "selector": {"job-name": name},
-        "ports": [{"name": "c10d", "port": config.launch.port}],
+        "ports": [{"name": PORT_NAME, "port": config.launch.port}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 

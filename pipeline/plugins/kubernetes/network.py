@@ -15,7 +15,7 @@ from pipeline.config import Config
 from pipeline.config.kubernetes import LAUNCHER
 from pipeline.core.errors import LaunchError, LostLeaseError
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
-from pipeline.plugins.kubernetes.pod_templates import NIGHTJAR_LABELS, RUN_LABEL, STAGE_LABEL, run_label
+from pipeline.plugins.kubernetes.pod_templates import NIGHTJAR_LABELS, PORT_NAME, RUN_LABEL, STAGE_LABEL, run_label
 from pipeline.plugins.kubernetes.rbac import NETWORK, allowed
 
 VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
@@ -100,11 +100,14 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 def opens(policy: Object, port: int) -> bool:
     """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
     for rule in (policy.get("spec") or {}).get("ingress") or ():
-        # A rule without ports covers all of them. Only ports by number are compared, not those by name.
+        # A rule without ports covers all of them. Others give numbers, or the name that our container has for its port.
         covers = not rule.get("ports")
         for each in rule.get("ports") or ():
             first = each.get("port", port)
-            covers = covers or (isinstance(first, int) and first <= port <= each.get("endPort", first))
+            if isinstance(first, int):
+                covers = covers or first <= port <= each.get("endPort", first)
+            else:
+                covers = covers or first == PORT_NAME
         if not covers:
             continue
         # A rule without peers lets everybody in.

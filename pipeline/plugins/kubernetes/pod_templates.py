@@ -25,6 +25,7 @@ GPU = "nvidia.com/gpu"
 LAUNCHER = "launcher"
 REFUSED = (400, 422)  # statuses of an answer that says what is wrong with a template
 CONTAINER = "nightjar"  # the one that runs the stage
+PORT_NAME = "c10d"  # the port at which the ranks of several hosts meet
 DIRECTIVE = "$patch"
 # Fields of a pod template whose lists are merged, and by what: the patch merge keys of ``core/v1`` types (Kubernetes,
 # "Strategic Merge Patch", staging/src/k8s.io/apimachinery). All other lists are replaced whole.
@@ -130,7 +131,7 @@ def pod_template(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if distributed(stage) and config.hardware.hosts > 1:
-        container["ports"] = [{"name": "c10d", "containerPort": config.launch.port}]
+        container["ports"] = [{"name": PORT_NAME, "containerPort": config.launch.port}]
     if pods.env_from:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
     spec: Object = {
