@@ -2,10 +2,16 @@
 
 This is where a guided walk through the chain of checkpoints begins:
 
-1. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
-2. ``async_save`` runs the write behind training; ``save`` writes the files and commits them.
-3. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
-4. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
+1. Lookups in training mode mark the rows that they touch (``embeddings/touched.py``).
+2. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
+3. ``async_save`` runs the write behind training; ``save`` writes the files and commits them. ``codings`` says in how
+   many bits: by default few, so that a training resumed from one on the way goes on from rounded rows. Those that
+   training goes back to or publishes are exact, and the last one is as ``checkpoint.final_quantise`` says.
+4. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
+5. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
+
+Who calls it: ``training/checkpoints.py`` says when there is a checkpoint and what is in it. Where they lie, and with
+them which of them a training finds again, ``stages/train.py`` decides by the key of the continuation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The checkpoints of one training run: which are committed, what each rests on, when the next one is a baseline."""
+"""The checkpoints of one training run: which are committed, what each rests on, when the next one is a baseline.
+
+A delta *rests on* its *parents*, the checkpoints that are applied before it. What rests on a checkpoint are its
+*dependents*.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from pipeline.store.manifest import MANIFEST, Artifact
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
-# As manifests have recorded it from the first release on.
+# Manifests have called a delta this from the first release on.
 DELTA = "difference"
 
 

@@ -1,5 +1,9 @@
 """What is removed: checkpoints outside retention, remains of killed writers. What is named stays.
 
+A checkpoint stays for one of four reasons: ``keep_last`` or ``keep_every`` asks for it; it is *pinned*, because a
+manifest names it; it is *held*, because its own training may need it (the best weights, or the snapshots of an
+ensemble, which ``training/checkpoints.py`` calls *retained*); or another one that stays rests on it.
+
 A manifest that names a checkpoint's path anywhere under its inputs or summary pins it: those of published models, and
 those of finished trainings (their ``final``). ``nightjar ckpt gc`` calls ``collect`` and ``sweep``; a training calls
 ``remove_uncommitted`` before it starts and ``Pruner`` behind each checkpoint.

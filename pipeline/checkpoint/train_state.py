@@ -21,7 +21,9 @@ _EXECUTION = ("foreach", "fused", "capturable", "differentiable")
 class TrainState:
     """Where training stands. The position is (``epoch``, ``next_batch``: next global batch of that epoch).
 
-    ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
+    ``schedule``: JSON data, the settings of the learning rates for people, and how the weights that are saved differ
+    from those that train (``training/checkpoints.py``); the rates themselves follow from ``step`` and ``validation``;
+    ``windows``: JSON data of the metric windows;
     ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
     for other features; ``order``: the features by group of ``data``, in the order in which the model takes them, which
     no record of a configuration tells; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
@@ -156,7 +158,8 @@ def load_optimizer(
     for current, former in zip(optimizer.state_dict()["param_groups"], record["groups"], strict=True):
         group = dict(current)
         for key, value in former.items():
-            # JSON has neither tuples nor tensors: values get the types that the run's optimizer has.
+            # JSON has neither tuples nor tensors: values get the types that the run's optimizer has. The learning rate
+            # among them counts for nothing, since ``Optimizers.set_step`` sets it before each step.
             own = current.get(key)
             if isinstance(own, tuple):
                 value = tuple(value)

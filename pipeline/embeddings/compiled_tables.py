@@ -3,6 +3,9 @@
 The kernel stays the owner of weights, state and learning rate; hooks see the same calls. What they do not take
 (weighted ids, samples without a common batch size) goes through FBGEMM. Every row's gradient is summed in the order of
 its lookups, so the result does not depend on the number of threads, nor on the tier.
+
+These kernels are ``steps``. Tables whose optimizer FBGEMM lacks on a CPU are trained by others, ``rowsteps``
+(``table_training.RowOptimizer``).
 """
 
 from __future__ import annotations

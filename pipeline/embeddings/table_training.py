@@ -215,6 +215,7 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0)
             kernel.module.set_learning_rate(table_lr)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
+        # Both, not their product: its tables may have rates of their own, which it multiplies by the factor itself.
         replicas.param_groups[0]["lr"], replicas.factor = lr, factor
 
 

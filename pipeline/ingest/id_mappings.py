@@ -67,7 +67,7 @@ VOCAB = VocabMapping(
 
 
 class HashMapping(IdMapping):
-    """``hash``: an id's row is its hash modulo the table's rows; nothing is fitted.
+    """``hash``: an id's row is its hash modulo the rows that are not reserved, behind those; nothing is fitted.
 
     Rows computed from the id's hash alone: one for each of ``ways``.
     """

@@ -1,4 +1,12 @@
-"""What the columns of a log mean: the data configuration with every default filled in."""
+"""What the columns of a log mean: the data configuration with every default filled in.
+
+``DataSpec`` is what ingestion calls the schema. ``schema.json``, the schema of the dataset that ingestion writes, is
+``records.dataset.DatasetSchema``.
+
+*Event* has two meanings in this room. With ``data.dedupe.key`` it is what a row of the log is about, such as an
+impression, which later rows may name again (``events``, ``repeats``). In a sequence or a history it is an item of what
+a user did before (``event_columns``, ``histories``); training knows only these.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +26,8 @@ from pipeline.specs.id_mapping import IdMapping
 from pipeline.specs.label_kind import TaskSpec
 
 DAY = "day"
-# Columns of typed rows: two hashes of an event's key, and the label by the dataset's own logs, whatever came later.
+# Columns of typed rows: two hashes of the ``data.dedupe.key`` of the row's event, and the label by the dataset's own
+# logs, whatever came later.
 EVENT, EVENT_CHECK, CAME_CLICKED = "event:key", "event:check", "event:clicked"
 # Column of raw rows: the click is in other rows of these logs (1), in later ones (2).
 CLICKED_LATER = "clicked later"

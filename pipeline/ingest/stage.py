@@ -2,6 +2,16 @@
 
 Pass 1 parses, splits and counts; pass 2 transforms and writes. Everything in between is exact and
 independent of order, so the dataset's bytes depend on the logs and the configuration alone.
+
+A row goes this way; ``_IngestRun.ingest_day`` has the same steps:
+
+1. A source (``sources``, of files ``file_source``) cuts the log into blocks of rows, and an engine (``engines``) runs
+   ``blocks.count`` on each.
+2. ``parse.parse`` turns raw rows to typed ones: ids become 64-bit hashes (``ids``), numbers float64.
+3. ``statistics_pass.SplitCounts`` sends rows to train, validation or test, and counts those of train.
+4. ``state.fitted_state`` fits transforms, and id mappings (``id_mappings``): which hash has which row of a table.
+5. ``blocks.transformed`` applies both by ``transform_pass.transform``: from here on, ids are row numbers of tables.
+6. ``output.PartWriter`` writes them as row groups, which ``training/parquet.py`` reads.
 """
 
 from __future__ import annotations

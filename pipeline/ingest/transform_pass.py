@@ -234,22 +234,23 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
     # 1. Map each distinct id once. A lookup without an id takes the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
-    rows = []
+    # Row numbers of the table; the rows of ``frame`` are another matter.
+    table_rows = []
     for way in ways:
         # The code of a missing id is one past the last id's.
         row_of_code = np.append(way.to_numpy(), np.int32(MISSING_ROW))
-        rows.append(take_rows(row_of_code, ids.codes))
+        table_rows.append(take_rows(row_of_code, ids.codes))
     weights = None
     if feature.weighted:
         weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)
 
     # 2. A mapping of several ways sums several rows for each lookup, but one for a missing value.
     if len(ways) == 1:
-        values = rows[0]
+        values = table_rows[0]
     else:
         present = ids.codes < len(ids.hashes)
         keep = np.stack([np.ones_like(present), *[present] * (len(ways) - 1)], axis=1)
-        values, repeats = np.stack(rows, axis=1)[keep], keep.sum(axis=1)
+        values, repeats = np.stack(table_rows, axis=1)[keep], keep.sum(axis=1)
         if weights is not None:
             weights = pl.Series(np.repeat(weights.to_numpy(), repeats))
         row = ids.by_lookup(np.arange(frame.height))

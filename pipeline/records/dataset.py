@@ -29,7 +29,8 @@ RAW = "raw"
 # As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
 # another one may have a row for them.
 UNSEEN = "unseen"
-# The events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart.
+# The events of a dataset's rows by ``data.dedupe.key``: events/part-*.parquet, by which rows of later days are told
+# apart. They have nothing to do with the events of sequences.
 EVENTS = "events"
 # The events that later days take into built sequences: histories/<sequence>/part-*.parquet.
 HISTORIES = "histories"

@@ -1,4 +1,10 @@
-"""Stage publish: the model judged beside the one that serves, and published or held with the reasons."""
+"""Stage publish: the model judged beside the one that serves, and published or held with the reasons.
+
+The way to a verdict: ``release.publish`` writes a version, ``release_gate.judge_version`` scores held-out rows with it
+and with the version that serves (``release_ranks`` shares the work out), ``evaluation/gate`` measures and decides, and
+``release.publish`` promotes what passes (``publishing/promotion.py``). The launcher calls ``Publish.accept`` at the end
+of the run: a HOLD becomes exit code 6 there.
+"""
 
 from __future__ import annotations
 
@@ -91,6 +97,7 @@ class Publish(Stage):
 
     def accept(self, artifact: Artifact) -> None:
         gate = GatePart.from_json(artifact.summary["gate"])
+        # A quiet setting: the artifact's record has it only where it is set.
         judged_only = "judge_beside" in artifact.config.get("publish", {})
         if gate.verdict != HOLD or judged_only:
             return
@@ -106,7 +113,7 @@ class Publish(Stage):
                 "If the labels of the day are wrong (what ingestion warns of may tell), correct the logs and run the "
                 "same command again. "
             )
-        # Where too few rows held the model.
+        # Where too few rows held the model. This is not the limit that it was judged by, but one that would do.
         if gate.max_ne_increase is not None:
             limit = f"gate.max_ne_increase={gate.max_ne_increase:g}"
             hint += f"{limit} is the smallest limit that this many rows can test. "

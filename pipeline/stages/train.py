@@ -141,6 +141,7 @@ class Train(Stage):
         return named
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
+        # The directory of the training's checkpoints, in which it finds the newest one when it is resumed.
         from pipeline.stages.steps import current_directory
 
         key = continuation_key(config, step)

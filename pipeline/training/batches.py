@@ -36,15 +36,23 @@ LOCAL_READERS, REMOTE_READERS = 2, 8
 
 @dataclass
 class Batch(Pipelineable):
-    """One rank's share of a global batch, b rows: dense [b, n] float32, sparse ids by feature, labels [b], weights [b].
+    """One rank's share of a global batch: b rows, padding included.
 
-    A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
-    the W ranks as DDP and TorchRec do (in their place ``shared_memory.py`` and ``towers/transform.py``), is the mean
-    over the global batch. It is times what the row counts for in the loss (``RowCounts``) where rows have weights or
-    were left out; ``extra`` [b, k] is as in ``DecodedColumns``, and with further tasks, else None. With sequences,
-    ``lookups`` has the ids of their tables (``EventLookups``), which ``sparse`` then lacks, and ``events`` the sample
-    of each event, int64 [n] rising, by sequence. ``groups``: what the ranking loss compares rows within, int32 [b], -1
-    where a row has no group; None: there is no such loss, or it compares all rows.
+    Every rank's loss is sum(weights * loss of a row). Averaged over the W ranks it is the mean over the global batch.
+    DDP averages the gradients of the dense part so, and TorchRec those of the tables; ``shared_memory.py`` and
+    ``towers/transform.py`` do it where they take the place of these two.
+
+    Attributes:
+        dense: Dense features, float32 [b, n].
+        sparse: Row numbers of tables, by feature.
+        labels: Of the main task, [b].
+        weights: W / (real rows of the global batch), 0 for padding, [b]; times what a row counts for in the loss
+            (``RowCounts``), where rows have weights or some were left out.
+        extra: Further columns of each row, [b, k], as in ``DecodedColumns``; None: there are none.
+        lookups: The row numbers of the tables of sequences (``EventLookups``), which ``sparse`` then lacks.
+        events: By sequence the sample of each event, int64 [n] rising.
+        groups: What the ranking loss compares rows within, int32 [b], -1 where a row has no group; None: there is no
+            such loss, or it compares all rows.
     """
 
     dense: torch.Tensor
@@ -115,9 +123,11 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         self._announce, self._pin = announce, pin
         self._builder = _BatchBuilder(split, order, group_by)
         ranks = 1 if independent else order.world_size + order.without
-        self._told: Announcements[Batch] | None = Announcements.needed(split.schema, announce, ranks, prefetch + 1)
+        self._announcements: Announcements[Batch] | None = Announcements.needed(
+            split.schema, announce, ranks, prefetch + 1
+        )
         # With announcements, the consumer itself holds the batches ahead; the queue only hands them over.
-        room = prefetch if self._told is None else 1
+        room = prefetch if self._announcements is None else 1
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(room)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
@@ -129,10 +139,10 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
     def __next__(self) -> Batch:
         began = time.perf_counter()
         try:
-            if self._told is None:
+            if self._announcements is None:
                 return self._following().batch
             # TorchRec's exchange wants as many rows of events on every rank as on the one that has most of them.
-            batch, most = self._told.take(self._following)
+            batch, most = self._announcements.take(self._following)
             if batch.lookups is None or batch.lookups.stride() == most:
                 return batch
             lookups = lengthened(batch.lookups, most)
@@ -196,13 +206,13 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                 rows, count = no_rows(self.split), 0
             else:
                 rows, count = reader.take(epoch, batch)
-            if self._told is None and self._announce is not None:
+            if self._announcements is None and self._announce is not None:
                 self._announce.receive(self._announce.ids(self.split, rows, count))
             built = self._builder.build(rows, count, sampler.total(batch))
             announcement = None
-            if self._told is not None:
+            if self._announcements is not None:
                 events = 0 if built.lookups is None else int(built.lookups.stride())
-                announcement = self._told.make(self.split, rows, count, events)
+                announcement = self._announcements.make(self.split, rows, count, events)
             if self._pin:
                 built = built.pin_memory()
             yield _Read(built, announcement)

@@ -72,7 +72,8 @@ class Checkpoints:
         stopping: What validations have decided so far; None without validation rows.
         retained: Names of those that may be published beside the last one; None: retention keeps the best alone.
         order: Of this training's batches, which keeps the order that it began with.
-        ends_early: Resumed where the training now ends, which was not its end before.
+        ends_early: Resumed where the training now ends, which was not its end before: its length was changed. Early
+            stopping is another matter (``stopping.stopped``).
         planned: Steps planned before, where those taken had other learning rates for that.
     """
 
@@ -200,7 +201,10 @@ class Checkpoints:
             self.executor.optimizers.average.swap()
 
     def start_from(self, init: Artifact) -> None:
-        """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
+        """Put what fits of checkpoint ``init`` in the place of initial values. Collective.
+
+        Rows that are loaded are not marked as touched: the first checkpoint of a training holds all rows anyway.
+        """
         wanted, model, store = self.settings.checkpoint, self.checkpointer.model, self.checkpointer.store
         data = self.settings.data
         partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}

@@ -2,6 +2,13 @@
 
 The rates of the dense part and of the tables are their settings times a factor that depends on the step alone, so a
 resumed run on any number of ranks has the rates of the uninterrupted one.
+
+With validation rows the schedule begins anew after every ``train.validate.cycle_epochs``, and ``auto`` then takes the
+warm-up of a cycle: ``Validation`` sets ``LRSchedule.cycle``, and lowers ``LRSchedule.scale`` at a plateau.
+
+``Optimizers.set_step`` sets the rates before each step: of the dense part by parameter group (``train.dense_groups``),
+of the tables by kernel (``model.tables.<table>.lr``). Nothing scales them with the batch or the ranks, because the loss
+is a mean over the global batch.
 """
 
 from __future__ import annotations
@@ -43,7 +50,10 @@ class LRSchedule:
 
 
 def planned_steps(train: TrainConfig, rows: int) -> int:
-    """Steps of the whole training on ``rows`` rows: of its epochs, a short last batch each, or ``max_steps``."""
+    """Steps of the whole training on ``rows`` rows: of its epochs, a short last batch each, or ``max_steps``.
+
+    For ``train.global_batch=auto``, ``stages.execution.with_resolved_batch`` has put in the number by now.
+    """
     steps = train.epochs * -(-rows // train.batch)
     if train.max_steps is None:
         return steps
@@ -71,7 +81,7 @@ def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:
-    """Steps of the warm-up in a training of ``total`` steps; ``auto`` is a tenth of them, at most 1,000."""
+    """Steps of the warm-up in a training, or a cycle, of ``total`` steps; ``auto``: a tenth of them, at most 1,000."""
     if isinstance(train.warmup_steps, int):
         return train.warmup_steps
     return min(LONGEST_WARM_UP, total // 10)

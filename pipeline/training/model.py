@@ -154,11 +154,13 @@ class DensePart(DenseModel):
         self.histories = histories
         self.tables = [column.name for column in schema.sparse]
         # Where widths differ, the embeddings stay concatenated until ``project`` takes them.
+        # A module, which joins what the collections gave: the argument ``pooled`` of ``forward`` is what it takes.
         self.pooled = PooledEmbeddings(self.tables, even=project is None)
 
         train = train or TrainConfig()
         self.smoothing = train.label_smoothing
         self.penalty = train.embedding_l2
+        # How many parts of a batch ``forward`` gives to ``compare``, one after the other.
         self.parts = train.accumulate
         # Of the loss of clicks; above 0, ``extra`` has the teacher's logits behind the tasks' labels.
         self.teacher_share = 0.0
@@ -246,6 +248,7 @@ class DensePart(DenseModel):
         self._embeddings = vectors.detach()
         if self.parts == 1 or not torch.is_grad_enabled():
             return self.compare(dense, vectors, labels, weights, extra, groups)
+        # Without ``groups``: ``config.checks`` refuses a ranking loss here, for a part has only some of its rows.
         return accumulate(
             self.compare,
             split_rows(len(labels), self.parts),
@@ -264,7 +267,7 @@ class DensePart(DenseModel):
         extra: Tensor | None,
         groups: Tensor | None = None,
     ) -> tuple[Tensor, Output]:
-        """Run the ranking model on some rows and compare its logits with their labels; returns as ``forward``."""
+        """Run the ranking model on some rows and compute their loss; returns as ``forward``."""
         logits = self.rank(dense, vectors, weights > 0)
         if self.replayed:
             logits = logits.clone()

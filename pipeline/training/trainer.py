@@ -310,7 +310,8 @@ class Trainer:
     def _take_steps(self, agreement: Agreement) -> None:
         self.began = time.perf_counter()
         if self.checkpoints.ends_early:
-            # Resumed at its last step, it ends as one that has just taken that step.
+            # Resumed at its last step, it ends as one that has just taken that step. This is not early stopping: its
+            # length was changed, and it ends where its newest checkpoint is.
             if self.validation is not None:
                 self.validation.end_early(self.executor.steps, self.metrics.window.ne)
             check_layers(self.executor.dense, self.executor.optimizers.dense, self.executor.steps, self.config)

@@ -1,6 +1,8 @@
 """The gate: PASS or HOLD for a candidate, with reasons in words and numbers.
 
 ``measure.py`` takes the figures, and each check decides one question of them (``checks/``, ``specs/gate_check.py``).
+A check is a ``GateCheck``; its answers, with words and numbers, are ``records.gate.Check``. ``stages/release_gate.py``
+brings the scores, by way of ``budget.judge_within_budget``.
 Most limits are settings of group ``gate``; null switches a check off. docs/gate.md says how to read the answers.
 """
 
