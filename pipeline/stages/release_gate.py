@@ -1,7 +1,8 @@
 """The publish stage's gate: models score the same rows, a share of them fits the calibrator, the gate decides.
 
-The rows are those of split ``test``, at most ``gate.max_rows``, scored anew by the versions as they serve. The figures
-of stage evaluate decide nothing; only its logits are read, to compare the version with what was trained.
+The rows are those of split ``test`` (of more than ``gate.max_rows`` some row groups), scored anew by the versions as
+they serve. The figures of stage evaluate decide nothing; only its logits are read, to compare the version with what was
+trained.
 """
 
 from __future__ import annotations

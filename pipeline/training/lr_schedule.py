@@ -3,8 +3,9 @@
 The rates of the dense part and of the tables are their settings times a factor that depends on the step alone, so a
 resumed run on any number of ranks has the rates of the uninterrupted one.
 
-With validation rows the schedule begins anew after every ``train.validate.cycle_epochs``, and ``auto`` then takes the
-warm-up of a cycle: ``Validation`` sets ``LRSchedule.cycle``, and lowers ``LRSchedule.scale`` at a plateau.
+With validation rows a schedule that falls begins anew after every ``train.validate.cycle_epochs``, and a warm-up of
+``auto`` is then a tenth of that cycle: ``Validation`` sets ``LRSchedule.cycle``, and lowers ``LRSchedule.scale`` at a
+plateau.
 
 ``Optimizers.set_step`` sets the rates before each step: of the dense part by parameter group (``train.dense_groups``),
 of the tables by kernel (``model.tables.<table>.lr``). Nothing scales them with the batch or the ranks, because the loss
