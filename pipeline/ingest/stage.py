@@ -2,6 +2,11 @@
 
 Pass 1 parses, splits and counts; pass 2 transforms and writes. Everything in between is exact and
 independent of order, so the dataset's bytes depend on the logs and the configuration alone.
+
+``_IngestRun.ingest_day`` has the order of things. A row's own way: a source makes it part of a block (``sources.py``);
+``blocks.count`` types and counts the block (``parse.py``, ``statistics_pass.py``); ``state.fitted_state`` fits
+transforms and mappings of ids to the counts; ``blocks.transformed`` applies them (``transform_pass.py``), and from
+there on an id is a row number of its table.
 """
 
 from __future__ import annotations
@@ -89,6 +94,7 @@ def ingest(
         return table_specs.write(data, draft)
     started = now()
     spec = data_spec(data)
+    # Not rows: the fingerprint of the logs that the dataset's key was made of (``raw_fingerprint``).
     raw = draft.config.get("raw")
     with answering(data.path, draft.store), compared(data, draft.store, raw) as sources:
         snapshot = days.snapshot_of(data, raw)

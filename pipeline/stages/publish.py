@@ -1,4 +1,10 @@
-"""Stage publish: the model judged beside the one that serves, and published or held with the reasons."""
+"""Stage publish: the model judged beside the one that serves, and published or held with the reasons.
+
+The way of a verdict: ``release.publish`` writes a version and has it judged; ``release_gate.judge_version`` has all
+ranks score the test rows; ``evaluation.gate`` measures (``measure``), takes a share of the error budget, if there is
+one (``budget.judge_within_budget``), and decides (``gate.judge``). ``publishing.promotion`` lets what passes serve; a
+HOLD becomes exit code 6 in ``Publish.accept``, once all artifacts are committed.
+"""
 
 from __future__ import annotations
 
@@ -91,6 +97,7 @@ class Publish(Stage):
 
     def accept(self, artifact: Artifact) -> None:
         gate = GatePart.from_json(artifact.summary["gate"])
+        # The key has this setting only where it is set, because it is declared quiet.
         judged_only = "judge_beside" in artifact.config.get("publish", {})
         if gate.verdict != HOLD or judged_only:
             return

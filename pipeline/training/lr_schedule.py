@@ -2,6 +2,11 @@
 
 The rates of the dense part and of the tables are their settings times a factor that depends on the step alone, so a
 resumed run on any number of ranks has the rates of the uninterrupted one.
+
+Nothing scales them with the batch: the settings are for the global batch as it is, and who changes
+``train.global_batch`` sets the rates anew. ``Optimizers.set_step`` puts the rates of a step where they are used: in the
+parameter groups of the dense part and, by ``table_training.set_sparse_lr``, in the kernels of the tables. A resumed
+training takes no rate from its checkpoint, only the step and, with validation rows, ``LRSchedule.scale``.
 """
 
 from __future__ import annotations
@@ -94,9 +99,11 @@ def cycled(train: TrainConfig, step: int, total: int, cycle: int | None) -> floa
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
     """The factor of both learning rates in ``step`` (from 0) of ``total``.
 
-    The warm-up rises to 1 in its last step. In the last ``decay_ratio`` of the steps from there on
-    ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
-    to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    The warm-up rises to 1 in its last step. Of the steps from there on, all but the last ``decay_ratio`` stay at 1. In
+    those ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle),
+    both to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+
+    The setting ``train.validate.lr_factor`` is something else: ``LRSchedule.scale`` is lowered by it.
     """
     rising = warmup_steps(train, total)
     # The first step with a factor of 1: the last one of the warm-up, or step 0 without one.
