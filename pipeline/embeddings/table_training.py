@@ -46,6 +46,7 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         by_kind.setdefault(rules.kind(name), []).append(name)
     for kind, names in by_kind.items():
         optimizer = rules.of(names[0])
+        # TorchRec wants a class in any case. Of a kernel that only looks up, FBGEMM's backward pass never runs.
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD
         settings: dict[str, Any] = {}
         if optimizer.fused_on(device):

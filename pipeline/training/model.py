@@ -152,6 +152,7 @@ class DensePart(DenseModel):
     ) -> None:
         super().__init__(ranking, normalise=normalise, project=project, dtype=dtype)
         self.histories = histories
+        # The sparse features, each of which gives a vector; several of them may share a table.
         self.tables = [column.name for column in schema.sparse]
         # Joins what collections return, which is the argument ``pooled`` of ``forward``, in the schema's order. Where
         # widths differ, the embeddings stay concatenated until ``project`` takes them.
