@@ -1,6 +1,7 @@
 """The checkpoints of one training run: what to write, when a baseline, what to keep; the training loop's only door.
 
-This is where a guided walk through the chain of checkpoints begins:
+This is where a guided walk through the chain of checkpoints begins. Before it, ``embeddings/touched.py`` marks the rows
+that lookups touch, and ``training/checkpoints.py`` says when a checkpoint is due and what it has besides rows.
 
 1. Lookups in training mode mark the rows that they touch (``embeddings/touched.py``).
 2. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
@@ -89,7 +90,8 @@ class CheckpointFigures:
 class Checkpointer:
     """Takes and restores the checkpoints in ``directory`` of ``store``. All methods are collective.
 
-    ``key``: the training key they belong to. What a published model names stays whatever retention says.
+    ``key``: the training key they belong to. ``resolved``: the training's whole configuration, and ``inputs``: the keys
+    of its dataset and plan, which manifests record. What a published model names stays whatever retention says.
     """
 
     store: Store

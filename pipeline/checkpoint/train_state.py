@@ -26,11 +26,11 @@ class TrainState:
     ``windows``: JSON data of the metric windows;
     ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
     for other features; ``order``: the features by group of ``data``, in the order in which the model takes them, which
-    no record of a configuration tells; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
-    ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter; ``compiled``: whether
-    ``train.compile=auto`` compiles the dense part, None before it is decided; ``lanes``: those that the rows come in,
-    one where a checkpoint does not say so; ``shuffle_key``: what their order follows besides the seed, "" where it is
-    the key of the dataset, as in checkpoints of earlier releases.
+    no record of a configuration tells (the order of rows is ``lanes`` and ``shuffle_key``); ``validation``: looks at
+    validation rows, {} without any; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None
+    where it does not matter; ``compiled``: whether ``train.compile=auto`` compiles the dense part, None before it is
+    decided; ``lanes``: those that the rows come in, one where a checkpoint does not say so; ``shuffle_key``: what their
+    order follows besides the seed, "" where it is the key of the dataset, as in checkpoints of earlier releases.
     """
 
     step: int = 0

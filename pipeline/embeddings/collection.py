@@ -1,4 +1,9 @@
-"""Building the embedding tables of a dataset, and what is done with the embeddings that a collection returns."""
+"""Building the embedding tables of a dataset, and what is done with the embeddings that a collection returns.
+
+A table is an ``nn.EmbeddingBag``: a sample may have several ids of a feature, and a lookup *pools* their rows to one
+embedding, the sum or the mean. TorchRec's collection looks up all tables at once and returns a ``KeyedTensor``: the
+pooled embeddings of all features side by side, [B, sum of widths], with their names and widths.
+"""
 
 from __future__ import annotations
 

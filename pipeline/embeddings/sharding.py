@@ -271,6 +271,7 @@ def shard_model(
         codecs: What compresses embeddings, by TorchRec's name of a collective.
         row_store: The rows of the tables on tier ssd, open as long as the model.
         workers: The ranks that train the rest, where these are not all.
+        trained: Whether the model will take steps; False for one that only scores, with rows of a checkpoint.
 
     Raises:
         PlanError: Plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
@@ -401,7 +402,7 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
 
 
 def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
-    """Return whether each rank should have all tables to score ``rows`` rows of its own, with an untrained model.
+    """Return whether each rank should have all tables where it only scores, ``rows`` rows of its own.
 
     They must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are looked
     up. CPUs alone: tables on SSD, GPUs and embedding hosts stay as they are planned.

@@ -1,4 +1,14 @@
-"""How the tables of a sharded model train: in the backward pass by FBGEMM or by rows, and over replicas."""
+"""How the tables of a sharded model train: in the backward pass by FBGEMM or by rows, and over replicas.
+
+Most tables are too large for a gradient of their size. A table learns in one of three ways:
+
+- A *fused* kernel of FBGEMM gets the gradient of the embeddings that it returned and, still in the backward pass,
+  applies the optimizer to the rows that were looked up (``fuse_optimizer``). On a CPU ``compiled_tables.py`` may take
+  its place.
+- Where FBGEMM has no kernel of the optimizer, ``RowOptimizer`` does the same behind a kernel that only looks up.
+- A *data-parallel* table is an ordinary parameter, whole on every rank (a *replica*), with a dense gradient that DDP
+  averages. ``ReplicaOptimizer`` applies it after the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +46,7 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         by_kind.setdefault(rules.kind(name), []).append(name)
     for kind, names in by_kind.items():
         optimizer = rules.of(names[0])
+        # TorchRec wants a class in any case. Of a kernel that only looks up, FBGEMM's backward pass never runs.
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD
         settings: dict[str, Any] = {}
         if optimizer.fused_on(device):
@@ -215,7 +226,7 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0)
             kernel.module.set_learning_rate(table_lr)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
-        # Both, not their product: its tables may have rates of their own, which it multiplies by the factor itself.
+        # Apart, unlike above: its tables have rates of their own in one parameter group, and its ``step`` multiplies.
         replicas.param_groups[0]["lr"], replicas.factor = lr, factor
 
 
@@ -273,15 +284,15 @@ class RowOptimizer:
     @cached_property
     def _compiled(self) -> Any | None:
         # The tables as the compiled kernels train them; None where they cannot train all of them.
-        kernels = load_kernels("rowsteps")
+        library = load_kernels("rowsteps")
         fit = all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables)
-        if kernels is None or not fit:
+        if library is None or not fit:
             return None
         states = []
         for state in self._states:
             # The compiled formula expects the states in the order of the optimizer's columns.
             states.append([state[column.name] for column in self._optimizer.columns])
-        return kernels.tables(self._tables, states, self._features, mean=self._mean)
+        return library.tables(self._tables, states, self._features, mean=self._mean)
 
     def _replace_backward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
         # The hook behind a lookup: our node takes the place of FBGEMM's own backward pass.

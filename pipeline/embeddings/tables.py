@@ -44,10 +44,11 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
+    """One table-batched kernel of this rank: a module of FBGEMM that looks up several tables at once.
 
-    Tables train in the backward pass, by FBGEMM's optimizer or by one of ours in its place, and ``optimizer`` is
-    TorchRec's view of it. ``data_parallel`` ones have none: ``ReplicaOptimizer`` takes their step.
+    ``tables``: its ShardedEmbeddingTables, one per local shard, in order. Tables train in the
+    backward pass, by FBGEMM's optimizer or by one of ours in its place, and ``optimizer`` is TorchRec's view of it.
+    ``data_parallel`` ones have none: ``ReplicaOptimizer`` takes their step.
     """
 
     module: Any

@@ -144,6 +144,7 @@ def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
     test_rows = rows.filter(test)
     if KEPT in frame.columns:
         train = train & frame[KEPT]
+    # ``KEPT`` has left out the others. ``thinned`` takes no row away: it multiplies rates by the share that stayed.
     folders = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": test_rows}
 
     # Beside the test rows, row by row, lies what the gate needs to score a model that was fitted to other data.

@@ -1,4 +1,8 @@
-"""Tells whole numbers that are codes (a user, a city, a weekday) from those that are quantities, by points."""
+"""Tells whole numbers that are codes (a user, a city, a weekday) from those that are quantities, by points.
+
+For ``nightjar init``, which guesses a schema from a sample. Ingestion uses nothing of it, and its codes are something
+else: places among the distinct hashes of a block (``ids.Coded``).
+"""
 
 from __future__ import annotations
 

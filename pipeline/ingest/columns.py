@@ -1,4 +1,7 @@
-"""What a column of a log holds, by its values alone: numbers, times, a tail, lists of ids, maps, vectors."""
+"""What a column of a log holds, by its values alone: numbers, times, a tail, lists of ids, maps, vectors.
+
+For ``nightjar init``, which guesses a schema from a sample. Ingestion goes by the schema (``schema.DataSpec``).
+"""
 
 from __future__ import annotations
 

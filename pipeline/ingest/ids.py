@@ -52,7 +52,7 @@ def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Serie
 
 
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
-    """Table row (Int32) of each hash: 2 + hash modulo (rows - 2)."""
+    """Row of a table (Int32) for each hash: 2 + hash modulo (rows - 2). Rows of the log: ``hash_rows``."""
     return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int32) + RESERVED_ROWS
 
 
@@ -64,7 +64,7 @@ def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
 
 
 def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
-    """One uint64 per row over ``columns`` (uint64 words, one array per column, in the schema's order).
+    """One uint64 per row of the log over ``columns`` (uint64 words, one array per column, in the schema's order).
 
     Depends on the row's values alone: not on its place, its file or the format it came in.
     """

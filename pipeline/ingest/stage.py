@@ -99,6 +99,7 @@ def ingest(
         return table_specs.write(data, draft)
     started = now()
     spec = data_spec(data)
+    # Not rows: the fingerprint of the logs that the dataset's key was made of (``raw_fingerprint``).
     raw = draft.config.get("raw")
     with answering(data.path, draft.store), compared(data, draft.store, raw) as sources:
         snapshot = days.snapshot_of(data, raw)

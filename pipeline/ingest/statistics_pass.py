@@ -260,19 +260,19 @@ class SplitCounts:
         labels = frame[LABEL]
         self.tested.add(labels.filter(test))
         train = ~test
-        left_out = None
+        in_gap = None
         if self.cut is not None:
-            left_out = self.cut.is_left_out(frame)
-        if left_out is not None:
-            self.gap.add(labels.filter(left_out))
-            train = train & ~left_out
+            in_gap = self.cut.is_left_out(frame)
+        if in_gap is not None:
+            self.gap.add(labels.filter(in_gap))
+            train = train & ~in_gap
         if validation is not None:
             validation = validation & train
             self.validation.add(labels.filter(validation))
             train = train & ~validation
         if not self.test:
             self.train.add(frame, coded, train.to_numpy())
-        return RowSplits(test, validation, stay, left_out)
+        return RowSplits(test, validation, stay, in_gap)
 
     def _split_hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
         # What the hash split, validation shares and sampling go by; None where nothing does.

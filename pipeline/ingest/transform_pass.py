@@ -232,7 +232,8 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 
 
 def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
-    # 1. Map each distinct id once. A lookup without an id takes the row of missing values, with weight 1.
+    # 1. Map each distinct id once, by each way of the mapping (``double_hash`` has two). A lookup without an id takes
+    #    the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
     # Row numbers of the table; the rows of ``frame`` are another matter.
     table_rows = []

@@ -27,7 +27,10 @@ ATTENTION = "attention.json"
 
 
 class Evaluate(Stage):
-    """Metrics, the reliability curve, and the logits that the gate compares serving with."""
+    """Metrics, the reliability curve, and the logits that the gate compares serving with.
+
+    The gate does not go by these figures: it scores the rows anew, as the written version serves them.
+    """
 
     name = "evaluate"
     help = "evaluate the model on held-out rows"

@@ -1,9 +1,10 @@
 """Stage publish: the model judged beside the one that serves, and published or held with the reasons.
 
-The way to a verdict: ``release.publish`` writes a version, ``release_gate.judge_version`` scores held-out rows with it
-and with the version that serves (``release_ranks`` shares the work out), ``evaluation/gate`` measures and decides, and
-``release.publish`` promotes what passes (``publishing/promotion.py``). The launcher calls ``Publish.accept`` at the end
-of the run: a HOLD becomes exit code 6 there.
+The way to a verdict: ``release.publish`` writes a version; ``release_gate.judge_version`` scores held-out rows with it
+and with the version that serves, on all ranks (``release_ranks`` shares the work out); ``evaluation.gate`` measures
+(``measure``), takes a share of the error budget, if there is one (``budget.judge_within_budget``), and decides
+(``gate.judge``). ``publishing.promotion`` lets what passes serve. A HOLD becomes exit code 6 in ``Publish.accept``, once
+all artifacts are committed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The publish stage: write the version, score it with the incumbent, let the gate decide, promote or hold."""
+"""The publish stage: write the version, score it with the incumbent, let the gate decide, promote or hold.
+
+Two artifacts come of it, each with a ``gate.json``: the version itself, whose draft all ranks write
+(``_write_and_judge``), and that of the stage, which only rank 0 drafts (``publish``). Where somebody took the training
+out of service, the stage's verdict is HOLD though the version's may be PASS.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +94,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     if record.warnings:
         gate["warnings"] = [*record.warnings]
     if record.power and record.power.instead:
+        # Not the limit that was set: the one to set instead, which ``Publish.accept`` proposes.
         gate["max_ne_increase"] = record.power.instead
     gate |= {"version": record.version, "incumbent": record.incumbent_version}
     summary: dict[str, Any] = {"gate": gate}

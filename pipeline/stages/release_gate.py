@@ -76,14 +76,14 @@ def judge_version(
     split = SplitReader(store, dataset, "test")
     split.spread(config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
-    codes = owners.keys() | {sequence.name for sequence in split.schema.sequences}
+    sliceable = owners.keys() | {sequence.name for sequence in split.schema.sequences}
     sliced_by = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
-    features = [name for name in sliced_by if name in codes]
+    features = [name for name in sliced_by if name in sliceable]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _open_models(config, store, draft.path, dataset, incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
-        trained = {name: written.tables[table].trained for name, table in looked_up.items()}
-        scores = score_on_ranks(split, opened.models, trained, features)
+        trained_rows = {name: written.tables[table].trained for name, table in looked_up.items()}
+        scores = score_on_ranks(split, opened.models, trained_rows, features)
         measured = _measure_importance(config, store, inputs, split, opened.models["candidate"][0])
         if scores is None:
             return None

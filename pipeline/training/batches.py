@@ -2,6 +2,10 @@
 
 ``sampler.BatchSampler`` says which rows a global batch has and which of them are this rank's; a rank decodes the row
 groups of its own rows. What is short is filled up with the rank's first row at weight 0.
+
+Ids are in TorchRec's ``KeyedJaggedTensor``: a list of ids for each feature (key) and row of the batch. ``values`` has
+all lists one behind the other, feature by feature, and of a feature row by row; ``lengths`` says how long each is,
+``weights``, where there are some, has a factor for each id, and ``stride`` is the number of rows.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ resumed run on any number of ranks has the rates of the uninterrupted one.
 
 With validation rows a schedule that falls begins anew after every ``train.validate.cycle_epochs``, and a warm-up of
 ``auto`` is then a tenth of that cycle: ``Validation`` sets ``LRSchedule.cycle``, and lowers ``LRSchedule.scale`` at a
-plateau.
+plateau. A resumed training takes no rate from its checkpoint, only the step and that scale.
 
 ``Optimizers.set_step`` sets the rates before each step: of the dense part by parameter group (``train.dense_groups``),
 of the tables by kernel (``model.tables.<table>.lr``). Nothing scales them with the batch or the ranks, because the loss
-is a mean over the global batch.
+is a mean over the global batch: who changes ``train.global_batch`` sets the rates anew.
 """
 
 from __future__ import annotations
@@ -105,9 +105,11 @@ def cycled(train: TrainConfig, step: int, total: int, cycle: int | None) -> floa
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
     """The factor of both learning rates in ``step`` (from 0) of ``total``.
 
-    The warm-up rises to 1 in its last step. In the last ``decay_ratio`` of the steps from there on
-    ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
-    to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    The warm-up rises to 1 in its last step. Of the steps from there on, all but the last ``decay_ratio`` stay at 1. In
+    those ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle),
+    both to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+
+    The setting ``train.validate.lr_factor`` is something else: ``LRSchedule.scale`` is lowered by it.
     """
     rising = warmup_steps(train, total)
     # The first step with a factor of 1: the last one of the warm-up, or step 0 without one.

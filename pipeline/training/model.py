@@ -152,9 +152,10 @@ class DensePart(DenseModel):
     ) -> None:
         super().__init__(ranking, normalise=normalise, project=project, dtype=dtype)
         self.histories = histories
+        # The sparse features, each of which gives a vector; several of them may share a table.
         self.tables = [column.name for column in schema.sparse]
-        # Where widths differ, the embeddings stay concatenated until ``project`` takes them.
-        # A module, which joins what the collections gave: the argument ``pooled`` of ``forward`` is what it takes.
+        # Joins what collections return, which is the argument ``pooled`` of ``forward``, in the schema's order. Where
+        # widths differ, the embeddings stay concatenated until ``project`` takes them.
         self.pooled = PooledEmbeddings(self.tables, even=project is None)
 
         train = train or TrainConfig()
@@ -367,7 +368,10 @@ def use_tf32(precision: str, device: torch.device) -> None:
 
 
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
-    """Build the unsharded flat model, its tables on the meta device; ``trained``: it is, and compiled if set so."""
+    """Build the unsharded flat model, its tables on the meta device.
+
+    ``trained``: it will take steps, not that it has; then it is compiled where ``train.compile`` says so.
+    """
     meta = torch.device("meta")
     dim = settings.model.embedding_dim
     collection = build_collection(schema, settings.model, meta)
@@ -502,8 +506,9 @@ def assemble(
 
     Args:
         towers: None or flat: there are none.
+        trained: Whether the model will take steps; False for one that only scores, with rows of a checkpoint.
         row_store: The rows of the plan's tables on tier ssd.
-        whole: A flat model that is not trained gets all tables on every rank (``whole_tables``), whatever the plan.
+        whole: A flat model that only scores gets all tables on every rank (``whole_tables``), whatever the plan.
 
     Raises:
         ConfigError: Device or plan lack what ``train`` asks for.

@@ -274,7 +274,8 @@ class Optimizers:
         self._step, factor = step, self.schedule.factor(step)
         for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
             group["lr"] = rate
-        # Kernels keep their rate, which a restored checkpoint leaves alone, and to set it walks over all of them.
+        # A walk over all kernels, so only where the factor is another one. They keep their rates in between: a restore
+        # replaces rows and states, but no rate of a table.
         if factor != self._factor:
             self._factor = factor
             set_sparse_lr(self._dmp, self._config.sparse_lr, factor)

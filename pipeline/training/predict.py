@@ -100,6 +100,7 @@ def predict(
             )
             flat = towers is None or towers.is_flat
             alone = flat and device.type == "cpu" and _scores_alone(settings, plan, split.rows)
+            # Of several ranks, each has whole tables. The reader and ``score`` call such ranks independent.
             whole = alone and dist.get_world_size() > 1
             sharded = assemble(
                 settings, split.schema, plan, towers, device, trained=False, row_store=row_store, whole=whole

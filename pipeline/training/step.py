@@ -1,4 +1,10 @@
-"""One rank's sharded model with its optimizers and pipeline: what takes a training's steps."""
+"""One rank's sharded model with its optimizers and pipeline: what takes a training's steps.
+
+The way of a step: ``StepExecutor.step`` sets the learning rates and calls ``progress`` of TorchRec's pipeline (with
+towers, of ``TowerPipeline``). That takes a batch and runs ``model.ClickModel.forward``, which returns the loss and what
+metrics need. In the backward pass of the loss, rows of tables are updated already: part 4 of
+``embeddings.sharding.shard_model`` says by which code. At last ``optimizer.Optimizers.step`` updates everything else.
+"""
 
 from __future__ import annotations
 

@@ -185,7 +185,8 @@ class Trainer:
         self.on_interval, self.on_point = on_interval, on_point
         config = settings.train
 
-        # 1. The rows, and the number of steps that they make.
+        # 1. The rows, and the number of steps that they make. ``train.global_batch=auto`` is a number by now
+        #    (``stages/execution.py``).
         self.split = SplitReader(store, dataset, "train", teacher)
         self.total = planned_steps(config, self.split.rows)
         order = Order(

@@ -38,7 +38,8 @@ class Labels(GateCheck):
 
 
 def _check_click_rate(now: Interval, former: Former, limit: float, confidence: float) -> Check:
-    # Clicks that were lost or doubled. In logarithms, so that half and twice the clicks are equally far off.
+    # Clicks that were lost or doubled. The incumbent's calibration is compared, not the click rate itself, which moves
+    # with the traffic, as predictions do. In logarithms, so that half and twice the clicks are equally far off.
     then = former.calibration
     shift = math.inf
     if now.point > 0 and then > 0:
