@@ -1,7 +1,6 @@
 """The checkpoints of one training run: what to write, when a baseline, what to keep; the training loop's only door.
 
-This is where a guided walk through the chain of checkpoints begins. Before it, ``embeddings/touched.py`` marks the rows
-that lookups touch, and ``training/checkpoints.py`` says when a checkpoint is due and what it has besides rows.
+This is where a guided walk through the chain of checkpoints begins:
 
 1. Lookups in training mode mark the rows that they touch (``embeddings/touched.py``).
 2. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
@@ -11,8 +10,8 @@ that lookups touch, and ``training/checkpoints.py`` says when a checkpoint is du
 4. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
 5. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
 
-Who calls it: ``training/checkpoints.py`` says when there is a checkpoint and what is in it. Where they lie, and with
-them which of them a training finds again, ``stages/train.py`` decides by the key of the continuation.
+``training/checkpoints.py`` says when a checkpoint is due and what it has besides rows. ``stages/train.py`` names the
+directory by the key of the continuation, and so decides which checkpoints a training finds again.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The way to a verdict: ``release.publish`` writes a version; ``release_gate.judge_version`` scores held-out rows with it
 and with the version that serves, on all ranks (``release_ranks`` shares the work out); ``evaluation.gate`` measures
 (``measure``), takes a share of the error budget, if there is one (``budget.judge_within_budget``), and decides
-(``gate.judge``). ``publishing.promotion`` lets what passes serve. A HOLD becomes exit code 6 in ``Publish.accept``, once
-all artifacts are committed.
+(``gate.judge``). ``publishing.promotion`` lets what passes serve. A HOLD becomes exit code 6 in ``Publish.accept``,
+once all artifacts are committed.
 """
 
 from __future__ import annotations

@@ -66,11 +66,8 @@ def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None
 
     ``cycle``: see ``cycled``.
     """
-    total = spanned = planned_steps(train, rows)
-    # A constant schedule has no cycles: it rises once and stays.
-    if cycle is not None and train.schedule != "constant":
-        spanned = min(cycle, total)
-    rising = warmup_steps(train, spanned)
+    total = planned_steps(train, rows)
+    rising = warmup_steps(train, first_cycle(train, total, cycle))
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
@@ -86,6 +83,14 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
     if isinstance(train.warmup_steps, int):
         return train.warmup_steps
     return min(LONGEST_WARM_UP, total // 10)
+
+
+def first_cycle(train: TrainConfig, total: int, cycle: int | None) -> int:
+    """Steps that the schedule of a training of ``total`` steps spans at its start; ``cycle``: see ``cycled``."""
+    # A constant schedule has no cycles: it rises once and stays.
+    if cycle is None or train.schedule == "constant":
+        return total
+    return min(cycle, total)
 
 
 def cycled(train: TrainConfig, step: int, total: int, cycle: int | None) -> float:

@@ -260,7 +260,9 @@ class Optimizers:
         self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
-        self._factor, self._step = 0.0, 0
+        # None: the kernels have the rates that they were built with, whatever the first step's factor is, 0 included.
+        self._factor: float | None = None
+        self._step = 0
         self.schedule = LRSchedule(config, total)
         self.before: Callable[[], None] | None = None
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None

@@ -19,7 +19,7 @@ from pipeline.records.dataset import DatasetSchema, dataset_path
 from pipeline.records.record import read
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.lr_schedule import lr_factor, planned_steps, warmup_steps
+from pipeline.training.lr_schedule import cycled, first_cycle, planned_steps, warmup_steps
 from pipeline.training.optimizer import steps_before
 
 LENGTH = ("epochs", "max_steps")
@@ -84,15 +84,16 @@ def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: 
         before: steps that were planned when they were taken.
         total: steps planned now.
         step: steps taken.
-        cycle: steps after which the schedule begins anew, whatever the length; None: it spans all.
+        cycle: steps after which the schedule begins anew; None: it spans all.
     """
-    if before == total or not step or cycle is not None:
+    if before == total or not step:
         return False
     # Another warm-up gave the first steps other rates, even where the last step's rate is the same.
-    if warmup_steps(train, before) != warmup_steps(train, total):
+    if warmup_steps(train, first_cycle(train, before, cycle)) != warmup_steps(train, first_cycle(train, total, cycle)):
         return True
+    # The length of a training cuts its last cycle short, so that the rates fall to the end all the same.
     last = step - 1
-    return lr_factor(train, last, before) != lr_factor(train, last, total)
+    return cycled(train, last, before, cycle) != cycled(train, last, total, cycle)
 
 
 def length_line(
@@ -109,24 +110,28 @@ def length_line(
     for name, old in _changes(train, then).items():
         moved.append(f"train.{name} was {_typed(old)}, is {_typed(getattr(train, name))}")
     line = f"{' and '.join(moved)}: training continues to step {total:,}; {before:,} were planned"
-    average, warm, wanted = train.average, warmup_steps(train, before), warmup_steps(train, total)
-    if cycle is None and step and warm != wanted:
+    warm = warmup_steps(train, first_cycle(train, before, cycle))
+    average, wanted = train.average, warmup_steps(train, first_cycle(train, total, cycle))
+    if step and warm != wanted:
         line += f"; it warmed up for {plural(warm, 'step')}, where {total:,} steps would have had {wanted:,}"
     if average.active and steps_before(average, before) < steps_before(average, total) < step:
         line += (
             f"; the average of the weights has those from step {steps_before(average, before) + 1:,} on, where one of "
             f"{total:,} steps from the start would begin with step {steps_before(average, total) + 1:,}"
         )
-    if train.schedule == "constant" or cycle is not None:
+    if train.schedule == "constant":
+        return line
+    # Whatever the length, all cycles but the last one are as they were.
+    if cycle is not None and not rates_differ(train, before, total, step, cycle):
         return line
     last = 0.0
     if step:
-        last = lr_factor(train, step - 1, before)
+        last = cycled(train, step - 1, before, cycle)
     if step >= total:
         return f"{line}; the learning rates were {round(last, 3):g} of their peak in the last step, and fall no more"
     return (
         f"{line}; train.schedule={train.schedule} now ends there: the learning rates, {round(last, 3):g} of their peak "
-        f"in the last step taken, are {round(lr_factor(train, step, total), 3):g} of it in the next one"
+        f"in the last step taken, are {round(cycled(train, step, total, cycle), 3):g} of it in the next one"
     )
 
 

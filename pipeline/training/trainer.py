@@ -32,7 +32,7 @@ from pipeline.training.compiling import AutoCompile
 from pipeline.training.distributed import SAVE, STOP, Agreement, add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, check_finite, check_layers
-from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
+from pipeline.training.lr_schedule import first_cycle, log_planned, planned_steps, warmup_steps
 from pipeline.training.memory import (
     MemoryBudget,
     MemoryMeter,
@@ -232,7 +232,9 @@ class Trainer:
         if dist.get_rank() == 0:
             log_planned(config, self.split.rows, self.executor.optimizers.schedule.cycle)
         self.first = self.executor.steps
-        self.collapse = Collapse(config, min(warmup_steps(config, self.total), self.total))
+        # With validation rows the learning rates rise within the first cycle, however many follow.
+        rising = first_cycle(config, self.total, self.executor.optimizers.schedule.cycle)
+        self.collapse = Collapse(config, min(warmup_steps(config, rising), rising))
         # The step after which the guard judges the model; None: its predictions do not ask for it.
         self.judged_after: int | None = None
 
