@@ -124,7 +124,7 @@ class Json(logging.Formatter):
     """For clusters: one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, rank (null: the launcher), stage, run, logger, message, and the exception if there is one."""
+        """Format time, level, rank (null: the launcher), stage, run, logger, message, and the exception if any."""
         fields = {"time": _time(record), "level": record.levelname.lower(), **_context, "logger": record.name}
         fields["message"] = record.getMessage()
         if record.exc_info:
@@ -177,7 +177,7 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     """
     _context.update(rank=rank, stage=stage, run=run)
     if level != "debug":
-        # TorchRec warns once a table and rank; nothing in it is for the one who runs the training.
+        # TorchRec warns once per table and rank. None of it helps whoever runs the training.
         logging.getLogger("torchrec").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     full: logging.Formatter = Json() if form == "json" else FullText()
@@ -206,7 +206,7 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
 
 
 def hide_tracing_advice() -> None:
-    """Hide what FX advises once a process where TorchRec asks whether it is traced: nobody who trains can follow it."""
+    """Hide FX's advice for when TorchRec asks whether it is being traced, which nobody who trains can follow."""
     logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_no_tracing_advice)
 
 

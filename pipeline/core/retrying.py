@@ -17,7 +17,7 @@ from pipeline.core.errors import ArtifactError, NightjarError, PassingError
 TRIES = 3
 # Pauses of 0.2 and 0.8 s; object store clients wait longer before that.
 FIRST_SECONDS, FACTOR = 0.2, 4.0
-# The only mark of CPython's error.
+# CPython raises a plain RuntimeError that only this text tells apart.
 NO_THREAD = "can't start new thread"
 
 _PASSING_NAMES = (
@@ -37,12 +37,12 @@ _here = threading.local()
 
 def passes(error: BaseException) -> bool:
     """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data."""
-    # An API server's error says so itself.
+    # Errors of API servers state whether they are temporary.
     if getattr(error, "passing", False):
         return True
     if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
         return True
-    # Object stores' clients raise these for answers of the store, which would be the same again.
+    # Object stores' clients raise these for answers of the store, which would be the same at the next try.
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | NotADirectoryError):
         return False
     if isinstance(error, OSError) and error.errno is not None:
