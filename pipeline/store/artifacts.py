@@ -171,7 +171,7 @@ class Store(Files):
     cache: PartCache | None = None
 
     def caching(self, folder: str | None, limit: int) -> Store:
-        """Return this store with a cache of ``limit`` bytes in ``folder``; itself if it needs none or ``folder`` is None."""
+        """Return this store with a cache of ``limit`` bytes in ``folder``; itself without a folder or on a disk."""
         if folder is None or self.is_local:
             return self
         # A copy with the same connections, so that only those who asked for the cache use it.

@@ -24,8 +24,7 @@ class Removal:
     """Something that is removed or stays, and why.
 
     ``kind``: what it is, such as dataset. ``bytes``: size of its files, None if unknown. ``noticed``: whether to tell
-    the
-    user that it stays.
+    the user that it stays.
     """
 
     path: str
