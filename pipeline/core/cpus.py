@@ -30,7 +30,7 @@ def share_cpus() -> None:
         "POLARS_MAX_THREADS": cpus,
         # Read by GNU's OpenMP, which torch's wheels bring along.
         "GOMP_SPINCOUNT": str(_SPINS),
-        # In milliseconds; read by LLVM's and Intel's OpenMP, in other builds of torch.
+        # Milliseconds, read by LLVM's and Intel's OpenMP, which other builds of torch use.
         "KMP_BLOCKTIME": "0",
     }
     for name, value in own.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import signal
 
-# What an exit code means, for the command line's help.
+# Meanings of exit codes, for the command line's help.
 EXIT_CODES = {
     0: "done",
     1: "unexpected fault",

@@ -263,7 +263,7 @@ def show_fault(error: BaseException) -> None:
 
 @contextmanager
 def about(stage: str) -> Iterator[None]:
-    """Context whose lines are about ``stage``."""
+    """Make lines in this context be about ``stage``."""
     former, _context["stage"] = _context["stage"], stage
     try:
         yield

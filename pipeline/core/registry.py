@@ -226,7 +226,7 @@ class Registry(Generic[T]):
 
     @contextmanager
     def added(self, *specs: T) -> Iterator[None]:
-        """Context in which ``specs`` are choices too, after the others. For tests and notebooks."""
+        """Make ``specs`` choices in this context, after the others. For tests and notebooks."""
         former, origins, state = self._loaded(), self._origins, Registry.state
         # Copies, because the former dictionaries are put back at the end of the context.
         self._specs, self._origins = dict(former), dict(origins)

@@ -24,7 +24,7 @@ _PASSING_NAMES = (
     "EIO EAGAIN EINTR EBUSY ESTALE ENOMEM EMFILE ENFILE ENOBUFS ETIMEDOUT EREMOTEIO ECONNRESET ECONNABORTED "
     "ECONNREFUSED EHOSTUNREACH ENETUNREACH ENETRESET EPIPE ETXTBSY"
 )
-# Not every system has all of them.
+# Not every system defines all of them.
 _PASSING = frozenset(getattr(errno, name) for name in _PASSING_NAMES.split() if hasattr(errno, name))
 # Packages whose own errors mean that a request got no answer. Refusals are PermissionError or FileNotFoundError.
 _CLIENTS = frozenset(
@@ -54,7 +54,7 @@ def passes(error: BaseException) -> bool:
 
 def pause(error: BaseException, attempt: int) -> bool:
     """Wait before the try after number ``attempt`` (from 1); returns False at once if another try is pointless."""
-    # No pause after the last try.
+    # There is no pause after the last try.
     if attempt >= TRIES or not passes(error):
         return False
     time.sleep(FIRST_SECONDS * FACTOR ** (attempt - 1))

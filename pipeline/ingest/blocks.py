@@ -28,7 +28,7 @@ from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column
 
 # Prefix of the columns that hold codes of ids.
 CODE = "code:"
-# Where the row of an event is: in train, in test, elsewhere.
+# Numbers for where the row of an event is: in train, in test, elsewhere.
 TRAIN_EVENT, TEST_EVENT, OTHER_EVENT = 0, 1, 2
 # Columns (bool) that pass 1 adds to typed rows. TEST is missing if a split by the rows' day is decided only after the
 # last block. VALIDATION_ROW marks validation rows unless they are test rows, KEPT rows that stay if they are train

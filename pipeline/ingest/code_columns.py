@@ -39,7 +39,7 @@ GAPLESS = 0.9
 MANY = 1000
 # Least share of the span that each quarter of the rows takes up if values are spread.
 SPREAD = 0.05
-# Largest value that is the most frequent one if codes begin with frequent ones.
+# Largest value that may be the most frequent one if codes begin with frequent ones.
 FIRST = 10
 # Share of the span that occurs below which values are few of the possible ones.
 FEW = 0.001

@@ -92,7 +92,7 @@ def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Se
             continue
         alike = [one for one in ids if one not in chosen and (columns[one].list.len().fill_null(0) == lengths).all()]
         if alike:
-            # Of several candidates, the one that shares the longest start of its name: item_ids and item_weights.
+            # Take the candidate that shares the longest start of its name: item_ids and item_weights.
             chosen[max(alike, key=lambda one: len(os.path.commonprefix([one, name])))] = name
     return chosen
 

@@ -75,7 +75,7 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
     """
     if data.connector is None:
         return None
-    # What follows LATE marks late rows in datasets of the store, which a table or stream does not know.
+    # The part after LATE marks late rows in datasets of the store, which a table or stream does not know.
     of_snapshot = (mark or "").partition(LATE)[0]
     return data.connector.open(data, of_snapshot)
 

@@ -52,7 +52,7 @@ def corrected_rows(
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     columns: list[pl.Expr | pl.Series] = [pl.lit(1.0, pl.Float32).alias(LABEL)]
     for task in after_click(spec):
-        # The dataset has 0, as its row had no click. Now that it has one, the label of what follows it is unknown.
+        # The dataset has 0, because the row had no click. Now that it has one, labels of what follows it are unknown.
         columns.append(pl.lit(np.nan, pl.Float32).alias(task_column(task)))
     for f in spec.sparse:
         columns.append(_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]))

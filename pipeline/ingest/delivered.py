@@ -108,7 +108,7 @@ def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sourc
         try:
             yield Sources(data, store, mark, pool, stopped)
         finally:
-            # Stops a checksum that nobody waited for, as after an error.
+            # Stop a checksum that is no longer needed, as after an error.
             stopped.set()
 
 
@@ -135,7 +135,7 @@ class Sources:
     def record(self) -> dict[str, Any] | None:
         """Keep in the store what was read under the mark, and return it for ``sources.json``.
 
-        None if marks follow the content, or if no files are logs.
+        None if marks follow the content, or if the logs are not files.
 
         Raises:
             LaunchError: Another run has read another log under the same mark meanwhile.

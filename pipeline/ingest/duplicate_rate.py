@@ -97,7 +97,7 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
         return kernels.mix([each.to_arrow() for each in words])
     bits = []
     for each in words:
-        # As in the kernel, a missing hash is 0 and a missing number NaN.
+        # A missing hash is 0 and a missing number NaN, as in the kernel.
         missing = np.nan if each.dtype.is_float() else 0
         bits.append(each.fill_null(missing).to_numpy().view(np.uint64))
     return hash_rows(bits)

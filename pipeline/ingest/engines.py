@@ -70,7 +70,7 @@ def map_in_order(
             while at[0] < len(parts):
                 place, outcome = deal.next()
                 waiting[place] = _BlockOutcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
-                # This frame must not keep what was made of a block alive while it waits for the next one.
+                # Drop the reference, so that this frame does not keep a result alive while it waits for the next one.
                 del outcome
                 while at in waiting:
                     ready = waiting.pop(at)
@@ -118,7 +118,7 @@ class _PartQueue(Generic[A]):
         self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
 
     def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
-        # Returns what was made of some block, with its place: (part, block of the part).
+        # Returns the outcome of some block, with its place: (part, block of the part).
         done = self._done.get()
         self._room.release()
         return done
@@ -432,13 +432,13 @@ class LocalEngine(IngestEngine):
 
 
 def in_order(work: Callable[[A], B], items: Iterable[A], workers: int) -> Generator[B, None, None]:
-    """Yield ``work`` of each item in order, by ``workers`` threads that are at most as many items ahead."""
+    """Yield ``work`` of each item in order, by ``workers`` threads, at most that many items ahead."""
     with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
         ahead: deque[Future[B]] = deque()
         try:
             for item in items:
                 ahead.append(pool.submit(work, item))
-                # An item may be a block: this frame must not keep it alive while it waits for a result.
+                # An item may be a block, which this frame must not keep alive while it waits for a result.
                 del item
                 if len(ahead) > workers:
                     yield ahead.popleft().result()

@@ -65,7 +65,7 @@ class Lengths:
 
 
 def left_out_column(sequence: str) -> str:
-    """Return the name of the typed column of how many of a row's events were left out as they are not before it."""
+    """Return the name of the typed column that counts those of a row's events that are not before it and left out."""
     return f"events:{sequence}"
 
 

@@ -160,7 +160,7 @@ class FileSource(Source):
 
     @property
     def lines_before(self) -> int:  # type: ignore[override]
-        """1 for a header, where there is one."""
+        """Lines of the file before the first row: the header, where there is one."""
         return self.format.header_lines(self.file.data)
 
     def numbered(self, before: int) -> FileSource:

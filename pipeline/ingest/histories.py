@@ -196,7 +196,7 @@ def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFr
     counts, is_row = whole["counts"].to_numpy(), (whole["place"] >= 0).to_numpy()
     ranges = event_ranges(users[counts], times[counts], users[is_row], times[is_row], plan)
 
-    # An event is a struct of what it is of, as text, and its time.
+    # An event is a struct of its values, as text, and its time.
     fields = []
     for column, name in zip(value_columns(plan), plan.of, strict=True):
         fields.append(pl.col(column).alias(name))
@@ -241,7 +241,7 @@ class HistoryBuilder:
             # A partition has all events of its users, so it is cut by itself.
             for rows in cut_histories(events, self.plan):
                 built.add(rows)
-        # Look-ups read only what was written to the file.
+        # Lookups read only pieces that were written to the file.
         built.flush()
         return built
 

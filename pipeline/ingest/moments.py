@@ -111,7 +111,7 @@ def _moments(values: np.ndarray) -> Moments:
         whole = values
         if bound >= 2.0**53:
             whole = values.astype(np.int64)
-        # Not np.dot: the threads of a BLAS spin while they wait for its next call, on cores that parse the next block.
+        # np.dot is slower: a BLAS's threads spin while they wait for its next call, on cores that parse the next block.
         moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.einsum("i,i", whole, whole)) << _SHIFT
     elif moments.minimum == moments.maximum:
         one = values[:1]

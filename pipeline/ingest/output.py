@@ -288,7 +288,7 @@ class PartWriter:
         return encoded(plain(columns), self.config.compression)
 
     def _close_sink(self) -> None:
-        # Replaced before it is closed: if closing fails, the sink is not closed a second time.
+        # Replace the stack before closing it, so that the sink is not closed a second time if closing fails.
         self.writer = None
         stack, self.stack = self.stack, ExitStack()
         stack.close()

@@ -153,7 +153,7 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
             check_ids(columns, sparse, rejected)
     columns += sequence_columns(raw, texts, spec, rejected)
 
-    # 3. When the row was, and what a synthetic log knows of it.
+    # 3. The time of the row, and its true probability in a synthetic log.
     zone, form = spec.time_zone, spec.time_format
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""

@@ -78,7 +78,7 @@ class Repeats:
     def add(self, events: pl.DataFrame, kind: int, *, part: int = 0, own_day: int | None = None) -> None:
         """Add ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
         line = pl.col("line") if "line" in events.columns else pl.lit(0, pl.Int64)
-        # Of two rows of an event on the same day, the one from the files of that day stays: it is sorted first.
+        # If an event has two rows on one day, the row from the files of that day is sorted first and stays.
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
         self._partitions.add(
             events.select(
@@ -275,7 +275,7 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
         for _, name in _corrections(dataset, earliest):
             repeats.add(_clicks(store, dataset, name, day), KNOWN)
     for dataset, day in _after(store, data):
-        # Sorted behind all clicks of these logs, so that a click that they have themselves comes first.
+        # Sort them behind all clicks of these logs, so that a click that the logs have themselves comes first.
         last = day + timedelta(days=data.label.window_days)
         repeats.add(_clicks(store, dataset, corrected_name(day), last), LATER)
 

@@ -357,7 +357,7 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
     parts = path.rstrip("/").split("/")
     inside = names[-1].split("/")
     if "*" not in path and parts[-1] in inside[:-1]:
-        # A folder: the path goes on to what lies in it, as its last file shows.
+        # The path is a folder, so add the parts below it that its last file shows.
         below = inside[len(inside) - inside[::-1].index(parts[-1]) :]
         parts += [part if _DAY.search(part) else "*" for part in below]
     deep = [name.split("/") for name in names if name.count("/") >= len(parts) - 1]
@@ -369,7 +369,7 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
             pattern, filled = translate(part).replace(".*", "(.*?)", 1), part.replace("*", "{day}", 1)
         else:
             continue
-        # Counted from the end, because `path` may be relative or begin with a protocol, unlike `names`.
+        # Count from the end, because `path` may be relative or begin with a protocol, unlike `names`.
         last = _last_day(re.compile(pattern), [name[at - len(parts)] for name in deep])
         if last is not None:
             return "/".join([*parts[:at], filled, *parts[at + 1 :]]), last

@@ -219,7 +219,7 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
     best = int(np.argmin(low + high))
     at, count, clicked = int(places[best]), int(rows[end] - rows[start]), int(clicks[end] - clicks[start])
     whole = float(_bits(np.array([count]), np.array([clicked]))[0])
-    # For the whole and for both parts, how many of the two classes occur, and the entropy of the labels.
+    # The number of classes that occur and the entropy of the labels, for the whole and for both parts.
     classes, entropies = list[int](), list[float]()
     for first, last, bits in ((start, end, whole), (start, at, low[best]), (at, end, high[best])):
         size, of_part = int(rows[last] - rows[first]), int(clicks[last] - clicks[first])

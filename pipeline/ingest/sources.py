@@ -147,7 +147,7 @@ class Source(ABC):
         return self
 
 
-# Changes a block that was read, by what is known of its rows. The array has their line numbers within the part.
+# Changes a block that was read. The array holds the line numbers of its rows within the part.
 RowChange = Callable[[RawBlock, np.ndarray], RawBlock]
 
 

@@ -443,7 +443,7 @@ def _sparse_profile(feature: SparseSpec, train: Partial, state: FittedState) -> 
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
     hot_rows, hot_share = counts.curve(fitted, missing)
-    # For a sequence, the share is of lookups that miss; for any other feature, of rows.
+    # The missing share is one of lookups for a sequence, and one of rows for any other feature.
     total = train.rows
     if feature.sequence:
         total = max(train.lookups[feature.name], 1)

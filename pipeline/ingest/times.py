@@ -203,7 +203,7 @@ def hour_of(
     Values without an hour (a date alone) are rejected.
     """
     column = values.name
-    if text is None:  # of a list
+    if text is None:  # the column holds lists
         text = nulls(pl.String, len(values))
     written, text = text, standard(values, text, form)
     if zone is not None:
@@ -252,7 +252,7 @@ def seconds_of_rows(
 
     It is the time that is written, whatever offset follows, as with the row's day; with ``zone`` the point in time.
     """
-    if text is None:  # of a list
+    if text is None:  # the column holds lists
         text = nulls(pl.String, len(values))
     text = standard(values, text, form)
     if zone is not None:

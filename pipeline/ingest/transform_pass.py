@@ -120,7 +120,7 @@ def lossy(spec: DataSpec, state: FittedState) -> list[str]:
     for feature in spec.dense:
         if not feature.vector and (feature.clip or feature.zero_is_missing or feature.linear):
             unclear.add(feature.name)
-    # Go by the order of the state, which is that of the schema; that of the set is not fixed.
+    # Use the order of the state, which is that of the schema. The order of a set is not fixed.
     dense = [name for name, fitted in state.dense.items() if fitted.bounds is not None or name in unclear]
     sparse = [name for name, fitted in state.sparse.items() if fitted.bounds is not None]
     return dense + sparse

@@ -55,8 +55,9 @@ def updated(
 ) -> FittedMapping:
     """Update ``mapping`` by the train lookups ``counts`` (hash, id, count) of one day.
 
-    ``first_day``: that of the dataset that is being made. A row whose id was seen on or after it gets no other id,
-    because one training must not see two ids in a row. ConfigError if the table has more rows than ``feature`` allows.
+    ``first_day``: that of the dataset that is being made. A row whose id was seen on an earlier day of the dataset gets
+    no other id, because one training must not see two ids in a row. ConfigError if the table has more rows than
+    ``feature`` allows.
     """
     if mapping.rows > feature.rows:
         raise ConfigError(

@@ -208,10 +208,10 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         # The HTTP status of a refusal is in botocore's error, or in that of s3fs, which has botocore's as its cause.
         answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        # Not implemented: some S3-compatible stores have no conditional writes.
+        # 501 is "not implemented": some S3-compatible stores have no conditional writes.
         if status == 501:
             return _unconditional(store, path, seen, data)
-        # Not found, conflict, precondition failed: another writer was here.
+        # 404 (not found), 409 (conflict) and 412 (precondition failed) mean that another writer was faster.
         if status in (404, 409, 412):
             now = read_marked(store, path)
             # Two requests came at once, and neither succeeded.

@@ -65,7 +65,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         if not isinstance(fs, LocalFileSystem):
             partial = f"{full}.{uuid.uuid4().hex[:12]}.partial"
             fs.makedirs(full.rpartition("/")[0], exist_ok=True)
-            # Under another name first: after an error fsspec closes the file, which commits what was written so far.
+            # Write under another name, because after an error fsspec closes the file, which commits what was written.
             try:
                 with fs.open(partial, "wb") as sink:
                     yield sink

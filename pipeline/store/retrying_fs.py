@@ -32,7 +32,7 @@ class Steady:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        # In copy(), ``inner`` is not set yet.
+        # copy() asks for attributes before ``inner`` is set, which would recurse.
         if name == "inner":
             raise AttributeError(name)
         method = getattr(self.inner, name)

@@ -211,7 +211,7 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
                 if isinstance(value, bytes):
                     values[place] = value.decode()
                 else:
-                    # As in columns of booleans, true and false are 1 and 0.
+                    # True and false become 1 and 0, as in columns of booleans.
                     values[place] = str(int(value)) if isinstance(value, bool) else str(value)
         elif pa.types.is_map(field.type):
             # Arrow takes pairs, fastavro returns dictionaries.

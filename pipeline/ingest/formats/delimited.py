@@ -163,7 +163,7 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
     if not quote:
         return tuple(map(str.strip, text.split(separator)))
     try:
-        # csv reads an empty line as no row: it has one name, the empty one.
+        # csv reads an empty line as no row. Its only name is the empty one.
         names = next(csv.reader([text], delimiter=separator, quotechar=quote), [""])
     except csv.Error as error:
         raise DataError(

@@ -96,7 +96,7 @@ def _require_keys(data: bytes, file: LogFile) -> None:
     columns = list(file.stored_spec.columns)
     keys = []
     for name in columns:
-        # A key as it is written. Where it has characters that writers may escape, any text may be the key.
+        # Search for the key as it is written. If it has characters that writers may escape, any text may be the key.
         plain = name.isascii() and not set(name) & set('"\\/')
         written = f'"{name}"' if plain else '"'
         if written.encode() in data:
@@ -232,7 +232,7 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
     counts = Counter[tuple[str, type]]()
     for of_line in kinds:
         counts.update(of_line.items())
-    # In rising order, so that the most common kind of a key is the one that stays.
+    # Go in rising order, so that the most common kind of a key is the one that stays.
     usual = {}
     for (name, kind), _ in reversed(counts.most_common()):
         usual[name] = kind
