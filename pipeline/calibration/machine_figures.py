@@ -91,7 +91,7 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures, measured=[])
-    # The fitted figures' relative error for each of the very steps that they were fitted to.
+    # The relative error of the fitted figures for each step that they were fitted to.
     errors = []
     for step in steps:
         dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.dense_gb_per_s
@@ -104,7 +104,7 @@ def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareCo
     """Fit figures of kernels, links, copies and memory to what each rank measured; ``usual``: as in ``fit_kernels``."""
     kernels = []
     for times in zip(*(rank["kernels"] for rank in timed), strict=True):
-        # One record for the ranks' records of one shape: the first one's counts, and median times.
+        # Merge the ranks' records of one shape: the counts of the first one, and median times.
         record = dict(times[0])
         for name in ("lookup_ms", "update_ms"):
             record[name] = statistics.median(time[name] for time in times)
@@ -114,7 +114,7 @@ def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareCo
     links = [LinkTime(**time) for time in timed[0]["links"]]
     figures |= fit_links(links)
     process = max(rank["process_bytes"] for rank in timed) / GIB
-    # Some kernels, as gVisor's, do not say.
+    # Some kernels, such as gVisor's, do not report a process's memory.
     if process:
         figures["process_gib"] = process
     return figures | timed[0]["copies"]

@@ -52,7 +52,7 @@ class Terminal:
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)
                 else:
-                    # A caller captures text.
+                    # A caller that captures output may have replaced sys.stdout by a stream of text.
                     sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()
                 self._open = not data.endswith(b"\n")

@@ -144,7 +144,7 @@ def gpus() -> tuple[Gpu, ...]:
         if name.isdigit():
             named = cards[int(name) : int(name) + 1]
         elif name.startswith("MIG-"):
-            # A part of a GPU, which nvidia-smi does not list, counts as the first one.
+            # A part of a GPU, which nvidia-smi does not list, counts as the first GPU.
             named = cards[:1]
         else:
             named = [card for uuid, card in by_uuid.items() if name and uuid.startswith(name)]

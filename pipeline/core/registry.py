@@ -291,7 +291,7 @@ class Registry(Generic[T]):
         return specs
 
 
-# Fields that every choice has, which are no options.
+# Fields that every choice has and that are not options.
 _OWN = ("name", "doc")
 
 

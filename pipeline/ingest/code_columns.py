@@ -33,7 +33,7 @@ LEAST_ORDERED = 10
 LEAST_COUNT = 3
 # Least number of consecutive values that are a block.
 LEAST_BLOCK = 5
-# Share of a span that occurs from which on it has almost no gaps.
+# Share of a span's values that must occur for it to have almost no gaps.
 GAPLESS = 0.9
 # Number of values from which on a quantity has a tail.
 MANY = 1000
@@ -41,7 +41,7 @@ MANY = 1000
 SPREAD = 0.05
 # Largest value that may be the most frequent one if codes begin with frequent ones.
 FIRST = 10
-# Share of the span that occurs below which values are few of the possible ones.
+# Share of a span's values below which those that occur are few of the possible ones.
 FEW = 0.001
 # Rows per value from which on other values would have been seen, too.
 FEW_ROWS = 100

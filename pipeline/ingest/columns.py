@@ -306,7 +306,7 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
     example = values.filter(values.str.contains(_OTHER_DATES))[0]
     sign = next(character for character in example if character in "./-")
     for clock in _CLOCKS:
-        # Take the form that reads most rows. The first of equals wins, in which the day comes first.
+        # Take the form that reads most rows. On a tie the first one wins, in which the day comes first.
         fitting, most = list[str](), 0
         for order in (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d")):
             form = sign.join(order) + clock

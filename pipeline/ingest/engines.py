@@ -142,7 +142,7 @@ class _PartQueue(Generic[A]):
             self._done.put((place, self._outcome(part)))
 
     def _outcome(self, part: _OpenPart) -> _BlockOutcome[A]:
-        # In a separate function, because variables of `run` would keep the block and its result alive while it waits
+        # A separate function, because variables of `run` would keep the block and its result alive while it waits
         # for room.
         try:
             block = self._next_block(part)

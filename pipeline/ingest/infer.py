@@ -57,7 +57,7 @@ FEW = 100
 # Periods of a log whose rows have times: what a value says is judged by rows of other periods.
 PERIODS = 10
 LEAST_ROWS_OF_A_TABLE = 1000
-# Some words end with ``id`` only if what precedes it has ids: bid, paid and valid end so, too.
+# Without a separator, ``id`` must follow a word for what has ids, because bid, paid and valid end so, too.
 _ID_NAMES = re.compile(
     r"(?i:(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$)|[a-z]I[dD]$"
     r"|(?i:(user|item|ad|app|movie|product|customer|member|visitor|session|device|campaign|creative"
@@ -405,7 +405,7 @@ class _Facts:
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def _why_follows(self, column: SampleColumn, seen: str) -> str:
-        # Says why no model should see `column`, which says something in rows with a click alone.
+        # Says why no model should see `column`, which says something only in rows with a click.
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
         positive, negative = label_classes(column)

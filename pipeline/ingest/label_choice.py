@@ -19,7 +19,7 @@ from pipeline.ingest.columns import (
 
 # Least share of a label's values that its two classes make up.
 LABEL_SHARE = 0.95
-# Probability below which it is not chance that a column says something in clicked rows alone.
+# Probability below which it is not chance that a column says something only in clicked rows.
 BY_CHANCE = 1e-9
 _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
 _POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")

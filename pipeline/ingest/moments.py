@@ -28,7 +28,7 @@ from pipeline.ingest.values import FLOAT32_MAX, RejectedRows, absent_in, nulls, 
 SMALL = 1024
 # Lookup tables that are kept, one per feature.
 _TABLES = 4096
-# Rows whose squares fit into 63 bits.
+# Most rows for which the sum of looked-up squares fits into 63 bits.
 _MOST_ROWS = 1 << 20
 LOG_QUANTUM = 1.0 / 65536
 # Sums are in units of 2^-2200, below the square of the smallest float64.
@@ -37,7 +37,7 @@ _SHIFT = 2200
 _ULP = 1075
 # Cuts a float64 into halves whose products are exact.
 _SPLIT = 2.0**27 + 1.0
-# Columns measured together: of a wide log, all at once would be a copy of the block.
+# Columns that are measured together. In a wide log, all at once would be a copy of the block.
 _TOGETHER = 64
 # Deviation that is only rounding, as a share of the largest value: 0.3 and 0.1 + 0.2 differ by less.
 _NOISE = 2.0**-48
@@ -111,7 +111,7 @@ def _moments(values: np.ndarray) -> Moments:
         whole = values
         if bound >= 2.0**53:
             whole = values.astype(np.int64)
-        # np.dot is slower: a BLAS's threads spin while they wait for its next call, on cores that parse the next block.
+        # np.dot would let the threads of a BLAS spin until its next call, on cores that parse the next block.
         moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.einsum("i,i", whole, whole)) << _SHIFT
     elif moments.minimum == moments.maximum:
         one = values[:1]

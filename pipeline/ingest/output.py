@@ -26,7 +26,7 @@ _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 7, 8, 9, 10, 12
 # Elements from which on a list's length does not fit its first byte; also the largest step of a field id.
 _LONG = 15
-# Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
+# Ids of fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 _ROWS, _GROUPS = 3, 4
 _COLUMNS, _BYTES, _GROUP_ROWS, _START, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
 _CHUNK_START, _CHUNK = 2, 3

@@ -186,7 +186,7 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
 
 
 def _leave_out(frame: pl.DataFrame, spec: DataSpec) -> pl.DataFrame:
-    # Returns the features of ``spec.left_out`` as missing. The split goes by what was delivered, so test rows stay the
+    # Makes the features of ``spec.left_out`` missing. The split goes by what was delivered, so the test rows stay the
     # same.
     empty = []
     for name in spec.left_out:
@@ -221,7 +221,7 @@ def _split_times(
         return beginning_of(day, hour, zone).alias(SPLIT_TIME)
     values, text = raw[column], texts.get(column)
     if spec.day_column is not None:
-        # The day of another column does not replace a time that cannot be read, or the row would silently be of its
+        # The day of another column does not replace a time that cannot be read, or the row would silently get its
         # midnight. Eight digits may be seconds or a date, so of numbers only a missing one is rejected.
         if values.dtype.is_numeric():
             rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)

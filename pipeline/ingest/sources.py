@@ -262,7 +262,7 @@ def readable(label: str) -> Iterator[None]:
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise
-        # Arrow raises it for bytes that it cannot decode: no system call failed.
+        # Arrow raises such an error for bytes that it cannot decode: no system call failed.
         reason = str(error).splitlines()[0]
         raise DataError(f"{label} is damaged or cut off: {reason}", hint="fetch the file again") from None
 

@@ -196,7 +196,7 @@ class _IngestRun:
         return self.engine.continued(continued_state(store, path, self.spec))
 
     def _former_distribution(self) -> tuple[str | None, dict[str, Any] | None]:
-        # Returns that of the dataset whose mappings continue, else that of the newest day before.
+        # Returns path and distribution of the dataset whose mappings continue, else of that of the newest day before.
         data, store = self.data, self.draft.store
         dataset = None
         if data.mapping_from:

@@ -54,7 +54,7 @@ def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
     times = text.str.to_datetime(form, strict=False, time_unit="us")
     if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None:
         return times.dt.strftime("%Y-%m-%d %H:%M:%SZ")
-    # If the form has no hour, write none, because 00:00:00 would be read as one.
+    # If the form has no hour, write none, because 00:00:00 would be read as an hour.
     standard_form = "%Y-%m-%d"
     if _CLOCK.search(form):
         standard_form += " %H:%M:%S"

@@ -32,7 +32,7 @@ from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, 
 
 # Days after which candidates are forgotten if nothing is evicted.
 FORGET_AFTER_DAYS = 30
-# Share of its heat that an id has left a day later: half after a week. A smaller share follows new ids sooner and
+# Share of its heat that an id has left after a day: half after a week. A smaller share follows new ids sooner and
 # resets more rows: with 2 % new ids a day, 0.5 replaced 28 % of a full table every night, 0.9 replaces 7 % and serves
 # as many lookups.
 COOLING = 0.9
@@ -133,7 +133,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
 
 
 def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -> FittedMapping:
-    # Gives the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap.
+    # Gives rows to the candidates that are frequent enough: free ones, lowest first, then new ones up to the cap.
     ids = mapping.ids
     assert ids is not None
     wanting = _ranked(ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count)))
@@ -154,8 +154,8 @@ def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -
 
 
 def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, used: pl.Series) -> FittedMapping:
-    # Gives the hottest ids that still want a row those of the coldest ids, as long as they are colder. Rows in `used`
-    # stay. An id that loses its row waits as a candidate.
+    # Gives the rows of the coldest ids to the hottest ids that still want one, as long as their owners are colder. Rows
+    # in `used` stay. An id that loses its row waits as a candidate.
     assert mapping.ids is not None and mapping.freed is not None
     ids = mapping.ids.with_columns(_heat(mapping.ids, day))
     wanting = ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count))

@@ -222,7 +222,7 @@ def _compare_clock(now: Mapping[str, Any], then: Mapping[str, Any], allow: Colle
     if all(group["time"] is None for group in then.get("groups", {}).values()):
         return
     for name, key in _CLOCK.items():
-        # Records of earlier releases lack names, but one without ``time_format`` simply had no format.
+        # Records of earlier releases lack some names. One without ``time_format`` simply had no format.
         if name == "time_format" or (name in now and name in then):
             what = f"data.{key}, by which the ages of events are counted, is"
             yield from _compare(f"data.{key}", what, now.get(name), then.get(name), allow, "the times are the same")

@@ -95,7 +95,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
                 yield sink
                 if not sink.closed:
                     sink.flush()
-                    # Without this, the name may lead to nothing after a power cut.
+                    # Without this, the name may lead to an empty file after a power cut.
                     os.fsync(sink.fileno())
             if path.exists():
                 shutil.copymode(path, beside)
@@ -183,8 +183,8 @@ class Files:
     def read_json(self, path: str) -> Any:
         """Parse the JSON file at ``path``; ArtifactError if it is missing or invalid."""
         try:
-            # Read in one request: s3fs reads an opened file only in the version of then, which may be replaced
-            # meanwhile.
+            # Read in one request: s3fs reads an opened file only in its version at opening, which may be
+            # replaced meanwhile.
             return json.loads(self.fs.cat_file(self.full(path)))
         except FileNotFoundError:
             raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None

@@ -43,7 +43,7 @@ LEAST_SECONDS = 1.0
 OUTAGE_SECONDS = 600.0
 # Seconds until two simultaneous writers see the same file in a store without conditional writes.
 SETTLE_SECONDS = 1.0
-# Difference of clocks in seconds, beyond the time that a renewal takes to be seen, that goes unmentioned.
+# Seconds by which clocks may differ, beyond the time that a renewal takes to be seen, before messages say so.
 CLOCKS_DIFFER = 5.0
 # Keys of the record in a ``LeaseFile``.
 _FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}

@@ -99,7 +99,7 @@ def store_time(store: Files) -> float:
         now = written(store, store.full(path))
     with suppress(ArtifactError), removing(path):
         store.fs.rm_file(store.full(path))
-    # For a folder, take the earlier one of both clocks: manifests there are compared by when their writers made them,
+    # On a disk, take the earlier one of both clocks: manifests there are compared by when their writers made them,
     # files by what the file server stamped, and neither may look old too soon.
     if store.is_local:
         return min(now, time.time())

@@ -178,7 +178,7 @@ class JsonBlock:
         good: Sequence[int] = range(len(lines))
         rejects: list[Reject] = []
         data, frame = self.data, None
-        # Polars skips blank lines, so rows could not be told by the numbers of their lines.
+        # Polars skips blank lines, and then the numbers of rows and lines would differ.
         if all(map(bytes.strip, lines)):
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
