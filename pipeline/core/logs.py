@@ -206,7 +206,7 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
 
 
 def hide_tracing_advice() -> None:
-    """Hide FX's advice for when TorchRec asks whether it is being traced, which nobody who trains can follow."""
+    """Hide advice that FX logs when TorchRec asks whether it is being traced; whoever trains cannot follow it."""
     logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_no_tracing_advice)
 
 

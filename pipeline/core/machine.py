@@ -65,7 +65,7 @@ def usable_memory(root: Path | None = None) -> int:
 
 
 def spare_memory() -> int:
-    """Return the bytes that this process could still take: what the machine, and its cgroups beside it, have left."""
+    """Return the bytes that this process could still take: what the machine and its cgroups have left."""
     # ``left`` may be negative: VmRSS includes shared pages, which may not count towards this process's cgroup.
     left = usable_memory() - _figure(_STATUS, "VmRSS")
     return max(min(_figure(_ROOT / "proc/meminfo", "MemAvailable"), left), 0)
@@ -244,7 +244,7 @@ def is_busy() -> bool:
 def loopback_variables() -> dict[str, str]:
     """Return the variables by which gloo and NCCL listen on the loopback alone; none if it cannot be found.
 
-    Without them, gloo listens where the machine's name leads, NCCL on the first interface that is no loopback.
+    Without them, gloo listens on the address of the machine's name, NCCL on the first interface that is no loopback.
     """
     for _, name in socket.if_nameindex():
         try:

@@ -110,8 +110,8 @@ def _package_of(point: EntryPoint) -> str:
 def find_package_at_fault(error: BaseException) -> str:
     """Return the installed package whose code raised ``error``, with file and line; "" where it was Nightjar's own.
 
-    The innermost frame that is of Nightjar or of a package that extends it decides: what a library raises is the fault
-    of its caller.
+    The innermost frame of Nightjar or of a package that extends it decides, because what a library raises is its
+    caller's fault.
     """
     packages: dict[str, str] = {}
     for point in _installed(tuple(sys.path)):
@@ -298,7 +298,7 @@ _OWN = ("name", "doc")
 def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T:
     """Return the choice called ``name`` with those ``options`` (a dataclass) that are not None.
 
-    ConfigError if it has no field with an option's name; ``path``: of the options, for the message.
+    ConfigError if it has no field with an option's name; ``path``: where the options are set, for the message.
     """
     spec = registry.get(name)
     known = _options_of(spec)

@@ -253,7 +253,7 @@ def without_broken_classes(column: SampleColumn) -> SampleColumn:
 
 
 def find_two_classes(column: SampleColumn, share: float) -> list[str] | None:
-    """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None without such."""
+    """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None if it has none."""
     # The counts need a name that no column has: one may be called "count", the default.
     counts = column.present.value_counts(sort=True, name="rows of the sample")
     two: list[str] = counts[column.name][:2].to_list()

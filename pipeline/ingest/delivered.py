@@ -84,7 +84,7 @@ def require_same_log(data: DataConfig, store: Store, mark: str) -> None:
 
 
 def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
-    """Warn where nothing tells whether ``dataset`` was made of the log that ``data`` names, or of one with its marks.
+    """Warn if nothing tells whether ``dataset`` was made of the log that ``data`` names, or of one with its marks.
 
     Releases before ``sources/`` kept no checksum. Another key for their datasets would make all of them again.
     """
@@ -113,7 +113,7 @@ def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sourc
 
 
 class Sources:
-    """What the logs of a dataset hold, summed up beside the passes over them, which read the same bytes."""
+    """Sums up what the logs of a dataset hold, beside the passes over them, which read the same bytes."""
 
     def __init__(
         self, data: DataConfig, store: Store, mark: str | None, pool: ThreadPoolExecutor, stopped: threading.Event

@@ -188,7 +188,7 @@ class _PartQueue(Generic[A]):
 
 
 class RowsWriter(Protocol):
-    """The Parquet files of one folder of a dataset; complete at the end of ``with``. ``rows``: added so far."""
+    """The Parquet files of one folder of a dataset; complete at the end of ``with``. ``rows``: how many were added."""
 
     files: list[str]
     groups: list[list[int]]
@@ -297,7 +297,7 @@ class IngestEngine(ExitStack, ABC):
     def write_mappings(
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
-        """Write the files of the fitted mappings; ``continued``: with what only the next day needs."""
+        """Write the files of the fitted mappings; ``continued``: include what only the next day needs."""
 
         def encode(feature: SparseSpec) -> dict[str, pa.Buffer]:
             files = feature.mapping.files(feature.name, state.sparse[feature.name], continued=continued)

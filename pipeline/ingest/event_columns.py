@@ -65,7 +65,7 @@ class Lengths:
 
 
 def left_out_column(sequence: str) -> str:
-    """Return the name of the typed column that counts those of a row's events that are not before it and left out."""
+    """Return the name of the typed column that counts a row's events that were left out as not before it."""
     return f"events:{sequence}"
 
 

@@ -130,7 +130,7 @@ _KEPT = {"key": pl.UInt64, "check": pl.UInt64, "time": pl.Int64, "day": pl.Int32
 
 
 def value_columns(plan: HistoryPlan) -> list[str]:
-    """Return the columns of events that hold what they are of, one for each of ``plan.of``."""
+    """Return the columns of events that hold their values, one for each of ``plan.of``."""
     return [f"value{number}" for number in range(len(plan.of))]
 
 
@@ -144,7 +144,7 @@ def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
 
 
 def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
-    """Narrow ``spec`` to what is read of a row to find its event: label, day, user, time, and what it is of."""
+    """Narrow ``spec`` to what is read of a row to find its event: label, day, user, time, and values."""
     narrowed = replace(narrow_to_key(spec), event_key=None)
     # Leave out the key unless a history reads it, because a row without a key has an event, too.
     columns = {}

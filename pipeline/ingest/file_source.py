@@ -136,7 +136,7 @@ class _JoinedStreams(io.RawIOBase):
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """A file, or part of one, on any filesystem, at ``path``. ``members``: of a gzip file, those of the part."""
+    """A file, or part of one, on any filesystem, at ``path``. ``members``: the part's members of a gzip file."""
 
     fs: AbstractFileSystem
     path: str
@@ -283,7 +283,7 @@ def partition_values(path: str) -> dict[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionBlock:
-    """Rows of a file of a partition: ``block`` without the columns that the path tells, ``values``."""
+    """Rows of a file of a partition: ``block`` lacks the columns whose ``values`` the path tells."""
 
     block: Block
     values: dict[str, str | None]

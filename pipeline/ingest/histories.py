@@ -316,7 +316,7 @@ class BuiltHistories:
 def build_histories(
     engine: IngestEngine, data: DataConfig, draft: Draft, spec: DataSpec, sources: Sources, compression: str
 ) -> BuiltHistories:
-    """Read the events of the logs of ``data``, keep those of its days, and build histories with those of days before.
+    """Read the events of the logs of ``data``, keep those of its days, and build histories with those of earlier days.
 
     ``sources``: of a day, or of the whole log, as pass 1 reads them.
     """

@@ -72,7 +72,7 @@ _ID_NAMES = re.compile(
 class Guess:
     """What one column is: ``kind`` label | time | dense | sparse | out, and in words what was ``seen`` of it.
 
-    ``name``: of the feature, where the column's own cannot be one. ``settings``: of the feature, in YAML's order.
+    ``name``: the feature's name, if the column's own cannot be one. ``settings``: the feature's, in YAML's order.
     """
 
     column: str
@@ -84,12 +84,12 @@ class Guess:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
+    """All guesses of a log. ``others``: columns that could be the label, too; ``missing``: words besides the empty one.
 
-    ``rate``: of the label. ``other_labels``: in words, the rows with neither of its values. ``transform``: of most
-    numbers. ``days``: the first and the last one. ``by_day``: the time tells no more than the day. ``hour``: column of
-    a partition that is the row's hour. ``time_format``: of the time, ``other_format``: that its values could have as
-    well.
+    ``rate``: share of positive labels. ``other_labels``: in words, the rows with neither value of the label.
+    ``transform``: that of most numbers. ``days``: the first and the last one. ``by_day``: the time tells no more than
+    the day. ``hour``: column of a partition that is the row's hour. ``time_format``: format of the time;
+    ``other_format``: another one that its values could have.
     """
 
     label: Guess

@@ -208,8 +208,8 @@ def _ask_file_system(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
 class LogFiles:
     """The files of a log in order; ``labels`` name them relative to where they lie together.
 
-    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not: whichever files lie beside
-    one, and however it is packed, its rows have the same place.
+    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not, so that the rows of
+    a file have the same place whatever files lie beside it and however it is packed.
     """
 
     fs: AbstractFileSystem

@@ -1,4 +1,4 @@
-"""The fitted transform of a dataset on records outside of it, for serving: the very code that made the dataset.
+"""Applies the fitted transform of a dataset to other records, for serving, with the code that made the dataset.
 
 A record is a mapping of raw columns to values, as a row of the logs; its label is not needed.
 """

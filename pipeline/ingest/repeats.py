@@ -1,4 +1,4 @@
-"""Which rows of an event stay, and which labels clicks that came later correct: exact, in bounded memory.
+"""Decides which rows of an event stay, and which labels later clicks correct: exact, in bounded memory.
 
 Events are in a temporary file, partitioned by the hash of their key, so that all rows of an event are in one partition.
 Each partition is judged by itself. What stays in memory is 8 bytes for each row that is dropped or corrected.

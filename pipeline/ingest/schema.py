@@ -227,7 +227,7 @@ class SequenceSpec:
 class HistoryPlan:
     """A history, which rows get as column ``name``: of the user in column ``by``, the newest ``most`` events.
 
-    ``of``: the column of the log for each field of an event. ``time``: that of the rows' times. Events are strictly
+    ``of``: the column of the log for each field of an event. ``time``: column of the rows' times. Events are strictly
     earlier than their row, by ``lag_minutes`` at least, and by no more than ``days`` (None: however much). ``where``:
     the column that says which events count; None: all do.
     """
@@ -276,7 +276,7 @@ class HistoryPlan:
 class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
-    ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
+    ``hour_column``: where a row's hour is read, None if it is not needed; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
     column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with

@@ -101,7 +101,7 @@ class Block(Protocol):
 def answering(path: str | None, store: Store | None) -> Iterator[None]:
     """Turn what clients of remote file systems raise after their retries into an UnreachableError.
 
-    ``path``: of the logs; ``store``: where datasets are read or written, None if nowhere.
+    ``path``: path of the logs; ``store``: where datasets are read or written, None if nowhere.
     """
     try:
         yield
@@ -125,7 +125,7 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
 
 
 class Source(ABC):
-    """A log, or a part of one, small enough to be handed to another process: it is read where ``blocks`` is called."""
+    """A log, or a part of one. It can be handed to another process, because it is read where ``blocks`` is called."""
 
     # Lines of its file before the first row.
     lines_before: int = 0

@@ -79,7 +79,7 @@ def ingest(
 ) -> dict[str, Any]:
     """Write the dataset of ``data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
 
-    ``seed``: of synthetic logs and of mappings whose fit is random. ``now``: the clock in seconds, for rows/s and for
+    ``seed``: for synthetic logs and for mappings whose fit is random. ``now``: the clock in seconds, for rows/s and for
     when progress is due.
 
     Raises DataError for input that is missing, incomplete, empty or not what the schema says, ConfigError for a schema

@@ -193,7 +193,7 @@ class Tally:
         self.positives += int(labels.sum())
 
     def merge(self, other: Tally) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
 

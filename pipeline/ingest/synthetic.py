@@ -54,7 +54,7 @@ class Slot:
 
 
 class UserLog:
-    """The log that ``seed`` draws, slot after slot. ``effects``: of items; item i is of category i // per_category."""
+    """The log that ``seed`` draws, slot after slot. ``effects``: by item; item i is of category i // per_category."""
 
     def __init__(self, config: SyntheticConfig, seed: int) -> None:
         rng = np.random.default_rng([seed, 20])
@@ -253,7 +253,7 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
-    """Return which day of the changing truth ``day`` is; ConfigError if it is before the first, or that is no day."""
+    """Return which day of the changing truth ``day`` is; ConfigError if it precedes ``first_day``, or that is invalid."""
     try:
         number = (day - date.fromisoformat(config.first_day)).days
     except ValueError:
@@ -377,8 +377,8 @@ def write_tsv(
 ) -> int:
     """Write the raw synthetic log to ``url`` (any fsspec URL; .gz and .zst compress) as a Criteo TSV; returns its rows.
 
-    The day and the true probability are not in that format and are left out. With ``fault``, the log is what that
-    leaves of it.
+    The day and the true probability are not in that format and are left out. With ``fault``, the log is what the
+    fault leaves of it.
     """
     rows = 0
     rng = np.random.default_rng([seed, 30])

@@ -65,7 +65,7 @@ class TimeCounts:
 
 @dataclass(frozen=True)
 class CountTimes:
-    """Counts the rows of a block by time. ``named``: the first and last day that are wanted, where rows carry a day.
+    """Counts the rows of a block by time. ``named``: the first and last wanted day, if rows carry a day.
 
     Rows that come in files of a day before theirs, as ``rule`` allows, count, too.
     """

@@ -51,7 +51,7 @@ class RejectedRows:
         self.rejects: list[Reject] = []
 
     def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
-        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
+        """Reject the rows of ``mask`` that are not rejected yet; ``reason``: says why for a row number of the block."""
         if not mask.any():
             return
         for index in np.flatnonzero(mask & ~self.bad):
@@ -59,7 +59,7 @@ class RejectedRows:
         self.bad |= mask
 
     def add_values(self, wrong: pl.DataFrame, kind: str, reason: Callable[[str | None], str], column: str) -> None:
-        """Reject the rows of ``wrong``, columns row and value; ``reason`` tells of the first wrong value of a row."""
+        """Reject the rows of ``wrong``, columns row and value; ``reason`` says why for a row's first wrong value."""
         mask = np.zeros(len(self.lines), bool)
         mask[wrong["row"].to_numpy()] = True
         # Backwards, so that the first of several values of a row is set last and stays.

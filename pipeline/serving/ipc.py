@@ -32,13 +32,13 @@ _LOGITS, _LABEL, _WEIGHT = "logits:", "label:", "weight"
 
 
 class Channel:
-    """One end of a connection. ``receive`` raises EOFError where the other end is gone."""
+    """One end of a connection. ``receive`` raises EOFError if the other end is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._source = connection, connection.makefile("rb")
 
     def send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send a message; OSError where the other end is gone."""
+        """Send a message; OSError if the other end is gone."""
         text = json.dumps(head).encode()
         self._connection.sendall(_SIZES.pack(len(text), len(body)) + text)
         # Sent separately, because the body may be large, and joining both would copy it.

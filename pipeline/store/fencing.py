@@ -1,4 +1,4 @@
-"""Holds the main thread still while this process may have lost a lease, and ends it where it has.
+"""Holds the main thread still while this process may have lost a lease, and ends it if it has.
 
 A thread that keeps a lease cannot stop the others. A signal can: its handler runs in the main thread between two
 instructions, also while that waits for a network or a child, and does not return before the lease is renewed. SIGURG is
@@ -29,7 +29,7 @@ class Paused(Protocol):
     """What the main thread waits for."""
 
     def check(self) -> bool:
-        """Whether it may go on; LostLeaseError, or another error, where it is to end."""
+        """Whether it may go on; raises LostLeaseError or another error if it must end."""
         ...
 
 

@@ -137,7 +137,7 @@ _NO_TEXT = {
 
 
 def require_text(start: bytes, label: str) -> None:
-    """Raise DataError where a file that begins with ``start`` is of a kind that is no text."""
+    """Raise DataError if a file that begins with ``start`` is of a kind that is not text."""
     for mark, (what, hint) in _NO_TEXT.items():
         if start.startswith(mark):
             raise DataError(f"{label} is {what}, expected text", hint=hint)
