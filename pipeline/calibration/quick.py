@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
     from pipeline.training.batches import Batch
 
-# As timing.KERNEL_SHAPES: all overhead, all ids, tables in the cache and beyond it.
+# (tables, rows, columns, ids a table), as in timing.KERNEL_SHAPES: all overhead, all ids, tables in the cache and
+# beyond.
 SHAPES = ((4, 1_000, 16, 256), (26, 1_000, 16, 4_096), (8, 100_000, 32, 8_192), (8, 200_000, 64, 2_048))
 LINKS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
-# Dominated by overhead, by activations and by products.
+# Models whose steps are dominated by overhead, by activations and by matrix products.
 TRIALS = (
     Trial(rows=(100,) * 8, zipf=1.1, dim=8, bottom=(64,), top=(64, 32), batch=256),
     Trial(rows=(1_000, 100_000) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4_096),
     Trial(rows=(1_000, 10_000) * 4, zipf=1.1, dim=16, bottom=(512, 256), top=(512, 256), batch=2_048),
     Trial(rows=(1_000, 10_000) * 13, zipf=1.1, dim=16, bottom=(512, 256, 64), top=(512, 256), batch=1_024),
 )
-# Batches; the pipeline of several ranks reads ahead of its steps.
+# Numbers of batches. With several ranks, the pipeline reads ahead of its steps.
 WARM_UP, STEPS, AHEAD = 2, 5, 3
 
 
@@ -50,7 +51,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     hardware = replace(config.hardware, hosts=1, embedding_hosts=0, ranks_per_host=config.machine_ranks, measured=[])
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
-    # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
+    # A few times tell the terms of a CPU apart only roughly, so its figures are the usual ones, scaled.
     usual = HardwareConfig(name="usual") if hardware.device == "cpu" else None
     figures: dict[str, Any] = fit_alone(timed, hardware.device, usual)
     hardware = replace(hardware, **figures)
@@ -64,7 +65,7 @@ def quick_figures(config: Config) -> dict[str, float]:
 
 
 def _measure(config: Config) -> dict[str, Any]:
-    """On one rank: kernels, links and steps, as plain data."""
+    """Measure kernels, links and steps on one rank; returns plain data."""
     import torch.distributed as dist
 
     from pipeline.embeddings.ssd.diagnostics import pss_bytes
