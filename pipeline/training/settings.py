@@ -1,4 +1,4 @@
-"""What training reads of the configuration. ``training/config_settings.py`` takes it out of a whole one."""
+"""The settings that training reads. ``training/config_settings.py`` selects them from a whole configuration."""
 
 from __future__ import annotations
 
