@@ -30,7 +30,7 @@ from pipeline.core.kernels import load_kernels
 _TILE_VALUES = 32_000
 # Bits by expected restores, rising; more restores than the last entry need 8 bits (section 4.2.2).
 _BITS_BY_RESTORES = ((1, 2), (3, 3), (20, 4))
-# The numbers of bits for which a single code does not divide a byte.
+# The numbers of bits that do not divide a byte.
 _GROUPED = (3, 6)
 # (steps, shrink, fits) tried by `choose_coding`, cheapest first; (25, 0.6) is near k-means in the paper.
 _SEARCHES = ((0, 0.0, 0), (0, 0.0, 2), (0, 0.0, 4), (10, 0.3, 2), (10, 0.5, 2), (25, 0.6, 2))

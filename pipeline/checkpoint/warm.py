@@ -46,7 +46,7 @@ def warm_start(
         tables_only: Whether dense parameters and their optimizer keep their initial values.
         rename: {table in the checkpoint: table of the model}.
         partly: Whether dense parameters that the checkpoint lacks or has in another shape, as between a flat model and
-            one with towers, keep theirs.
+            one with towers, keep their initial values.
         towers: The model's towers, as in TrainState. Parameters of a tower that had other features in the checkpoint
             keep their initial values too.
         order: The order of features, as in TrainState.

@@ -39,7 +39,7 @@ def large_pages(count: int) -> Tensor:
         # There is not enough memory. torch's own error says so; this one reads as if a disk had failed.
         return torch.zeros(count)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # the kernel may lack large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32, count=count)
 

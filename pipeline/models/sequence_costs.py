@@ -30,7 +30,7 @@ class BlockCosts:
     activations: float
 
 
-_COUNTED: dict[str, dict[str, BlockCosts]] = {}  # by what they depend on
+_COUNTED: dict[str, dict[str, BlockCosts]] = {}  # by the settings and lengths that they depend on
 
 
 def sequence_costs(

@@ -69,7 +69,8 @@ def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths,
     factors = {}
     for sequence in schema.sequences:
         block = blocks[sequence.name]
-        # A batch that is processed in parts runs the forward pass twice, which is a third of a block without products.
+        # A batch that is processed in parts runs the forward pass twice. In a block without products that is a third of
+        # the work.
         forward = block.forward / block.flop if block.flop else 1 / 3
         parts = 1.0
         if events.most is not None:

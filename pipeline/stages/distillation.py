@@ -92,8 +92,8 @@ def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact
 def _write_scores(
     config: Config, store: Store, dataset: Artifact, teacher: dict[str, str], path: str, key: str
 ) -> None:
-    # Collective. A version that is only the teacher because it is in service may be unable to score the rows, which
-    # must not fail a night. That is recorded, so that the training has no teacher when it is resumed either.
+    # Collective. If the teacher is merely the version in service and cannot score the rows, this is no error, since no
+    # night may fail because of it. The failure is recorded, so that a resumed training has no teacher either.
     import numpy as np
 
     from pipeline.checkpoint.collectives import run_on_rank0

@@ -66,7 +66,7 @@ def judge_version(
     from pipeline.training.parquet import SplitReader
 
     # 1. Score the held-out rows on all ranks: as the candidate serves them, the incumbent, and the best recent version.
-    ledger = _open_ledger(config, store)  # first: one that cannot be read costs no scores
+    ledger = _open_ledger(config, store)  # opened first, so that an unreadable one costs no scores
     dataset = inputs["ingest"]
     split = SplitReader(store, dataset, "test")
     split.spread(config.gate.max_rows)

@@ -21,7 +21,7 @@ from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-INIT_FROM = "checkpoint.init_from="  # as it is typed
+INIT_FROM = "checkpoint.init_from="  # as typed on the command line
 # The limits of ``train.global_batch=auto``; a batch is in samples. MIN_STEPS is for an epoch: after fewer updates, a
 # model has hardly begun to learn.
 MIN_STEPS = 200

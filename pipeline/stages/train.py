@@ -24,7 +24,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
-INIT = "init"  # what the step's key covers of ``checkpoint.init_from``
+INIT = "init"  # the entry of the step's key for ``checkpoint.init_from``
 
 
 def _warm(config: Config) -> bool:

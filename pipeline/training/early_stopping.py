@@ -87,7 +87,7 @@ class Stopping:
         return gain > self.config.min_delta
 
     def state(self) -> dict[str, Any]:
-        """The state as plain data; ``load`` takes it back."""
+        """Return the state as plain data; ``load`` takes it back."""
         best = start = None
         if self.best is not None:
             best = asdict(self.best)

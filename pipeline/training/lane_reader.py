@@ -197,7 +197,7 @@ class _Decoding:
             places.append(np.arange(at + part.start, at + part.stop))
         rows, order = np.concatenate(places), self._sampler.mixed(self.window)
         shuffle, group_by = self._sampler.order.shuffle, self._sampler.order.group_by
-        # Without shuffling the order is that of validation and test rows, which need no groups kept together.
+        # Validation and test rows are read without shuffling, so their groups need not be kept together.
         if shuffle and group_by is not None:
             groups = raw.ids[self._reader.split.single.index(group_by)]
             order = keep_groups(order, groups[rows])
