@@ -118,7 +118,7 @@ class Checkpointer:
         # 1. Remove what killed writers left, unless a manifest that may name it cannot be read.
         retry_on_all_ranks("sweeping uncommitted checkpoints", self._sweep)
 
-        # 2. Restore the newest checkpoint that is whole, passing over damaged ones.
+        # 2. Restore the newest checkpoint that is whole, skipping damaged ones.
         model = self.model
         target = RestoreTarget(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
         damaged: dict[str, str] = {}

@@ -303,7 +303,8 @@ def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     deltas = np.diff(ids, prepend=0)
     if ids[0] < 0 or (deltas[1:] <= 0).any():
         raise ValueError("row numbers must rise strictly from 0 up")
-    # Vectorised over all ids: first the number of bytes that each takes, then every byte by its position in its id.
+    # The encoding is vectorised over all ids: first the number of bytes of each id, then every byte by its position in
+    # its id.
     lengths = np.ones(len(deltas), np.int64)
     for size in range(1, _LONGEST):
         lengths += deltas >= (1 << (7 * size))

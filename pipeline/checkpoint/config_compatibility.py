@@ -109,7 +109,7 @@ def check_changes(
     mappings = [feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()]
     has_vocab = data.event_tables or any(ID_MAPPINGS.get(mapping).vocabulary for mapping in mappings)
     if dataset_then != dataset and has_vocab and data.mapping_from is None:
-        # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
+        # A vocabulary numbers its rows by the frequencies of its own data set, unless it continues another mapping.
         changes[_DATASET] = [dataset_then, dataset]
     ids = ids_changes(then, now, checkpoint.rename)
     for path in ids:

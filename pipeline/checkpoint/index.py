@@ -189,8 +189,8 @@ def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> 
 
 def rebase_pays(shares: tuple[float, ...]) -> bool:
     """Whether a new baseline pays after deltas S_1..S_i (``shares``): if 1 + S_1 + ... + S_i <= (i + 1) * S_i."""
-    # The paper's rule. The left side is what the last i + 1 checkpoints cost on average times i + 1 if the chain began
-    # anew; the right side is what going on costs, because a one-shot delta never shrinks.
+    # This is the paper's rule. The left side is what the last i + 1 checkpoints cost on average times i + 1 if the
+    # chain began anew; the right side is what continuing the chain costs, because a one-shot delta never shrinks.
     return bool(shares) and 1.0 + sum(shares) <= (len(shares) + 1) * shares[-1]
 
 

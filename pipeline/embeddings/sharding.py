@@ -294,7 +294,7 @@ def shard_model(
     for collection in collections.values():
         weighted |= _prepare_tables(collection, rules, plan.device, row_store, threaded=threaded)
 
-    # 3. Shard.
+    # 3. Shard the model.
     sharder_class, ranks, env = EmbeddingBagCollectionSharder, None, None
     if among:
         sharder_class, ranks = _GroupSharder, among.ranks

@@ -83,7 +83,7 @@ class Program:
         return result.x, bound, result.status == 2
 
 
-# The whole problem.
+# The program of the whole problem.
 
 
 def count_columns(model: AssignmentModel) -> int:
@@ -239,7 +239,7 @@ def _may_exchange(option: Option, first: int, second: int) -> bool:
     return exchanged <= known
 
 
-# The problem averaged over the ranks.
+# The program of the problem averaged over the ranks.
 
 
 @dataclass(frozen=True, kw_only=True)

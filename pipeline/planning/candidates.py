@@ -228,7 +228,7 @@ def compute_workload(
     return TableWorkload(table=table, sharding=sharding, blocks=blocks, batch=batch, shares=shares, distinct=distinct)
 
 
-# The offers.
+# Offers of every sharding, tier and cache size.
 
 
 def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tuple[int, ...], ...] | None:

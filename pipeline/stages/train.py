@@ -153,7 +153,7 @@ class Train(Stage):
         return ("pipeline.training.trainer",)
 
     def seconds_to_end(self, config: Config) -> float:
-        # The time to commit a checkpoint before the process ends.
+        # This is the time to commit a checkpoint before the process ends.
         return config.checkpoint.grace_seconds
 
     def run(

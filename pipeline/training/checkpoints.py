@@ -148,7 +148,7 @@ class Checkpoints:
         )
         check_length(train, saved_config, state.step, total, self.newest)
 
-        # 1. The position, and the state of everything that has one.
+        # 1. Restore the position, and the state of everything that has one.
         executor.steps = state.step
         # Checkpoints of earlier releases have no shuffle key: their order followed the dataset's own key.
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)

@@ -179,7 +179,7 @@ class DensePart(DenseModel):
         self.rank_loss: RankLoss | None = None
         # The inputs that the ranking model was built for.
         self.inputs: ModelInputs | None = None
-        # Whether a CUDA graph computes the logits, whose next replay writes over the outputs of this one.
+        # Whether a CUDA graph computes the logits; its next replay overwrites the outputs of this one.
         self.replayed = False
 
     def forward(  # type: ignore[override]
@@ -227,7 +227,7 @@ class DensePart(DenseModel):
             if groups is not None:
                 groups = groups.to(device, non_blocking=True)
 
-        # 2. The embeddings of features, and the vectors of sequences.
+        # 2. Compute the embeddings of features, and the vectors of sequences.
         taken = separate = None
         if looked_up is not None and self.histories is not None:
             taken = self.histories.take(looked_up, len(labels), events)
