@@ -183,7 +183,7 @@ class Checkpointer:
         Raises:
             GuardError: A weight or an optimizer state is not finite.
             ArtifactError: With ``wait``, the write failed. Without it, the failure is logged and the next delta has the
-            rows.
+                rows.
             TimeoutError: The write has not ended after ``timeout`` seconds.
         """
         began = time.monotonic()

@@ -208,7 +208,7 @@ class TowerEmbeddings(nn.Module):
             ids: The ids of this rank's samples.
             received: The ids that ``send`` brought, if it was called ahead.
             weights: [b], the samples' weights as in ``Batch``, for the shares of an L2 penalty. None: it is not
-            trained.
+                trained.
             lookups: As in ``send``, as are ``events``.
             events: The sample of each event.
         """

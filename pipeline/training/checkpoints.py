@@ -72,7 +72,7 @@ class Checkpoints:
         checkpointer: Writes and restores.
         stopping: What validations have decided so far; None without validation rows.
         retained: Names of the checkpoints that may be published besides the last one; None: retention keeps only the
-        best.
+            best.
         order: The order of this training's batches; a resumed training keeps the one that it began with.
         ends_early: Whether the training was resumed at the step where it now ends, which was not its end before.
         planned: The steps planned before, if the learning rates of the steps taken depended on them.

@@ -504,7 +504,7 @@ def assemble(
         towers: The result of the partition stage; None or flat: there are no towers.
         row_store: The rows of the plan's tables on tier ssd.
         whole: Whether a flat model that is not trained has all tables on every rank (``whole_tables``), whatever the
-        plan.
+            plan.
 
     Raises:
         ConfigError: The device or the plan lacks what ``train`` asks for.
