@@ -13,13 +13,13 @@ from pipeline.checkpoint.container import unreadable
 from pipeline.core.errors import ArtifactError
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS
 
-# Settings of how a step is computed, not of what it computes: the running process decides them.
+# Settings of how a step is computed, not of what it computes; the running process decides them.
 _EXECUTION = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Where training stands. The position is (``epoch``, ``next_batch``: next global batch of that epoch).
+    """The state of training. Its position is (``epoch``, ``next_batch``: the next global batch of that epoch).
 
     ``schedule``: JSON data, the settings of the learning rates for people, and how the weights that are saved differ
     from those that train (``training/checkpoints.py``); the rates themselves follow from ``step`` and ``validation``;
@@ -51,7 +51,7 @@ class TrainState:
         """Return everything but ``rng``, which is a tensor, as plain data."""
         record = dict(vars(self))
         del record["rng"]
-        # Defaults that older checkpoints do not name.
+        # Older checkpoints do not have these keys, so values at their defaults are left out.
         defaults: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1, "shuffle_key": ""}
         for name, default in defaults.items():
             if record[name] == default:
@@ -60,7 +60,7 @@ class TrainState:
 
 
 def _parameter_names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
-    # In the optimizer's own order, by which its state_dict numbers them.
+    # Names are in the optimizer's own order, by which its state_dict numbers them.
     name_of = {id(parameter): name for name, parameter in dense.items()}
     names: list[str] = []
     for group in optimizer.param_groups:
@@ -169,7 +169,7 @@ def load_optimizer(
         group["params"] = [index[name] for name in former["params"]]
         order += group["params"]
         groups.append(group)
-    # torch loads state by place, so parameters in another order would get each other's.
+    # torch loads state by position, so parameters in another order would get each other's.
     if order != list(range(len(names))):
         raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
     optimizer.load_state_dict({"state": state, "param_groups": groups})

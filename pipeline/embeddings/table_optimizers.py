@@ -219,7 +219,7 @@ class Ftrl(TableOptimizer):
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
         if not lr:
-            # As in ``update``: the formula would divide by it.
+            # At a rate of 0 nothing moves, as in ``update``; the formula would divide by it.
             return None
         return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr))
 
@@ -272,7 +272,7 @@ class Frozen(TableOptimizer):
 class MaxNormOptimizer(TableOptimizer):
     """``inner``, after which no row that it moved is longer than ``norm``: a longer one is scaled down.
 
-    FBGEMM's CPU kernels ignore a limit without a word, so no kernel is fused, and rows are updated by rows.
+    FBGEMM's CPU kernels silently ignore a limit, so no kernel is fused, and the tables learn row by row.
     """
 
     inner: TableOptimizer
@@ -305,9 +305,9 @@ class MaxNormOptimizer(TableOptimizer):
 
 @dataclass(frozen=True)
 class TableRules:
-    """``common``: the optimizer of all tables but those of ``own``, by name.
+    """The optimizers of all tables: ``common``, except for the tables in ``own``, by name.
 
-    ``rates``: the learning rates of tables that have their own, after the warm-up.
+    ``rates`` are the learning rates of tables that have their own, after the warm-up.
     """
 
     common: TableOptimizer

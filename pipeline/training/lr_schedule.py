@@ -36,8 +36,8 @@ class LRSchedule:
     Args:
         train: The settings of the schedule.
         total: Steps planned; the schedule ends with the last one.
-        cycle: Steps after which it begins anew, see ``cycled``; None: it spans all. Validations and snapshots set it.
-        scale: What all factors are multiplied with. A validation lowers it, and a resumed training brings it back.
+        cycle: Steps after which the schedule restarts, see ``cycled``; None: never. Validations and snapshots set it.
+        scale: The factor of all learning rates. A validation lowers it, and a resumed training restores it.
     """
 
     train: TrainConfig
@@ -51,9 +51,9 @@ class LRSchedule:
 
 
 def planned_steps(train: TrainConfig, rows: int) -> int:
-    """Steps of the whole training on ``rows`` rows: of its epochs, a short last batch each, or ``max_steps``.
+    """Return the steps of a training on ``rows`` rows: its epochs, each with a short last batch, or ``max_steps``.
 
-    For ``train.global_batch=auto``, ``stages.execution.with_resolved_batch`` has put in the number by now.
+    ``stages.execution.with_resolved_batch`` has put a number in the place of ``train.global_batch=auto`` by now.
     """
     steps = train.epochs * -(-rows // train.batch)
     if train.max_steps is None:
@@ -62,7 +62,7 @@ def planned_steps(train: TrainConfig, rows: int) -> int:
 
 
 def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None:
-    """Log the number of planned steps; it is a warning where they are too few, or where all of them are warm-up.
+    """Log the number of planned steps, as a warning where they are too few or all of them are warm-up.
 
     ``cycle``: see ``cycled``.
     """
@@ -79,7 +79,7 @@ def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:
-    """Steps of the warm-up in a training, or a cycle, of ``total`` steps; ``auto``: a tenth of them, at most 1,000."""
+    """Return the warm-up steps of a training or cycle of ``total`` steps; ``auto``: a tenth of them, at most 1,000."""
     if isinstance(train.warmup_steps, int):
         return train.warmup_steps
     return min(LONGEST_WARM_UP, total // 10)
@@ -94,30 +94,31 @@ def first_cycle(train: TrainConfig, total: int, cycle: int | None) -> int:
 
 
 def cycled(train: TrainConfig, step: int, total: int, cycle: int | None) -> float:
-    """``lr_factor`` where the schedule begins anew every ``cycle`` steps (warm restarts, SGDR); None: it spans all.
+    """Return ``lr_factor`` with a restart every ``cycle`` steps (warm restarts, SGDR); None: without restarts.
 
-    Warm-ups but the first one take a tenth of their cycle, whatever ``warmup_steps`` says of a training's start.
+    The warm-up of every cycle but the first takes a tenth of the cycle: ``warmup_steps`` is for a training's start.
     """
     if cycle is None or train.schedule == "constant":
         return lr_factor(train, step, total)
     number, place = divmod(step, cycle)
     if number:
         train = replace(train, warmup_steps=AUTO)
-    # The last cycle may be shorter than the others, and still falls to its end.
+    # The last cycle may be shorter than the others, and still falls to its own end.
     return lr_factor(train, place, min(cycle, total - number * cycle))
 
 
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
-    """The factor of both learning rates in ``step`` (from 0) of ``total``.
+    """Return the factor of both learning rates in ``step`` (from 0) of ``total``.
 
-    The warm-up rises to 1 in its last step. Of the steps from there on, all but the last ``decay_ratio`` stay at 1. In
-    those ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle),
-    both to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    The warm-up rises to 1 in its last step, and the factor stays there until the last ``decay_ratio`` of the steps that
+    are left. In those ``train.schedule`` falls, either linearly or by half a cosine (SGDR, Loshchilov and Hutter 2017,
+    one cycle), and reaches ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al.
+    2024, section 4).
 
-    The setting ``train.validate.lr_factor`` is something else: ``LRSchedule.scale`` is lowered by it.
+    The setting ``train.validate.lr_factor`` is something else: it lowers ``LRSchedule.scale``.
     """
     rising = warmup_steps(train, total)
-    # The first step with a factor of 1: the last one of the warm-up, or step 0 without one.
+    # The first step with a factor of 1: the last one of the warm-up, or step 0 without a warm-up.
     peak = max(1, rising) - 1
     if step < peak:
         return (step + 1) / rising
