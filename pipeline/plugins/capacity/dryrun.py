@@ -51,9 +51,9 @@ from pipeline.training.sampler import BatchSampler, Order, decoded_share
 
 META, DATA_PARALLEL = "meta", "data_parallel"
 TABLES, EVENTS = "collection", "event_tables"
-MEASURED = 16  # ranks whose objects are weighed: doing so takes ten times as long
+MEASURED = 16  # ranks whose memory is measured, which takes ten times as long
 MOST_PROBLEMS = 20
-NO_SUM = "xxh3_128:" + "0" * 32  # as long as a checksum
+NO_SUM = "xxh3_128:" + "0" * 32  # a placeholder with the length of a real checksum
 Shard = tuple[str, int, int, int, int]  # table, first row, rows, first column, columns
 
 
@@ -74,7 +74,7 @@ def dry_run(
     with _timed(seconds, "planning"):
         plan = make_plan(sized)
     world = _World(config, sized, plan, seconds)
-    # What exists now is excluded from garbage collection, so that it only looks at what the ranks leave.
+    # Freeze what exists now, so that garbage collection scans only the objects of the ranks.
     gc.freeze()
     try:
         for rank in range(plan.world_size):
@@ -99,7 +99,7 @@ class _World:
 
     def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, seconds: dict[str, float]) -> None:
         self._config, self._inputs, self._plan, self._seconds = config, inputs, plan, seconds
-        # By rank, the planned shards that have rows, and the bytes of rows with optimizer state.
+        # The planned shards that have rows, by rank, and the bytes of these rows with their optimizer state.
         self._planned: defaultdict[int, list[Shard]] = defaultdict(list)
         self._rows = [0] * plan.world_size
         for name, table in plan.tables.items():
@@ -111,8 +111,8 @@ class _World:
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
-        # Which rows a rank takes depends only on the sizes of the row groups. A list of tables has no row groups: then
-        # a batch is dealt as if all its rows were one group.
+        # Which rows a rank takes depends only on the sizes of the row groups. A list of tables has no row groups, so
+        # its batch is dealt as if all rows were one group.
         train = inputs.train
         groups: list[RowGroup] = []
         for rows in itertools.chain.from_iterable(inputs.schema.groups.get("train", [])):
@@ -136,7 +136,7 @@ class _World:
         with _timed(self._seconds, "naming"):
             owned = []
             for shard in shards:
-                # Of a replicated table one rank writes its copy: ranks take turns, table by table.
+                # Only one rank writes its copy of a replicated table; ranks take turns, table by table.
                 writer = self._places[shard[0]] % self._plan.world_size
                 if self._plan.tables[shard[0]].sharding != DATA_PARALLEL or writer == rank:
                     owned.append(shard)
@@ -144,7 +144,7 @@ class _World:
         self._extents += extents
         self._reports.append(len(json.dumps(_report(extents))))
         with _timed(self._seconds, "dealing"):
-            # The rows that the rank takes of the first and the last batch of an epoch.
+            # Count the rows that the rank takes of the first and the last batch of an epoch.
             for batch in {0, self._deal.batches - 1}:
                 dealt = self._dealt.setdefault(batch, np.zeros(self._inputs.batch, np.int32))
                 for start, stop in rank_rows(self._deal, batch, rank, self._plan.world_size):
@@ -158,7 +158,7 @@ class _World:
                 tracemalloc.start()
             model = sharded_on_meta(self._inputs, self._plan)
             if weigh:
-                # Only what a rank keeps counts. Objects of TorchRec's planning are garbage, but refer to each other.
+                # Count only what the rank keeps. Objects of TorchRec's planning are garbage, but refer to each other.
                 gc.collect()
                 self._sharding[rank] = tracemalloc.get_traced_memory()[0]
                 tracemalloc.stop()
@@ -172,7 +172,7 @@ class _World:
         coding, limit = TableCoding("fp32"), int(self._config.checkpoint.chunk_mib * MIB)
         number = 0
         for table, row, rows, column, columns in sorted(shards):
-            # The optimizer's state as large as in the plan, since its size decides where a file ends; no storage.
+            # The state takes no storage, but has its planned size, which decides where a file ends.
             placed = self._plan.tables[table]
             state = {f"row{at}": _meta(rows) for at in range(placed.state_bytes // FLOAT)}
             state |= {f"value{at}": _meta(rows, columns) for at in range(placed.value_state_bytes // FLOAT)}
@@ -202,7 +202,7 @@ class _World:
         files = Counter(int(extent.file.rpartition("/")[2].partition("-")[0]) for extent in self._extents)
         weighed = []
         for rank in self._measured:
-            # Rank 0 hears what all wrote; the others hear the manifest.
+            # Rank 0 receives the reports of all ranks; the other ranks receive the manifest.
             heard = manifest if rank else sum(self._reports)
             weighed.append(
                 DryRank(
@@ -237,7 +237,7 @@ class _World:
         twice = len(self._extents) - len(files)
         if twice:
             self._complain(f"{twice} files of a checkpoint have the name of another one")
-        # By the tables of the plan, since a table may have no file at all.
+        # Iterate over the tables of the plan, since a table may have no file at all.
         for name, placed in self._plan.tables.items():
             problem = uncovered(by_table[name], placed.rows, placed.dim)
             if problem:
@@ -323,7 +323,7 @@ def _kernel_shards(kernel: Any) -> Iterator[Shard]:
         row, column = 0, 0
         if table.local_metadata is not None:
             row, column = table.local_metadata.shard_offsets
-        # Sharded by rows, a small table may have fewer rows than there are ranks: some shards are empty.
+        # A small table that is sharded by rows may have fewer rows than there are ranks, so some shards are empty.
         if len(weight):
             yield table.name, row, len(weight), column, weight.shape[1]
 

@@ -88,9 +88,10 @@ def what_if(
 
 
 def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
-    # The clauses of a planner's message that say what is short; the whole message where none does.
+    # Record the clauses of the planner's message that say what is short, or the whole message if no clause does.
     clauses = [clause.strip() for clause in error.message.split(";") if " short " in clause]
-    # No plan is told apart from an invalid configuration: only the former says something about the hardware.
+    # Distinguish an infeasible plan from an invalid configuration: only an infeasible plan says something about the
+    # hardware.
     problem = "infeasible" if isinstance(error, PlanError) else "refused"
     return PlannedCase(
         settings=settings,
@@ -104,7 +105,7 @@ def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> P
 
 
 def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
-    # Sums over all ranks, since combinations may have different numbers of ranks.
+    # Sum over all ranks, since combinations may have different numbers of ranks.
     tiers = {}
     for memory in MEMORIES:
         tiers[f"{memory}_bytes"] = sum(rank.get(memory, 0) for rank in plan.memory)
@@ -129,11 +130,11 @@ def count_by_tier(plan: Plan) -> dict[str, int]:
     return dict(Counter(table.tier for table in plan.tables.values()))
 
 
-# Plans are shown for tonight and for the ends of so many equal parts of the nights.
+# Plans are shown for tonight and for the end of each of this many equal parts of the nights.
 SHOWN_PARTS = 3
-# The most tables whose limits a remedy lowers.
+# At most this many tables get lower limits in a remedy.
 CAPPED = 3
-# What a remedy multiplies a memory, or the hosts, by.
+# Factors by which a remedy multiplies a memory, or the number of hosts.
 MORE_MEMORY = (1.25, 1.5, 2.0, 3.0, 4.0)
 MORE_HOSTS = (2, 3, 4)
 SHOWN_REMEDIES = 3
@@ -165,7 +166,7 @@ def outlook(
         ConfigError: The settings have other tables, or a pin cannot run.
     """
     check_tables(nights.newest, list(limits))
-    # A table that gets no rows for new ids, such as one of hashes, keeps its size whatever the logs bring.
+    # A table without rows for new ids, such as a table of hashes, keeps its size whatever the logs bring.
     growth, short = {}, []
     for name, limit in limits.items():
         growth[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
@@ -177,7 +178,7 @@ def outlook(
     for done, night in enumerate(shown, 1):
         plans.append(_plan_night(inputs, growth, nights, night))
         progress(done, len(shown) + 1)
-    # The planner's hint for the last night is used, which has most rows.
+    # Use the planner's hint for the last night, which has the most rows.
     tiers = _find_full_tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
     notes = []
@@ -280,7 +281,7 @@ def _plan_night(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Ni
         # The fullest rank decides whether a table still fits.
         if room.of(memory):
             filled[memory] = round(max(used) / room.of(memory), 4)
-    # Where each table lies, twice, until ``_compare_places`` knows where it was.
+    # ``moved`` holds each table's place twice until ``_compare_places`` knows the former one.
     places = {name: (f"{table.tier} {table.sharding}",) * 2 for name, table in plan.tables.items()}
     return replace(
         record,
@@ -294,7 +295,7 @@ def _plan_night(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Ni
 
 
 def _compare_places(plans: list[NightPlan]) -> Iterator[NightPlan]:
-    # What moved since the plan before; a night without a plan leaves the tables where they are.
+    # Keep what has moved since the plan before. A night without a plan leaves the tables where they are.
     before: dict[str, tuple[str, str]] = {}
     for plan in plans:
         places = plan.moved or {}
@@ -311,7 +312,7 @@ def slowest_memory(inputs: PlanInputs) -> int:
 
     Tables with a pinned tier do not count: they lie where the user wants them.
     """
-    # Any placement that fits will do, since costs are not compared: a bisection asks for many nights.
+    # Any placement that fits will do: costs are not compared, and a bisection asks for many nights.
     placement = sketch(inputs)
     known = memories(inputs.hardware)
     if placement is None:
@@ -321,7 +322,7 @@ def slowest_memory(inputs: PlanInputs) -> int:
         pin = inputs.plan.tables.get(name)
         if pin is not None and (pin.tier or pin.avoid):
             continue
-        # The rows behind a GPU cache lie in host memory.
+        # With a GPU cache, the rows themselves lie in host memory.
         tier = "ddr" if offer.tier == "hbm_cached" else offer.tier
         slowest = max(slowest, known.index(tier))
     return slowest
@@ -345,7 +346,8 @@ class _MemoryNeeds:
         # Projected rows never fall, so memories that no longer suffice never suffice again.
         if self.of(side, count) <= place:
             return None
-        # ``low`` is below the answer, ``high`` at or above it. -1: the answer may be night 0, the last in the store.
+        # ``low`` is below the answer, ``high`` at or above it. ``low`` starts at -1, since the answer may be night 0,
+        # the last in the store.
         low, high = -1, count
         while high - low > 1:
             middle = (low + high) // 2
@@ -362,7 +364,7 @@ def _find_full_tiers(
     needs, known = _MemoryNeeds(inputs=inputs, growth=growth), memories(inputs.hardware)
     tiers: dict[str, TierOutlook] = {}
     for place, memory in enumerate(known):
-        # The upper end of the band is full first.
+        # The upper end of the band fills the memory first.
         earliest = needs.find_first("high", place, count)
         # A slower memory is used only when all faster ones are full, so it is never full before them.
         if earliest is None:
@@ -373,11 +375,11 @@ def _find_full_tiers(
         remedies = list[str]()
         if night is not None:
             search = _RemedySearch(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
-            # On night 0 lower limits come too late: the rows are there already.
+            # Lower limits come too late on night 0, whose rows exist already.
             if night:
                 remedies = search.lower_limits(night)
             if last and hint:
-                # What the planner found for the last night.
+                # Add what the planner found for the last night.
                 remedies = [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
             else:
                 remedies += search.add_hardware()
@@ -401,13 +403,13 @@ class _RemedySearch:
         try:
             return slowest_memory(with_rows(inputs, rows)) <= self.place
         except NightjarError:
-            # A change that planning refuses is no remedy.
+            # A change that planning refuses is not a remedy.
             return False
 
     def lower_limits(self, night: int) -> list[str]:
         """Lower limits of the tables that grow by the most bytes, as few as help: the rows before ``night``."""
         before, rows = _rows_on(self.growth, "rows", night - 1), _rows_on(self.growth, "rows", self.count)
-        # By rows times width: tables with the same optimizer take about as many bytes for each value.
+        # Compare by rows times width: tables with the same optimizer take about as many bytes for each value.
         grown = {}
         for name in before:
             size = (rows[name] - before[name]) * self.inputs.model.dim_of(name)

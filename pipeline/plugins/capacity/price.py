@@ -27,7 +27,7 @@ from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
 
 TONIGHT, NIGHTS = "tonight", "nights"
 MOST_REASONS = 4
-DIGITS = 6  # of amounts: a night on a small machine costs less than a cent
+DIGITS = 6  # decimals of amounts: a night on a small machine costs less than a cent
 # A falling trend ends at this share of tonight's rows.
 LEAST_ROWS = 0.1
 Progress = Callable[[int, int], None]
@@ -52,7 +52,7 @@ class MeasuredNight:
 
         The factor is 1 where these have no plan.
         """
-        # Predicted like every offer, so that for this very hardware the prediction is the measured step again.
+        # Predict it like every offer, so that the prediction for this very hardware is the measured step again.
         (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
         factor = 1.0
         if here.samples_per_s:
@@ -159,7 +159,7 @@ class Pricing:
             filled=world.filled,
         )
         work, start = sum(seconds.values()), 60 * offer.price.start_minutes
-        # The start is paid, too: ``HostPrice.cost`` adds it.
+        # ``HostPrice.cost`` adds the start, which is paid for, too.
         record = replace(
             record,
             night_s=round(start + work, 1),
@@ -168,10 +168,9 @@ class Pricing:
         )
         if offer.price.spot is None:
             return record
-        # An interruption loses at most what lies between two checkpoints, or all of a shorter training.
+        # An interruption loses at most the time between two checkpoints, or all of a training that is shorter.
         lost_s = min(steps_between(inputs, measured.checkpoint, step_ms) * step_ms / 1e3, seconds["train"])
-        # The longer a stage, the likelier an interruption hits it, on average in its middle. All stages but training
-        # begin anew.
+        # A long stage is hit more often than a short one, on average in its middle. All stages but training start over.
         redo_s = seconds["train"] / work * (measured.times.start_s + lost_s / 2)
         for stage, spent in seconds.items():
             if stage != "train":
@@ -191,14 +190,15 @@ class Pricing:
     def _stage_seconds(self, inputs: PlanInputs, step_ms: float) -> dict[str, float]:
         times, steps = self.measured.times, steps_of(inputs)
         looks = looks_of(inputs.train, inputs.schema, steps)
-        # Scoring a sample is taken to speed up as much as training on it.
+        # Assume that scoring a sample speeds up as much as training on it.
         faster = (step_ms / inputs.batch) / (times.step_ms / self.measured.inputs.batch)
         evaluate = times.evaluate_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
-        # Estimated where publishing was not measured: it scores the same rows with SCORED models.
+        # Estimate the time of publishing where it was not measured: it scores the same rows with SCORED models.
         publish = SCORED * evaluate
         if times.publish_s is not None:
             publish = times.publish_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
-        # Ingestion, planning and towers are taken to last as long on all hardware: no figure of an offer tells more.
+        # Assume that ingestion, planning and partitioning take as long on all hardware, since an offer has no figures
+        # for them.
         return {
             "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
             "plan": times.plan_s,
@@ -246,7 +246,7 @@ class Pricing:
                         able.append((cost, outlook.hosts, index))
                 if not able:
                     continue
-                # Among equal costs the one with fewer hosts is chosen, then the first in the list of prices.
+                # Among equal costs, prefer fewer hosts, then the first in the list of prices.
                 cost, _, best = min(able)
                 chosen, offer = outlooks[best], self.offers[best]
                 seconds = chosen.tonight.night_s if kind == ON_DEMAND else chosen.tonight.spot_s
@@ -263,7 +263,7 @@ class Pricing:
                 )
 
     def _reasons(self, outlooks: Sequence[OfferOutlook], chosen: HostOffer, kind: str, scope: str) -> Iterator[str]:
-        # Offers that cost less an hour, and why they are out: the nearest in price first.
+        # Explain why offers that cost less an hour are out, the nearest in price first.
         def hourly(offer: HostOffer) -> float | None:
             rate = offer.price.on_demand if kind == ON_DEMAND else offer.price.spot
             return None if rate is None else rate * offer.hosts
@@ -277,7 +277,7 @@ class Pricing:
         ruled_out.sort(key=lambda each: -each[0])
         for _, offer, outlook in ruled_out[:MOST_REASONS]:
             nights = outlook.nights if scope == NIGHTS else outlook.nights[:1]
-            # An offer that is good for tonight may be ruled out by a later night.
+            # A later night may rule out an offer that is good for tonight.
             first = next(night for night in nights if not is_able(night, kind))
             name = offer.name
             if first.night:
@@ -294,7 +294,7 @@ class Pricing:
 
     def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
-        # Bisection takes an offer that is out to stay out, which it does as long as the data grow.
+        # Bisection assumes that an offer that is out stays out, which holds as long as the data grow.
         if is_able(self.night(offer, count), kind):
             return None
         low, high = 0, count
@@ -329,14 +329,14 @@ def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float 
     per_second = interruptions_per_second(offer)
     if per_second * each_s >= 1:
         return None, float("inf")
-    # Work that is done again may be interrupted, too.
+    # Repeated work may be interrupted, too.
     spent = work_s / (1 - per_second * each_s)
     return spent, per_second * spent
 
 
 def interruptions_per_second(offer: HostOffer) -> float:
     """Return how often one of the hosts of an offer on spot is taken away."""
-    # The rates of all hosts add up, since training stops with the first host that is gone.
+    # Add the rates of all hosts, since training stops when the first host is gone.
     return offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
 
 

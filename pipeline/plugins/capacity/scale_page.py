@@ -42,7 +42,7 @@ def scale_text(record: Scale) -> str:
 
 def dry_run_text(record: DryRun) -> str:
     """What a dry run found."""
-    # Rank 0 hears from all others, so it may be the largest one as well.
+    # Rank 0 receives the reports of all others, so it may be the largest rank as well.
     shown = [(record.first, ", which commits")]
     if record.largest != record.first:
         shown.append((record.largest, ", the largest"))
@@ -90,7 +90,7 @@ def worlds_of(worlds: Sequence[World]) -> tuple[list[str], list[list[str]]]:
     head = ["ranks*", "hosts*", "batch*", "samples/s*", "a rank*", "step ms*", "memory*", "waits for", "then"]
     rows = []
     for world in worlds:
-        # Embedding hosts take no samples, so they are shown apart.
+        # Embedding hosts take no samples, so they are shown separately.
         hosts = units.count(world.hosts - world.embedding_hosts)
         if world.embedding_hosts:
             hosts += f" + {units.count(world.embedding_hosts)}"
@@ -159,7 +159,7 @@ def scale_page(record: Scale) -> str:
 def _figures(known: list[World], parts: list[Part]) -> Iterator[Figure]:
     if not known:
         return
-    # Both axes are logarithms to base 2, so that growth in proportion is a straight line.
+    # Both axes are logarithms to base 2, so that proportional growth is a straight line.
     first = known[0]
     points, ideal = [], []
     for world in known:

@@ -24,7 +24,7 @@ from pipeline.training.sampler import decoded_share
 
 BESIDE = ("reader", "store", "checkpoint")
 MINUTE_MS = 60_000.0
-# Ideally samples/s grow in proportion to the ranks. There is a wall where they grow by less than this share of that.
+# Ideally, samples/s grow in proportion to the ranks. Growth by less than this share of the ideal is a wall.
 GROWS = 0.5
 SETTINGS = {
     "compute": "a smaller dense part (model.*), or ranks of more cores",
@@ -37,14 +37,14 @@ SETTINGS = {
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",
 }
-# With embedding hosts, which have no towers and share the work of the tables.
+# Settings with embedding hosts, which have no towers and share the work of the tables.
 APART = {
     **SETTINGS,
     "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
     BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
     "memory": "hardware.embedding_ddr_gib",
 }
-# What a step's time depends on; capacities are settings.
+# The speeds that a step's time depends on; capacities are settings.
 SPEEDS = {
     "dense_gflop_per_s": "GFLOP/s",
     "dense_gb_per_s": "GB/s",
@@ -98,12 +98,12 @@ def worlds(
     counts = sorted(set(ranks))
     for done, count in enumerate(counts):
         progress(done, len(counts))
-        # Two counts may be the same world once they are rounded up to whole hosts.
+        # Two counts may give the same world once they are rounded up to whole hosts.
         sized = resized(inputs, count, per_rank)
         if sized.world_size not in found:
             found[sized.world_size] = _predict(sized, rates, checkpoint)
     progress(len(counts), len(counts))
-    # Efficiency is samples/s of a rank over those of a rank in the smallest world that fits.
+    # Efficiency is the samples/s per rank, relative to the smallest world that fits.
     alone: float | None = None
     records = []
     for world in found.values():
@@ -121,7 +121,7 @@ def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> Plan
 
     Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
     """
-    # Fewer ranks than a host has make a smaller host.
+    # With fewer ranks than a host has, assume a smaller host.
     local = min(inputs.hardware.ranks_per_host, ranks)
     hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
     if owners:
@@ -195,7 +195,7 @@ def beside_ms(
     steps = steps_between(inputs, checkpoint, step_ms)
     written = 0.0
     if steps:
-        # All ranks write at the same time, so the one with most bytes of tables decides.
+        # All ranks write at the same time, so the rank with the most bytes of tables decides.
         written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS / steps
     return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written}
 
@@ -208,7 +208,7 @@ def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: flo
         every.append(float(checkpoint.every_steps))
     if checkpoint.every_minutes is not None:
         every.append(checkpoint.every_minutes * MINUTE_MS / step_ms)
-    # Whichever comes first; 0 stands for an unknown number of steps.
+    # Take whichever comes first; 0 stands for an unknown number of steps.
     return min(filter(None, every), default=0.0)
 
 
@@ -220,7 +220,7 @@ def whole_ms(parts: Mapping[str, float], device: str) -> float:
     inside = sum(ms for name, ms in parts.items() if name not in BESIDE)
     if device == "cpu":
         inside += parts["reader"]
-    # All of these go on at the same time, so the longest counts and not their sum.
+    # All of these run at the same time, so the longest one counts and not their sum.
     return max(inside, *(parts[name] for name in BESIDE))
 
 
@@ -230,7 +230,7 @@ def longest(parts: Mapping[str, float], device: str) -> str:
     beside = max(BESIDE, key=lambda name: parts[name])
     if parts[beside] >= whole:
         return beside
-    # The step waits for nothing beside it. On a CPU the reader is a part of the step and may be its longest one.
+    # The step waits for nothing beside it. On a CPU, the reader is part of the step and may be its longest part.
     inside = [name for name in parts if name not in BESIDE or (name == "reader" and device == "cpu")]
     return max(inside, key=lambda name: parts[name])
 
@@ -241,7 +241,7 @@ def wall_of(found: list[World], device: str) -> Wall | None:
     Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
     times the ranks there are. None where all worlds pay.
     """
-    # The first world is its own predecessor: it may not fit either, but there is none to compare it with.
+    # The first world is compared with itself: it may not fit either, but has no predecessor.
     for before, each in pairwise([found[0], *found]):
         if not each.fits:
             return Wall(ranks=each.ranks, bound=each.bound, setting=each.setting)
@@ -249,7 +249,8 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             continue
         more = each.ranks / before.ranks
         if each.samples_per_s / before.samples_per_s - 1 < GROWS * (more - 1):
-            # With a fixed number of samples a rank, more ranks have a larger batch: parts are scaled to the former one.
+            # With a fixed number of samples per rank, more ranks have a larger batch, so parts are scaled to the former
+            # batch.
             own, former = each.parts or {}, before.parts or {}
             per_sample = before.batch / each.batch
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
@@ -284,7 +285,7 @@ def predict_scale(
     rates = replace(rates, store_gb_per_s=served)
     predictions = worlds(inputs, rates, config.checkpoint, ranks, per_rank, progress)
     largest = predictions[-1]
-    # The speeds of the hardware: those that calibration measured on this machine, and those that settings say.
+    # Hardware speeds were either measured on this machine by calibration or set by the user.
     cached = find_kept(config) if config.hardware.measured else None
     calibrated: set[str] = set()
     if cached is not None and cached.day:

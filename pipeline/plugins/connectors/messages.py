@@ -33,13 +33,13 @@ from pipeline.ingest.values import Reject
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0
-# Seconds that may be spent in all on numbers which only one message of a block has and the registry does not know.
+# Limit for asking the registry about schema numbers that it does not know and that occur only once in a block.
 ASK_SECONDS = 30.0
-# The largest number of a schema: in registries they are signed integers of 32 bits.
+# The largest schema number: registries use signed integers of 32 bits.
 MOST = 2**31 - 1
 _TOMBSTONE = "tombstone", "the message has no value (a tombstone)"
 _EMPTY = "empty message", "the message is empty"
-# The rows, for each the position of its value (from 0 on), and the values that are no rows, with positions for lines.
+# The rows, the position of each row's value (from 0 on), and the rejected values, with positions instead of lines.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
 _WRONG = (
     EOFError,
@@ -73,11 +73,11 @@ class LineDecoder(Decoder):
     data: DataConfig
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
-        # As the format reads lines in the middle of a file: the first bytes are those of a row.
+        # The text looks like the middle of a file to the format: its first bytes are those of a row.
         text = b"\n" + b"".join(map(_line, values))
         file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
-        # In the first block of a file the format checks the names of the columns. Enough messages tell whether one is
-        # wrong; a few may all lack a key.
+        # The format checks the names of the columns in the first block of a file. Only enough messages show that a name
+        # is wrong: a few may all lack a key.
         if len(values) >= TELLING_LINES:
             file = replace(file, start=0, first_line=1)
             text = text[1:]
@@ -102,7 +102,7 @@ class LineDecoder(Decoder):
 
 
 def _line(value: bytes) -> bytes:
-    # `value` on one line: between the tokens of JSON, line breaks are blanks.
+    # Put ``value`` on one line. Between JSON tokens, a line break is the same as a blank.
     return value.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
 
 
@@ -115,14 +115,15 @@ class AvroDecoder(Decoder):
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
-        # How many messages have each schema number: one that occurs only once may be no number at all (``registered``).
+        # Count the messages of each schema number: a number that occurs only once may not be a number at all
+        # (``registered``).
         numbers = Counter(map(_number_of, values))
         for at, value in enumerate(values):
             try:
                 records.append(self._record(value, lone=numbers[_number_of(value)] == 1))
                 good.append(at)
             except _WRONG as error:
-                # A decoder's own words, or those of Python where it raises of itself.
+                # A plain ValueError has the decoder's own message; other exceptions are shown by their repr.
                 reason = str(error) if type(error) is ValueError else repr(error)
                 rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {reason}"))
         if records:
@@ -144,7 +145,7 @@ class AvroDecoder(Decoder):
         return pl.from_dicts(records, infer_schema_length=None), len(values) - len(records)
 
     def _record(self, value: bytes, *, lone: bool = False) -> dict[str, Any]:
-        # The record; `lone`: no other message of its block has the number of its schema.
+        # ``lone``: no other message of the block has this schema number.
         from fastavro import schemaless_reader
 
         schema = self.schema
@@ -157,7 +158,7 @@ class AvroDecoder(Decoder):
             if known is None:
                 raise ValueError(f"the registry has no Avro schema of number {number}")
             schema = known
-        # fastavro reads only what it needs; bytes that are left over show that another schema wrote the message.
+        # fastavro reads only what it needs. Bytes that are left over show that another schema wrote the message.
         stream = io.BytesIO(value)
         record: Any = schemaless_reader(stream, _parsed(schema), None)
         if stream.tell() != len(value):
@@ -168,14 +169,14 @@ class AvroDecoder(Decoder):
 
 
 def _number_of(value: bytes) -> int | None:
-    # The registry's wire format: a zero byte, then the schema's number in four bytes, the most significant first.
+    # The registry's wire format is a zero byte, then the schema number as four bytes, most significant first.
     if value[:1] != b"\0" or len(value) < 5:
         return None
     return int.from_bytes(value[1:5], "big")
 
 
 def _pairs(value: Any) -> Any:
-    # A map becomes a list of pairs, as in Arrow. As a struct it would have a field for every key of any record.
+    # Turn a map into a list of pairs, as Arrow does. A struct would have a field for every key of any record.
     if not isinstance(value, dict):
         return value
     return [{"key": key, "value": each} for key, each in value.items()]
@@ -195,7 +196,7 @@ _registries: dict[str, _SchemaRegistry] = {}
 
 @lru_cache(maxsize=64)
 def _parsed(schema: str) -> Any:
-    # `schema` as fastavro reads it; DataError where it is none, which fastavro tells by errors of several kinds.
+    # Raise DataError if ``schema`` is not Avro, which fastavro reports by errors of several classes.
     from fastavro import parse_schema
 
     try:
@@ -208,7 +209,7 @@ def _parsed(schema: str) -> Any:
 
 def schema_mark(data: DataConfig) -> str:
     """What of ``data.options.schema.file`` decides the rows, for their fingerprint; "" where there is none."""
-    # Schemas of a registry never change, and each message has the number of its schema, so these need no mark.
+    # Schemas of a registry never change, and each message has its schema number, so they need no mark.
     file = data.options.get(SCHEMA_FILE)
     if data.messages != "avro" or file is None:
         return ""
@@ -217,7 +218,7 @@ def schema_mark(data: DataConfig) -> str:
 
 def _schema_of(file: str) -> str:
     try:
-        # Parsed and written again, so that its mark does not depend on white space.
+        # Normalise the JSON, so that the mark does not depend on white space.
         schema = json.dumps(json.loads(Path(file).read_text()))
     except (OSError, ValueError) as error:
         raise DataError(
@@ -279,19 +280,20 @@ def _asked(registry: str, number: int) -> str | None:
     except PermissionError as error:
         raise DataError(f"the schema registry refuses {url}: {error}", hint=hint) from None
     except (LookupError, TypeError, ValueError, DataError):
-        # The schema is of another kind, such as Protobuf, or the answer is none: no Avro schema has this number.
+        # The number belongs to a schema of another kind, such as Protobuf, or the answer is invalid: there is no such
+        # Avro schema.
         return None
 
 
 def _fetched(url: str) -> bytes | None:
-    # What is at `url`; None where the server has nothing there. ConnectionError, PermissionError.
+    # Return None if the server has nothing at ``url``. Raises ConnectionError and PermissionError.
     try:
         with urllib.request.urlopen(url, timeout=REGISTRY_SECONDS) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise PermissionError(str(error)) from None
-        # Time-outs (408) and too many requests (429) pass; all other codes of this kind say that there is nothing.
+        # Time-outs (408) and too many requests (429) are transient. All other 4xx codes mean that there is nothing.
         if 400 <= error.code < 500 and error.code not in (408, 429):
             return None
         raise ConnectionError(str(error)) from error
@@ -334,7 +336,7 @@ class MessageBlock:
             if value is None:
                 rejects.append(Reject(int(self.offsets[at]), *_TOMBSTONE))
             elif not value.strip():
-                # Kept from the decoder: a line without a row would shift the numbers of all later lines.
+                # Hide it from the decoder: a line without a row would shift the numbers of all later lines.
                 rejects.append(Reject(int(self.offsets[at]), *_EMPTY))
             else:
                 filled.append(at)

@@ -28,7 +28,7 @@ from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
-EXCERPT_FILES = 8  # that are looked into
+EXCERPT_FILES = 8  # number of files that an excerpt reads
 _DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _FIELD_ID = b"PARQUET:field_id"
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -69,7 +69,7 @@ class DataFile:
         """
         gone = np.asarray(self.deleted(), dtype=np.int64) if self.deleted is not None else None
         with readable(self.path), self.open() as stream:
-            # The columns of the file by name, and by the number of their field where the file has such.
+            # Map the file's columns by name, and by field number if the file has field numbers.
             physical: dict[str | int, str] = {}
             numbers: dict[str | int, str] = {}
             for column in pq.ParquetFile(stream).schema_arrow:
@@ -83,20 +83,21 @@ class DataFile:
                     names[column.name] = physical.get(column.key)
             wanted = [name for name in names.values() if name is not None]
             if not wanted:
-                # Some column tells how many rows there are.
+                # Any column tells how many rows there are.
                 wanted = list(physical.values())[:1]
             for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
                 table = pa.table({column.name: self._values(batch, column, names) for column in columns})
                 if gone is not None:
-                    # Only the deleted rows of this batch: searching all those of the file for each batch is slow.
+                    # Select the deleted rows of this batch first: searching all deleted rows of the file for each batch
+                    # is slow.
                     kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
                     table, rows = table.filter(pa.array(kept)), rows[kept]
                 first += batch.num_rows
                 yield table, rows + 1
 
     def _values(self, batch: pa.RecordBatch, column: TableColumn, names: dict[str, str | None]) -> pa.Array:
-        # The values of `column`: of the file, of the partition, or none, where it was added later.
+        # The values come from the file or the partition; they are null if the column was added later.
         if column.name in self.constants:
             return pa.repeat(pa.scalar(self.constants[column.name], column.type), batch.num_rows)
         name = names[column.name]
@@ -104,11 +105,11 @@ class DataFile:
             return pa.nulls(batch.num_rows, column.type)
         values = batch.column(name)
         one, other = values.type, column.type
-        # Values of both types become the same rows. What is in lists stays as the file has it.
+        # Values of both types become the same rows. Elements of lists keep the file's type.
         text = any(is_text(one) for is_text in _STRINGS) and any(is_text(other) for is_text in _STRINGS)
         if one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one):
             return values
-        # The type of the column may have been widened since the file was written.
+        # The column's type may have been widened since the file was written.
         return values.cast(other)
 
 
@@ -238,13 +239,14 @@ class TableSnapshot(Snapshot):
 
     def __init__(self, data: DataConfig, columns: Sequence[TableColumn], *, identity: str, version: str) -> None:
         self.data, self.columns, self.version = data, {column.name: column for column in columns}, version
-        # What decides the rows: the files of ``data.day``, their deleted rows, the types of the columns that are read.
+        # The mark covers all that decides the rows: the files of ``data.day``, their deleted rows, and the types of the
+        # columns.
         marks = set[str]()
         for day in data.days or (None,):
             marks.update(file.mark for file in self.files(day))
         types = []
         for name in data_spec(data).columns:
-            # A missing column is no error yet: ``sources`` reports them all.
+            # A missing column is not an error yet: ``sources`` reports all missing columns at once.
             if name in self.columns:
                 types.append(f"{name}: {self.columns[name].type}")
         text = "\n".join([identity, *types, *sorted(marks)])
@@ -262,14 +264,14 @@ class TableSnapshot(Snapshot):
         files = self.files(day)
         size = sum(file.bytes for file in files)
         rows = sum(file.rows for file in files)
-        # Found out only if needed: Iceberg makes another plan for it.
+        # Compute this only if needed, since Iceberg makes another plan for it.
         later = day is not None and self.data.watermark.later_rows and self.has_later(day)
         return Delivery(parts=len(files), bytes=size, rows=rows, later=later)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         require_columns(spec, list(self.columns), self.version, header=False)
         read = tuple(self.columns[name] for name in spec.columns)
-        # The types of the table are checked: older ones in its files are cast to them.
+        # Check the types of the table, not of its files: older types in files are cast to them.
         check_types(spec, pa.schema([(column.name, column.type) for column in read]), self.version)
         sources: list[Source] = []
         for file in self.files(day):
@@ -279,7 +281,8 @@ class TableSnapshot(Snapshot):
 
     def excerpt(self, rows: int) -> Excerpt:
         files = self.files(None)
-        # Spread evenly, since neighbouring files may be of the same day or partition and show little of the table.
+        # Spread the files evenly, since neighbouring files may be of the same day or partition and show little of the
+        # table.
         chosen = [files[round(at)] for at in np.linspace(0, len(files) - 1, min(len(files), EXCERPT_FILES))]
         frames = []
         for file in chosen:
@@ -307,14 +310,14 @@ def days_between(
     values = pl.Series("day", [low, high])
     text = strings_of(values)
     if form is not None and not (values.dtype.is_numeric() or values.dtype.is_temporal()):
-        # Such text has another order than the days.
+        # Such text does not sort by day.
         return None
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
-        # Text of two forms has another order than the days.
+        # Text in two formats does not sort by day.
         return None
     rejected = RejectedRows(np.arange(2))
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
-    # Offsets in the text have another order than time.
+    # Text with UTC offsets does not sort by time.
     around = int(zone is not None and values.dtype == pl.String)
     if rejected.bad.any():
         return None

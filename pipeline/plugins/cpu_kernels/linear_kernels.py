@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 2  # of the functions, as linear.c has it
+_VERSION = 2  # version of the functions, the same as in linear.c
 
 
 class _Linear(ctypes.Structure):
-    # ``Linear`` of linear.c.
+    # The struct ``Linear`` of linear.c.
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
@@ -77,7 +77,7 @@ class LinearKernels:
         self._call("linear_backward", task)
 
     def _call(self, name: str, task: _Linear) -> None:
-        # The only possible failure: no memory for the packed weights or for partial gradients.
+        # The only possible failure is a lack of memory for packed weights or partial gradients.
         if getattr(self._library, name)(ctypes.byref(task)):
             raise MemoryError(f"no memory for {name}")
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     # ``nightjar doctor`` opens the library where torch may be missing.
     from torch import Tensor
 
-_VERSION = 1  # of the functions below, as rowcodes.c has it
-_ALL = 2  # all instruction sets may be used
+_VERSION = 1  # version of the functions below, the same as in rowcodes.c
+_ALL = 2  # allows all instruction sets
 
 
 class _Task(ctypes.Structure):
-    # What is coded, and where to: ``Task`` of rowcodes.c.
+    # ``Task`` of rowcodes.c: the rows to code, and where their codes go.
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("stride", ctypes.c_int64),

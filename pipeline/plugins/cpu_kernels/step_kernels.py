@@ -16,11 +16,11 @@ from torch import Tensor
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 2  # of the functions, as steps.c has it
+_VERSION = 2  # version of the functions, the same as in steps.c
 
 
 class _Interact(ctypes.Structure):
-    # ``Interact`` of steps.c.
+    # The struct ``Interact`` of steps.c.
     _fields_ = (
         ("first", ctypes.c_void_p),
         ("rest", ctypes.c_void_p),
@@ -40,7 +40,7 @@ class _Interact(ctypes.Structure):
 
 
 class _Mask(ctypes.Structure):
-    # ``Mask`` of steps.c.
+    # The struct ``Mask`` of steps.c.
     _fields_ = (
         ("grad", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -54,7 +54,7 @@ class _Mask(ctypes.Structure):
 
 
 class _Head(ctypes.Structure):
-    # ``Head`` of steps.c.
+    # The struct ``Head`` of steps.c.
     _fields_ = (
         ("hidden", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
@@ -71,7 +71,7 @@ class _Head(ctypes.Structure):
 
 
 class _Tables(ctypes.Structure):
-    # ``Tables`` of steps.c.
+    # The struct ``Tables`` of steps.c.
     _fields_ = (
         ("weights", ctypes.c_void_p),
         ("state", ctypes.c_void_p),
@@ -220,7 +220,7 @@ class Tables:
             columns.append(self._width)
             self._width += weights[table].shape[1]
         self._counts = {"tables": len(weights), "features": len(table_of_feature)}
-        # Made once, so that a lookup only passes their addresses.
+        # Make these arrays once, so that a lookup only passes their addresses.
         self._arrays = {
             "weights": _pointers(weights),
             "state": _pointers(states),
@@ -242,7 +242,7 @@ class Tables:
             table.
         """
         pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
-        # The caller, which knows the tables' names, reports the wrong row.
+        # The caller knows the tables' names and reports the wrong row.
         failed = self._library.steps_look_up(ctypes.byref(self._task(ids, offsets, pooled)))
         return None if failed else pooled
 
@@ -270,7 +270,7 @@ class Tables:
 
 
 def _interact(vectors: Tensor, first: Tensor | None, like: Tensor) -> _Interact:
-    # ``like``: the output or its gradient, which have the same layout.
+    # ``like`` is the output or its gradient, which have the same layout.
     samples, count, dim = vectors.shape
     task = _Interact(
         rest=vectors.data_ptr(),

@@ -14,18 +14,18 @@ import pyarrow as pa
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 1  # of the functions, as fields.c has it
+_VERSION = 1  # version of the functions, the same as in fields.c
 _VIEW = 16  # bytes of a string view
-_MOST = 2**31 - 1  # bytes that a view can reach
+_MOST = 2**31 - 1  # bytes that a view can address
 
 
 class _Field(ctypes.Structure):
-    # Where a column goes: ``Field`` of fields.c.
+    # ``Field`` of fields.c: where a column goes.
     _fields_ = (("out", ctypes.c_void_p), ("present", ctypes.c_void_p), ("rest", ctypes.c_int64))
 
 
 class _Texts(ctypes.Structure):
-    # A column of string views: ``Texts`` of fields.c.
+    # ``Texts`` of fields.c: a column of string views.
     _fields_ = (
         ("views", ctypes.c_void_p),
         ("present", ctypes.c_void_p),
@@ -74,7 +74,7 @@ class TextKernels:
                 mark = np.zeros(-(-lines // 8), np.uint8)
                 field.present = _at(mark)
             else:
-                # Texts are never null: an empty field is an empty string.
+                # Text is never null: an empty field is an empty string.
                 out = np.empty((lines, _VIEW), np.uint8)
                 mark = np.zeros(0, np.uint8)
             field.out = _at(out)
@@ -95,7 +95,7 @@ class TextKernels:
                 continue
             buffers = [None, pa.py_buffer(out)]
             if field.rest:
-                # Long texts are copied to a buffer of their own, so that a few of them do not keep the whole block.
+                # Copy long texts to a separate buffer, so that a few of them do not keep the whole block alive.
                 own = np.empty(field.rest, np.uint8)
                 self._library.fields_own(block, _at(out), ctypes.c_int64(len(out)), _at(own))
                 buffers.append(pa.py_buffer(own))

@@ -33,11 +33,11 @@ from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.validation import ValidatedTraining, Validation
 
-# The state of Adam, AdamW and LAMB that has the direction of the last steps.
+# The state of Adam, AdamW and LAMB that holds the direction of the last steps.
 MOMENT = "exp_avg"
 # The seeds of two cycles are this far apart.
 _STRIDE = 1_000_003
-# The pull of the fitted weights towards equal ones counts as much as this many rows.
+# Weight of the pull of fitted weights towards equal ones, in rows.
 RIDGE_ROWS = 1000
 _NEWTON_STEPS = 20
 Floats = NDArray[np.floating]
@@ -68,7 +68,7 @@ class Start:
     def put(self, executor: StepExecutor, number: int) -> None:
         """Give ``executor`` the initial values of cycle ``number``, and optimizers that have taken no step."""
         seed = self.settings.seed + _STRIDE * number
-        # On the CPU, whatever the training runs on: initial values depend on the seed alone.
+        # Build on the CPU whatever the training runs on, so that initial values depend on the seed alone.
         fresh = build(replace(self.settings, seed=seed), self.split.schema, torch.device("cpu"), trained=False)
         if self.logits is not None:
             fresh.head.start_at(self.logits)
@@ -109,13 +109,13 @@ class Snapshots(Validation):
 
     def __init__(self, training: ValidatedTraining) -> None:
         config = training.settings.train
-        # No patience: a cycle that starts anew is worse than the one before, which must not stop the training. The
+        # Set no patience: a cycle that starts over is worse than the one before, which must not stop the training. The
         # schedule's cycle is that of the snapshots, which ``begin`` sets.
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
         super().__init__(replace(training, settings=replace(training.settings, train=plain)))
         self._snapshots, self._init = config.snapshots, training.init
         self._start = Start(training.settings, training.train_split, training.start_logits)
-        # Until ``begin`` knows the planned steps.
+        # This is a placeholder until ``begin`` knows the planned steps.
         self._cycle = 1
 
     @staticmethod
@@ -133,7 +133,7 @@ class Snapshots(Validation):
             if end <= step:
                 self._checkpoints.retained.append(name_of(end))
         if step and step < total and step % self._cycle == 0:
-            # The former session ended with this cycle's snapshot, before it began the next cycle.
+            # The earlier process wrote this cycle's snapshot, but ended before it began the next cycle.
             self._restart()
         elif self._snapshots.kind == RESET:
             # ``resume`` has set the steps of the whole training, but these tables began with their cycle.
@@ -181,7 +181,7 @@ class Snapshots(Validation):
             self._start.put(executor, number)
             if self._init is not None:
                 self._checkpoints.start_from(self._init)
-            # The next checkpoint holds every row, and the guards see no figures of before.
+            # The next checkpoint must hold every row, and the guards must not see figures from before.
             self._checkpoints.checkpointer.model.touched.fill()
             self._checkpoints.metrics.begin_anew()
         if dist.get_rank() == 0:
@@ -217,7 +217,7 @@ class Snapshots(Validation):
         last = list(range(len(paths)))[-keep:]
         members = last
         if config.choose != "last":
-            # By their steps, not in the order in which they were chosen.
+            # Sort the members by their steps instead of the order in which they were chosen.
             members = sorted(choose(logits, labels, weights, keep))
         chosen = logits[members]
         shares = np.full(keep, 1.0 / keep)
@@ -236,8 +236,8 @@ class Snapshots(Validation):
         }
 
 
-# An ensemble's logit is the weighted sum of its members'. NE of the mean falls with the members' own NE and with their
-# distance from each other, so a choice by it is one of good and diverse members (SEERL, section 3.3).
+# An ensemble's logit is the weighted sum of its members' logits. NE of the mean falls with the members' own NE and with
+# their distance from each other, so choosing by it selects good and diverse members (SEERL, section 3.3).
 def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) -> list[int]:
     """The places of ``keep`` of the models with ``logits`` [m, n]: each next one brings the smallest NE of the mean.
 
@@ -245,7 +245,7 @@ def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) ->
     """
     chosen: list[int] = []
     total = np.zeros(logits.shape[1])
-    # From the newest on: ``min`` takes the first of equal ones.
+    # Start with the newest model, since ``min`` takes the first of equal ones.
     left = list(reversed(range(len(logits))))
     while left and len(chosen) < keep:
         best = min(left, key=lambda at: compute_ne((total + logits[at]) / (len(chosen) + 1), labels, weights))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 Answer = TypeVar("Answer")
 TIMEOUT_SECONDS = 20.0
-LOG_SECONDS = 120.0  # of silence in a log until it is asked for again
-WARM_UP_SECONDS = 20.0  # in which a server that just started denies what it grants, and knows no custom resources
+LOG_SECONDS = 120.0  # how long a log may be silent until it is asked for again
+WARM_UP_SECONDS = 20.0  # how long a server that just started may deny what it grants and not know custom resources
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two tries
 MOST_SKEW_SECONDS = 120.0
 MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
@@ -93,8 +93,8 @@ class Api:
         try:
             return self.get(path)
         except RefusedError as error:
-            # Not every 404: that of a server which warms up says nothing about the object. A job that is wrongly taken
-            # for lost is submitted again, and both would write to the same checkpoints.
+            # Not every 404 means that the object does not exist: a server that warms up says nothing about it. A job
+            # that is wrongly taken for lost is submitted again, and both would write to the same checkpoints.
             if error.status == 404 and not error.passing:
                 return None
             raise
@@ -113,7 +113,7 @@ class Api:
 
     def apply(self, path: str, body: Mapping[str, Any], manager: str, **query: str) -> Object:
         """Server-side apply: create the object, or set these fields of it as those of ``manager``."""
-        # Forced: fields that somebody else has set become those of ``manager``, where it would be a conflict otherwise.
+        # Force, so that fields that somebody else has set become those of ``manager`` instead of a conflict.
         query = {"fieldManager": manager, "force": "true", **query}
         return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
 
@@ -133,7 +133,8 @@ class Api:
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
         """The lines of a log as they come; ends when the server ends it."""
-        # One limit to connect and one of silence: a quiet pod is no failure, but a connection may be dead unnoticed.
+        # Use one limit for connecting and one for silence: a quiet pod is no failure, but a connection may die
+        # unnoticed.
         response = self._request("GET", path, None, query, timeout=(self.timeout_seconds, LOG_SECONDS))
         raw, rest = response.response, b""
         with answers(self.server):
@@ -149,7 +150,7 @@ class Api:
 
         def ask() -> float:
             stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
-            # A proxy may leave the header out: then the skew is not known, which is no error.
+            # A proxy may remove the header. The skew is unknown then, which is not an error.
             if not stated:
                 return 0.0
             return self.clock.time() - parsedate_to_datetime(stated).timestamp()
@@ -169,12 +170,12 @@ class Api:
     def _once(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], content: str
     ) -> Object:
-        # Read and parsed inside of ``answers``: a truncated body is no JSON, and counts like a connection that breaks.
+        # Read and parse inside ``answers``: a truncated body is not JSON, and counts like a broken connection.
         with answers(self.server):
             text = self._request(method, path, body, query, content).read()
             answer = json.loads(text or b"{}")
         if not isinstance(answer, dict):
-            # Probably the answer of a proxy.
+            # The answer probably comes from a proxy.
             raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
         return answer
 
@@ -193,7 +194,7 @@ class Api:
                     raise
                 if pause == FIRST_PAUSE:
                     log.warning("%s; asking again for up to %.0f s", error.message, left)
-                # With jitter, so that the launchers of a cluster do not all ask at once when its server is back.
+                # Add jitter, so that the launchers of a cluster do not all ask at once when its server is back.
                 self.clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
@@ -235,7 +236,7 @@ def answers(server: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        # urllib3's MaxRetryError has the cause in ``reason``; its own words also repeat the host and the URL.
+        # urllib3's MaxRetryError has the cause in ``reason``; its message also repeats the host and the URL.
         reason = getattr(error, "reason", None) or error
         raise UnansweredError(
             f"the Kubernetes API server {server} does not answer: {reason}",
@@ -258,7 +259,7 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
 def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
     """How long this answer says nothing about what was asked for."""
     if status == 403 and ("admission webhook" in message or "exceeded quota" in message):
-        # Admission has judged the object, and will judge it the same again.
+        # Admission has judged the object, and would judge it the same way again.
         return 0.0
     # Any other 403 may come from a server that does not know the roles yet.
     if status in (401, 403, 408, 429) or status >= 500:
@@ -307,7 +308,7 @@ def connect(context: str | None = None) -> Api:
 
     A named context comes from the kubeconfig even inside a cluster. Raises LaunchError without credentials.
     """
-    # The client takes long to import: only what talks to a cluster waits for it.
+    # The client takes long to import, so only commands that talk to a cluster import it.
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
     from urllib3.util import Retry
@@ -323,7 +324,7 @@ def connect(context: str | None = None) -> Api:
             pass  # not in a pod
     try:
         load_kube_config(context=context, client_configuration=configuration)
-    except Exception as error:  # a kubeconfig may be no YAML, or any other YAML; the client has no class for that
+    except Exception as error:  # a kubeconfig may be invalid in any way, and the client has no error class for that
         reason = " ".join(str(error).split())
         raise LaunchError(
             f"no way into a cluster: neither a pod's service account nor a kubeconfig that fits: {reason}",

@@ -10,13 +10,13 @@ from typing import Any
 
 from pipeline.plugins.kubernetes.pod_templates import CONTAINER, Object
 
-# Reasons of a waiting container that do not go away by waiting.
+# Reasons of a waiting container that waiting does not remove.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
-# A registry may be away, or the image still on its way into it.
+# Reasons that may pass: a registry may be down, or the image still on its way into it.
 LATE_IMAGE = ("ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable")
 NO_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 SIGTERM, SIGKILL = 143, 137
-LOST_SECONDS = 60.0  # beyond its grace: a kubelet that works has ended a pod by then
+LOST_SECONDS = 60.0  # time after the grace period by which a working kubelet has ended a pod
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
         words.append(str(condition.get("message") or ""))
     if job.get("spec", {}).get("suspend"):
         words.insert(0, f"it is suspended, until Kueue admits it into queue {queue!r}")
-    # A full quota comes first: it explains the others, such as that pods could not be created.
+    # Put a full quota first: it explains the other messages, such as that pods could not be created.
     words = sorted(filter(None, (*words, *warnings)), key=lambda word: "exceeded quota" not in word)
     text = next(iter(words), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]
@@ -101,7 +101,7 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
             return f"pod {name} ran out of memory; launch.pods.resources.{stage}.memory_gib is its limit"
         if ended.get("exitCode") == SIGKILL:
             return f"pod {name} was killed (exit code {SIGKILL}): most often its node went away or ran out of memory"
-        # It ended by itself, so what it printed last explains it better.
+        # The pod ended by itself, so its last output explains it better.
         if ended.get("exitCode") and "deletionTimestamp" not in pod["metadata"] and ended["exitCode"] != SIGTERM:
             return ""
     if any("deletionTimestamp" in pod["metadata"] for pod in pods) or len(pods) < hosts:
@@ -123,7 +123,7 @@ def is_lost(pod: Object) -> bool:
     if due is None or status.get("phase") in ("Succeeded", "Failed"):
         return False
     ready = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or []}
-    late = time.time() - datetime.fromisoformat(due).timestamp()  # it is the end of the grace
+    late = time.time() - datetime.fromisoformat(due).timestamp()  # ``due`` is the end of the grace period
     return late > LOST_SECONDS and (ready.get("Ready") != "True" or status.get("reason") == "NodeLost")
 
 
@@ -138,5 +138,5 @@ def _terminated(pod: Object) -> dict[str, Any]:
 def _ended(pod: Object) -> tuple[str, bool]:
     """When the pod's container ended, to sort by; of those that ended in the same second the killed ones first."""
     ended = _terminated(pod)
-    # A pod that still runs is sorted after all times, which begin with a year.
+    # A pod that still runs sorts after all times, which begin with a year.
     return str(ended.get("finishedAt") or "9999"), ended.get("exitCode") != SIGKILL

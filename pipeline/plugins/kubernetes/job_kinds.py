@@ -43,18 +43,18 @@ def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url:
     for task in rendered["spec"]["tasks"]:
         container = task["template"]["spec"]["containers"][0]
         env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
-        # TorchX draws a name of its own for the app and puts it here.
+        # TorchX draws its own name for the app and puts it here.
         env["TORCHX_JOB_ID"] = f"kubernetes://nightjar/{config.launch.namespace}:{name}"
-        # TorchX's name of a task is <role>-<replica>.
+        # TorchX names a task <role>-<replica>.
         role = task["name"].rpartition("-")[0]
         template = _template(config, step, attempt, list(container["command"]), env, role)
         tasks.append({"name": task["name"], "replicas": 1, "template": template})
     spec: Object = {
         "schedulerName": "volcano",
         "queue": config.launch.queue,
-        # All pods at once, or none.
+        # Start all pods at once, or none.
         "minAvailable": len(tasks),
-        # 0 would become 3; attempts are the launcher's business.
+        # Volcano takes 0 for its default of 3. The launcher submits further attempts itself.
         "maxRetry": 1,
         "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
         "plugins": rendered["spec"]["plugins"],
@@ -81,7 +81,7 @@ def indexed_job(config: Config, step: Step, name: str, attempt: int, config_url:
 
 def job_set(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
     """Build the JobSet of a stage: an indexed job for each role of its hosts, whose pods' names it makes known."""
-    # It fails with its first pod, for it has no failure policy and its jobs no retries.
+    # The JobSet fails with its first pod, because it has no failure policy and its jobs have no retries.
     first = f"{name}-{step.name}-0-0.{name}" if hosts_of(step.name, config) > 1 else "localhost"
     jobs = []
     for role, hosts in roles_of(step.name, config).items():
@@ -106,7 +106,7 @@ def _indexed(template: Object, hosts: int) -> Object:
         "backoffLimit": 0,
         "template": template,
     }
-    # The deadline is for the whole job; that of a pod would begin only when the pod does.
+    # The deadline is for the whole job; a pod's deadline would begin only when the pod starts.
     seconds = template["spec"].pop("activeDeadlineSeconds", None)
     if seconds is not None:
         spec["activeDeadlineSeconds"] = seconds
@@ -116,7 +116,7 @@ def _indexed(template: Object, hosts: int) -> Object:
 def _queued(kind: Object, spec: Object, config: Config, step: Step, name: str, attempt: int) -> Object:
     metadata = _metadata(config, step, name, attempt)
     if config.launch.kueue:
-        # Suspended, until Kueue admits it into its queue.
+        # Kueue admits suspended jobs into its queue.
         metadata["labels"][KUEUE_QUEUE] = config.launch.queue
         spec["suspend"] = True
     return {**kind, "metadata": metadata, "spec": spec}
@@ -130,7 +130,7 @@ def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str)
         metadata["ownerReferences"] = [reference]
     spec = {
         "clusterIP": "None",
-        # Pods meet before they are ready.
+        # Pods connect to each other before they are ready.
         "publishNotReadyAddresses": True,
         "selector": {"job-name": name},
         "ports": [{"name": PORT_NAME, "port": config.launch.port}],
@@ -190,7 +190,7 @@ class IndexedRunner(ClusterRunner):
     collection = "/apis/batch/v1/namespaces/{namespace}/jobs"
 
     build = staticmethod(indexed_job)
-    # The job controller sets the label.
+    # The job controller sets this label.
     pod_label = "job-name"
 
     def complete(self, step: Step, job: Object) -> None:
@@ -207,7 +207,8 @@ class IndexedRunner(ClusterRunner):
             except RefusedError as error:
                 if error.status != 409:
                     raise
-            # If it is gone meanwhile, ``service`` stands in for it. That has no resource version, so it is made again.
+            # If the former service is gone by now, ``service`` stands in for it. That has no resource version, so it is
+            # made again.
             former = (self.api.find(f"{services}/{metadata['name']}") or service)["metadata"]
             owners = [owner["uid"] for owner in former.get("ownerReferences", [])]
             if metadata["uid"] in owners and "deletionTimestamp" not in former and "resourceVersion" in former:
@@ -242,7 +243,7 @@ class JobSetRunner(ClusterRunner):
 
     collection = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
-    # Its controller makes job, service and pods, and sets the label.
+    # The JobSet controller makes the job, the service and the pods, and sets this label.
     build = staticmethod(job_set)
     pod_label = "jobset.sigs.k8s.io/jobset-name"
 
@@ -267,7 +268,7 @@ class VolcanoRunner(ClusterRunner):
     collection = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 
     def phase_of(self, job: Object) -> str:
-        # One without a status, or with a phase that is not known, runs.
+        # A job without a status, or with an unknown phase, counts as running.
         phase = ((job.get("status") or {}).get("state") or {}).get("phase", "")
         return VOLCANO_PHASES.get(phase, "running")
 

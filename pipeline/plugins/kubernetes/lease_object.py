@@ -54,13 +54,14 @@ class LeaseObject:
         # Other clients give a lease back by emptying this field.
         if not name:
             return None
-        # The holder's own duration: it may have another launch.lease_seconds than this launcher.
+        # Use the holder's own duration: its launch.lease_seconds may differ from this launcher's.
         seconds = float(spec.get("leaseDurationSeconds") or self.seconds)
         return Holder(name, f"launcher {name}", seconds)
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
         """Write this launcher into the object, or with ``free`` delete it; SwappedError unless it is as ``seen``."""
-        # The server checks the conditions: create fails if there is one, replace and delete if its version differs.
+        # The server checks these conditions: create fails if the object exists, replace and delete if its version
+        # differs.
         try:
             if free:
                 if seen.data is not None:

@@ -17,18 +17,19 @@ from pipeline.launch.appdefs import distributed, resources_of, roles_of
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.records.runs import Step
 
-LONGEST = 63  # of a DNS label, which a pod's host name is
-# Labels of all pods.
+LONGEST = 63  # the limit of a DNS label, such as a pod's host name
+# These labels are on all pods.
 NIGHTJAR_LABELS = {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
 GPU = "nvidia.com/gpu"
 LAUNCHER = "launcher"
 REFUSED = (400, 422)  # statuses of an answer that says what is wrong with a template
-CONTAINER = "nightjar"  # the one that runs the stage
+CONTAINER = "nightjar"  # the container that runs the stage
 PORT_NAME = "c10d"  # the port at which the ranks of several hosts meet
 DIRECTIVE = "$patch"
-# Fields of a pod template whose lists are merged, and by what: the patch merge keys of ``core/v1`` types (Kubernetes,
-# "Strategic Merge Patch", staging/src/k8s.io/apimachinery). All other lists are replaced whole.
+# Fields of a pod template whose lists are merged, and the key that matches their items: the patch merge keys of
+# ``core/v1`` types (Kubernetes, "Strategic Merge Patch", staging/src/k8s.io/apimachinery). Other lists are replaced as
+# a whole.
 KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -43,7 +44,7 @@ KEYS = {
     "resourceClaims": "name",
     "schedulingGates": "name",
 }
-OURS = "nightjar/"  # labels by which the launcher finds its jobs again
+OURS = "nightjar/"  # prefix of the labels by which the launcher finds its jobs again
 
 
 def stage_account(config: Config) -> str:
@@ -62,7 +63,7 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
     """
     digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
     tail = f"-{step.name}-{digits}-a{attempt}"
-    # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
+    # A JobSet names its pods -<stage>-<job>-<host> and adds five random letters, which its webhook counts.
     longest = max(roles_of(step.name, config), key=len)
     suffix = f"-{longest}-0-{config.hardware.hosts - 1}"
     if config.launch.job == "jobset":
@@ -111,7 +112,7 @@ def pod_template(
     the API server, but for the launcher.
     """
     pods, launcher = config.launch.pods, stage == LAUNCHER
-    # Embedding hosts are pods of the train stage, with resources and patches of their own.
+    # Embedding hosts are pods of the train stage, with their own resources and patches.
     kind = EMBEDDING if role == EMBEDDING else stage
     account = launcher_account(config) if launcher else stage_account(config)
     volumes, mounts = _volumes(pods, resources_of(pods, kind))
@@ -151,7 +152,7 @@ def pod_template(
         "containers": [container],
         "volumes": volumes,
     }
-    # The launcher's deadline is that of its job, over all its pods (``cron_job``).
+    # The launcher's deadline belongs to its job and covers all its pods (``cron_job``).
     if not launcher:
         spec["activeDeadlineSeconds"] = math.ceil(60 * config.launch.deadline_minutes)
     if config.launch.priority_class:
@@ -167,19 +168,19 @@ def pod_template(
     annotations = {
         # A service mesh's sidecar would keep the pod from ending.
         "sidecar.istio.io/inject": "false",
-        # A node less is not worth an attempt.
+        # Removing a node is not worth losing an attempt.
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     }
     return patched({"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}, pods, kind)
 
 
 def _environment(pods: PodConfig, env: dict[str, str]) -> list[Object]:
-    # The pod's address first, because later values may refer to it.
+    # The pod's address comes first, because later values may refer to it.
     variables: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    # A home in /tmp, for the image is read-only.
+    # The home directory is /tmp, because the image is read-only.
     for name, value in ({"HOME": "/tmp"} | env | pods.env).items():
         variables.append({"name": name, "value": value})
-    # Secrets are named, never quoted: manifests may be printed and committed.
+    # Refer to secrets by name and never copy their values: manifests may be printed and committed.
     for name, reference in pods.secret_env.items():
         secret, _, key = reference.partition("/")
         variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
@@ -201,7 +202,7 @@ def _resources(config: Config, stage: str) -> Object:
             gpus = config.hardware.ranks_per_host
     if gpus:
         amounts[GPU] = str(gpus)
-    # Requests are the limits: a trainer that shares its cores or memory slows all others down.
+    # Requests equal the limits: a trainer that shares its cores or memory slows all others down.
     return {"requests": amounts, "limits": dict(amounts)}
 
 
@@ -211,7 +212,7 @@ def _mebibytes(gib: float) -> str:
 
 def _volumes(pods: PodConfig, resources: PodResources) -> tuple[list[Object], list[Object]]:
     """Return the volumes of a pod and where its container mounts them."""
-    # Shared memory is 64 MB by default, too little for loaders and NCCL.
+    # Shared memory is 64 MB by default, which is too little for loaders and NCCL.
     shared = {"medium": "Memory", "sizeLimit": _mebibytes(resources.shm_gib)}
     volumes: list[Object] = [
         {"name": "nightjar-shm", "emptyDir": shared},
@@ -281,7 +282,7 @@ def patched(template: Object, pods: PodConfig, stage: str) -> Object:
     Raises:
         ConfigError: A fragment changes what the launcher relies on, or its lists lack the field they go by.
     """
-    # Checked after each fragment, so that the error names the one to blame.
+    # Check after each fragment, so that the error names the one to blame.
     result, expected = template, _essentials(template)
     for name in (PATCH_ALL, stage):
         fragment = pods.patch.get(name)
@@ -349,7 +350,7 @@ def _merged_list(base: list[Object], patch: list[Any], key: str, where: str) -> 
 
 
 def _essentials(template: Object) -> dict[str, Any]:
-    # What finds, starts and ends a stage.
+    # These parts of a pod find, start and end a stage.
     labels = template.get("metadata", {}).get("labels") or {}
     spec = template.get("spec", {})
     command = None

@@ -15,7 +15,7 @@ from pipeline.plugins.kubernetes.pod_templates import CONTAINER
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LONGEST = 1 << 20  # bytes kept of one pod's log, from its end
 AGAIN_SECONDS = 1.0
-REST_SECONDS = 10.0  # for the last lines of pods that have ended
+REST_SECONDS = 10.0  # time limit for the last lines of pods that have ended
 
 
 class PodLogs:
@@ -32,7 +32,7 @@ class PodLogs:
             if name in self._followers:
                 self._followers[name].ended = status.get("phase") in ("Succeeded", "Failed")
                 continue
-            # Before the stage's container has started there is no log, and asking for it is an error.
+            # Before the stage's container starts there is no log, and asking for it is an error.
             for container in status.get("containerStatuses") or []:
                 state = container.get("state", {})
                 if container.get("name", CONTAINER) == CONTAINER and ("running" in state or "terminated" in state):
@@ -45,7 +45,7 @@ class PodLogs:
 
     def finish(self) -> None:
         """Wait, not for long, until all lines of pods that have ended are here."""
-        # One limit for all followers: there may be hundreds, and the kubelet that they ask may be gone.
+        # Use one limit for all followers: there may be hundreds, and the kubelet that they ask may be gone.
         last = time.monotonic() + REST_SECONDS
         for follower in self._followers.values():
             follower.ended = True
@@ -72,7 +72,7 @@ class _LogFollower:
         self._kept: deque[bytes] = deque()
         self._size = 0
         self._last = b""
-        # A daemon, so that a log that goes on does not keep the launcher from ending.
+        # Use a daemon thread, so that a log that goes on does not keep the launcher from ending.
         self.thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self.thread.start()
 
@@ -90,14 +90,14 @@ class _LogFollower:
 
     def _run(self) -> None:
         while True:
-            ended = self.ended  # before the read: what was written by then is read
+            ended = self.ended  # checked before the read, so that all lines written by then are read
             try:
                 known = self._last
                 since = {"sinceTime": known.decode()} if known else {}
                 for line in self.api.lines(self.path, container=CONTAINER, follow="true", timestamps="true", **since):
                     self._take(line, known)
             except LaunchError:
-                pass  # the pod may be gone, or the connection
+                pass  # the pod or the connection may be gone
             if ended:
                 return
             time.sleep(AGAIN_SECONDS)
@@ -105,10 +105,10 @@ class _LogFollower:
     def _take(self, line: bytes, known: bytes) -> None:
         """Keep a line, without its time, unless it came before ``known``, when the connection broke."""
         stamp, _, text = line.partition(b" ")
-        if not STAMP.fullmatch(stamp):  # the kubelet's own words, such as why it cannot read the rest
+        if not STAMP.fullmatch(stamp):  # the kubelet's own message, such as why it cannot read the rest
             stamp, text = self._last, line
         elif stamp <= known:
-            # ``sinceTime`` counts in whole seconds, so the earlier lines of that second come again.
+            # ``sinceTime`` counts in whole seconds, so the earlier lines of that second are sent again.
             return
         self._last = stamp
         self._fresh.append(text + b"\n")

@@ -6,7 +6,7 @@ from pipeline.config.launch import LaunchConfig
 from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import ROLE_HINT, WARM_UP_SECONDS, Api, Object
 
-PAUSE_SECONDS = 2.0  # between two questions to a server that warms up
+PAUSE_SECONDS = 2.0  # between two requests to a server that warms up
 Right = tuple[str, str, tuple[str, ...]]  # API group, resource, verbs
 
 COMMON: tuple[Right, ...] = (
@@ -21,9 +21,9 @@ JOBS: dict[str, tuple[Right, ...]] = {
     "jobset": (("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete")),),
     "indexed": (("batch", "jobs", ("create", "list", "delete")), ("", "services", ("create", "get", "delete"))),
 }
-# A run goes on without it, with a warning (``network.py``).
+# A run without this right goes on with a warning (``network.py``).
 NETWORK: Right = ("networking.k8s.io", "networkpolicies", ("create", "list", "update", "delete"))
-PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: check_templates
+PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # check_templates only tries them and creates none
 
 
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
@@ -58,7 +58,7 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
         for group, resource, verbs in rights(launch):
             denied = [verb for verb in verbs if not allowed(api, launch.namespace, group, resource, verb)]
             if denied:
-                # Named as kubectl does: the core group has no name.
+                # Name the resource as kubectl does: the core group has no name.
                 name = f"{resource}.{group}" if group else resource
                 missing.append(f"{', '.join(denied)} {name}")
         if not missing:

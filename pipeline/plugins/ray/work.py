@@ -76,7 +76,8 @@ class Merger:
     def close(self) -> None:
         """Add the day to the days before it."""
         assert self.day is not None
-        # Only after the tables are fitted: a mapping continues the one before with the counts of this day alone.
+        # Do this only after the tables are fitted: a mapping continues the previous one with the counts of this day
+        # alone.
         if self.total is None:
             self.total = self.day
         else:
@@ -90,7 +91,7 @@ class Merger:
         assert split_counts is not None
         counts = [split_counts.train.counts[feature.name] for feature in features]
         total = counts[0]
-        # Merged into new counts, since those of the single features are needed again.
+        # Merge into new counts, since those of the single features are needed again.
         if len(counts) > 1:
             total = features[0].mapping.counts(features[0], len(split_counts.spec.sparse))
             for share in counts:
@@ -102,7 +103,8 @@ class Merger:
 
 def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
     """The counts of a feature, from those of every range."""
-    # Counts that are no table of ids, such as a sketch, are not divided by hashes: the first piece has all of them.
+    # Counts that are not a table of ids, such as a sketch, are not divided by hashes: the first piece holds all of
+    # them.
     by_id = [piece for piece in pieces if isinstance(piece, VocabCounts)]
     if not by_id:
         return pieces[0]
@@ -116,7 +118,7 @@ def fit_mapping(
 
     ``known``: the hashes of the mapping ``before``.
     """
-    # Four results of one task, so that each goes only where it is needed: the driver takes only the third.
+    # Return four results from one task, so that each goes only where it is needed: the driver takes only the third.
     fitted = feature.mapping.fit(feature, whole(known, pieces), before, day)
     return fitted, fitted.applied(), fitted.told(), hashes_of(fitted)
 
@@ -131,7 +133,7 @@ def hashes_of(fitted: FittedMapping) -> pl.Series:
 def wanted_of(known: pl.Series, then: Mapping[str, Any] | None) -> pl.Series:
     """The hashes to hear of, whatever their counts: the ``known`` ones, and those of the day compared with."""
     named: Sequence[int] = []
-    # On the other day the feature may have had another mapping, and then its keys are no hashes of ids.
+    # The feature may have had another mapping on that day, whose keys are not hashes of ids.
     if then is not None and then.get("mapping") == VocabCounts.IDS:
         named = then.get("keys", [])
     return pl.concat([known, pl.Series(named, dtype=pl.UInt64)])
@@ -159,7 +161,7 @@ def look_alone(
     """``alone`` after as many of ``parts`` (references to their typed rows) as it takes; its rows and positives."""
     import ray
 
-    # Fetched one by one inside of the task: as arguments, the typed rows of the whole log would be fetched first.
+    # Fetch parts one by one inside the task: as arguments, the typed rows of the whole log would be fetched first.
     for part in parts:
         if alone.enough:
             break

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from pipeline.records.search import Price
 from pipeline.specs.search_part import Decision
 
-Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
-FARTHEST = 5.0  # difference of measured choices' logits, so that one which seems poor is drawn at times, and learns
+Gates = Mapping[str, Tensor]  # for each decision, 1 for the drawn choice and 0 for the others: [choices]
+# limit on the difference of measured choices' logits, so that a poor choice is still drawn at times, and learns
+FARTHEST = 5.0
 
 
 def first_values(widths: Sequence[int], size: int) -> Tensor:
@@ -37,8 +38,8 @@ class Choices(nn.Module):
         super().__init__()
         self.decisions = tuple(decisions)
         self.sizes = [len(decision.choices) for decision in decisions]
-        # One matrix for all decisions, so that a draw takes a few kernels rather than a few for each of hundreds of
-        # pairs. What lies outside of a decision's own choices is masked before each softmax.
+        # Keep one matrix for all decisions, so that a draw takes a few kernels rather than a few for each of hundreds
+        # of pairs. Columns beyond a decision's own choices are masked before each softmax.
         self.logits = nn.Parameter(torch.zeros(len(decisions), max(self.sizes)))
         outside = torch.arange(max(self.sizes)) >= torch.tensor(self.sizes)[:, None]
         self.register_buffer("outside", outside, persistent=False)
@@ -53,11 +54,11 @@ class Choices(nn.Module):
         noise = -torch.empty(self.logits.shape).exponential_(generator=self.generator).log()
         noisy = ((self.logits + noise) / temperature).masked_fill(self.outside, -torch.inf)
         relaxed = noisy.softmax(1)
-        # A mixture of choices would tell nothing of how well each does by itself: weights make up for a value that is
-        # scaled, not for one that is gone.
+        # Draw one choice, since a mixture would not show how good each choice is by itself: weights make up for a value
+        # that is scaled, but not for one that is missing.
         drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
         gates = self._gates(drawn + (relaxed - relaxed.detach()))
-        # Replaced after the draw, so that the generator advances by as much whatever is in ``whole``.
+        # Replace gates after the draw, so that the generator advances by the same amount whatever is in ``whole``.
         first = self.whole()
         for name in gates.keys() & set(whole):
             gates[name] = first[name]
@@ -94,7 +95,7 @@ class Choices(nn.Module):
     def best(self) -> dict[str, Any]:
         """The most probable choice of each decision."""
         best: dict[str, Any] = {}
-        # argmax takes the first of equal probabilities, so a decision that is still open stays as configured.
+        # argmax takes the first of equal probabilities, so an undecided decision stays as configured.
         for decision, place in zip(self.decisions, self.probabilities().argmax(1).tolist(), strict=True):
             best[decision.name] = decision.choices[place]
         return best

@@ -33,7 +33,7 @@ class ArchitectureSpace:
     @classmethod
     def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> ArchitectureSpace:
         """The space of ``search.parts``; ConfigError for a model without a super-net, or with nothing to decide."""
-        # Each of these would need a super-net of its own, so the search refuses before it reads a row.
+        # Each of these models would need its own super-net, so the search refuses before it reads a row.
         if config.model.name != BACKBONE:
             raise ConfigError(
                 f"model is {config.model.name}, but the search has a super-net of {BACKBONE} alone",
@@ -80,7 +80,7 @@ class ArchitectureSpace:
         """The configuration with what was ``chosen``."""
         config = self.config
         for part, decisions in self.parts:
-            # A part is given its own decisions alone: it knows no other part by name.
+            # A part gets only its own decisions, because it knows no other part by name.
             own = {decision.name: chosen[decision.name] for decision in decisions}
             config = part.apply(config, own)
         return config
@@ -123,7 +123,7 @@ def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
             continue
         shards = []
         for shard in table.shards:
-            # Both ends are rounded in the same way, so that the shards of a row neither overlap nor leave a gap.
+            # Round both ends in the same way, so that the shards of a row neither overlap nor leave a gap.
             start = shard.column * dim // table.dim
             columns = (shard.column + shard.columns) * dim // table.dim - start
             # A narrow table may have fewer columns than it had shards.

@@ -57,7 +57,7 @@ class SearchStore:
         """Replace what was kept, atomically. The file is put together in memory first."""
         tensors = {name: each.detach() for name, each in state.tensors.items()}
         buffer = io.BytesIO()
-        # Room for the digest, which is known only once all that follows is written.
+        # Reserve room for the digest, which is known only once the rest is written.
         buffer.write(bytes(DIGEST))
         write_tensors(buffer, tensors, {"key": self.key, "values": json.dumps(state.values)})
         with buffer.getbuffer() as whole:
@@ -75,7 +75,7 @@ class SearchStore:
         if xxhash.xxh3_128(body).digest() != bytes(data[:DIGEST]):
             log.warning("%s is damaged: the search begins anew", where)
             return None
-        # A copy that can be written to: the tensors share its memory, and torch warns of read-only bytes.
+        # Copy to writable memory: the tensors share it, and torch warns of read-only bytes.
         tensors, about = read_tensors(bytearray(body), where)
         if about["key"] != self.key:
             log.info("%s is of a search with other settings: this one begins anew", where)
@@ -113,7 +113,8 @@ class Learner:
         with torch.no_grad():
             gates = self.choices.draw(temperature, self.net.measured if whole else ())
         loss = self._loss(rows, gates)
-        # The dense optimizer takes its rate from its groups, the tables take the factor: both follow one schedule.
+        # The dense optimizer takes its rate from its groups, while the tables take the factor: both follow one
+        # schedule.
         factor = lr_factor(self.config.train, step, self.total)
         self.dense.zero_grad(set_to_none=True)
         loss.backward()
@@ -125,8 +126,8 @@ class Learner:
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
         """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
-        # The weights do not change in this step, and must not get gradients either: ``SearchTables.step`` clears those
-        # of the rows only after it has used them, so they would be added to those of the next step of the weights.
+        # The weights do not change in this step, and must not get gradients either. ``SearchTables.step`` clears those
+        # of the rows only after using them, so these would add to the next step of the weights.
         weights = [*self.net.parameters(), self.tables.rows]
         for each in weights:
             each.requires_grad_(False)
@@ -135,8 +136,8 @@ class Learner:
         self.architecture.zero_grad(set_to_none=True)
         (loss + cost).backward()
         assert self.choices.logits.grad is not None
-        # Decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights make
-        # up for, and says little of what it costs to do without.
+        # Do not learn measured decisions: at a gate of 1, the gradient is that of a slight change, which weights make
+        # up for. It says little about the cost of leaving the choice out.
         for place, decision in enumerate(self.choices.decisions):
             if decision.name in self.net.measured:
                 self.choices.logits.grad[place] = 0
@@ -179,7 +180,7 @@ class Learner:
         for name, each in self.tables.state.items():
             tensors[f"tables/{name}"] = each
         tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
-        # A search that goes on after a stop draws what it would have drawn without it.
+        # With this state, a search that goes on after a stop draws what it would have drawn without it.
         tensors["generator"] = self.choices.generator.get_state()
         values: dict[str, Any] = {}
         for name, (optimizer, parameters) in self._optimizers().items():
@@ -218,7 +219,7 @@ class Learner:
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)
-        # Where rows without a click were sampled, the log odds of the kept rows are higher by this offset.
+        # If rows without a click were sampled, the log odds of the kept rows are higher by this offset.
         if rows.offset is not None:
             logits = logits + rows.offset
         # The weights of a batch sum to 1 and are 0 for padding, so this sum is the mean over the rows.

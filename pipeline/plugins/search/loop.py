@@ -24,14 +24,14 @@ from pipeline.training.memory import status_bytes
 from pipeline.training.sampler import Order, shuffle_key
 
 log = logging.getLogger(__name__)
-POINTS = 24  # of the record
-COMPARED, DECIDING = 16, 32  # batches of held rows by which choices are compared: under way, at the end
-OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: under way, at the end
-TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
-KEEPING = 0.05  # of a search's time that it may take to keep its state
-DECIDED = 0.5  # of the way from as likely as the others to certain
+POINTS = 24  # points in the record
+COMPARED, DECIDING = 16, 32  # batches of held rows for comparing choices: during the search, at its end
+OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: during the search, at its end
+TABLES = 2  # how often costs are tabulated around the choices that are the most probable then
+KEEPING = 0.05  # largest share of a search's time for keeping its state
+DECIDED = 0.5  # share of the way from as likely as the others to certain
 VALUE = 4  # bytes of a float32
-COPIES = 2  # of rows and their optimizers' state: a second one while the search's state is written or read
+COPIES = 2  # copies of rows and optimizer state: the second exists while the search's state is written or read
 
 Progress = Callable[[int, int], None]
 
@@ -68,8 +68,8 @@ def search(
 def table_bytes(space: ArchitectureSpace, dim: int) -> int:
     """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
-    # All tables are one tensor, and each column of optimizer state is another one, with room for every row even where
-    # the optimizers of only some tables use that column.
+    # All tables are one tensor. Each column of optimizer state is another one, with room for every row even where the
+    # optimizers of only some tables use that column.
     columns = {}
     for table in space.schema.tables:
         for column in rules.of(table.name).columns:
@@ -85,7 +85,7 @@ def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
 
     By default that is what this process may still use on this machine.
     """
-    # The dense part and a batch are small beside tables that come near the limit, and are not counted.
+    # The dense part and a batch are not counted, since they are small beside tables that come near the limit.
     dim = space.config.model.embedding_dim
     rows = sum(table.rows for table in space.schema.tables)
     if room is None:
@@ -114,7 +114,7 @@ class _Course:
     def __init__(self, space: ArchitectureSpace, parts: SplitBatches, kept: SearchStore | None) -> None:
         config = space.config
         self._began = time.monotonic()
-        self._keeping = 0.0  # seconds that writing the state has taken
+        self._keeping = 0.0  # seconds spent writing the state
         self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
         self.choices = Choices(space.decisions, config.seed)
         self.learner = Learner(config, space.schema, self.choices, parts.steps, start_logit(parts.base_rate))
@@ -149,7 +149,7 @@ class _Course:
             # The last measurement decides, so it comes when all learning is over.
             if self.done == total:
                 self._around(total, held)
-            # Points are spread evenly; with fewer steps than POINTS every step is one.
+            # Spread the points evenly. With fewer steps than POINTS, every step is a point.
             if self.done * POINTS // total > step * POINTS // total:
                 self._point(self.done)
                 self._keep()
@@ -162,8 +162,8 @@ class _Course:
         return float(start * (end / start) ** done)
 
     def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
-        # A search that goes on after a stop skips as many held batches as were used. The step does not tell how many:
-        # a step of the weights alone takes none, a measurement takes many.
+        # A search that goes on after a stop skips the held batches that were used. The step does not give their number:
+        # a step of the weights alone uses none, a measurement uses many.
         for rows in held:
             self.held_used += 1
             yield rows
@@ -189,11 +189,11 @@ class _Course:
         """
         weights = LossWeights(ms=self.settings.cost, bytes=self.settings.memory)
         self._costs = tabulate(self.space.decisions, self.choices.best(), self.space.price, weights, self.before)
-        # Before the first step nothing has learnt yet.
+        # Nothing has learnt before the first step.
         if step == 0:
             return
         if step == self.first:
-            # From here on narrower widths are drawn, and these keep the first columns of a table.
+            # From here on narrower widths are drawn, which keep the first columns of a table.
             self.learner.sort_columns()
         count, scale = COMPARED, OPEN
         if step == self.parts.steps:
@@ -230,7 +230,7 @@ class _Course:
         if self.kept is None or self.done == self.parts.steps or self._keeping > KEEPING * self.seconds:
             return
         began, learner = time.monotonic(), self.learner.state()
-        # The sums since the last point are not kept: the state is kept at points alone.
+        # The sums since the last point are not kept, because the state is kept only at points.
         assert not self._sums
         tensors = dict(learner.tensors)
         if self._costs is not None:

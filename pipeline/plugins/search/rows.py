@@ -65,7 +65,7 @@ class PartReader(SplitReader):
             cut = round(share * group.rows)
             picks = mixed[:cut] if held else mixed[cut:]
             self._whole[group.file, group.index] = group
-            # Sorted, since the order of the rows is the sampler's business.
+            # Sort the rows, since the sampler decides their order.
             self._picks[group.file, group.index] = np.sort(picks)
             if len(picks):
                 parts.append(replace(group, rows=len(picks)))
@@ -113,14 +113,14 @@ class SplitBatches:
     ) -> Iterator[tuple[Iterator[SearchBatch], Iterator[SearchBatch]]]:
         """Batches for the weights from batch ``start`` on, and held ones from ``held_start`` on, without an end."""
         learnt, held = self._readers
-        # More epochs than any search has steps, so the held rows begin anew as often as needed.
+        # Allow more epochs than any search has steps, so that the held rows start over as often as needed.
         endless = 1 << 30
         of_rows = partial(SearchBatch.of, counts=self._counts)
         with self._batches(learnt, self._epochs, start) as one, self._batches(held, endless, held_start) as other:
             yield map(of_rows, one), map(of_rows, other)
 
     def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
-        # An epoch's last batch may be short, so a place is an epoch and a batch within it.
+        # The last batch of an epoch may be short, so a position is an epoch and a batch within it.
         each_epoch = -(-split.rows // self.order.global_batch)
         return BatchReader(split, self.order, epochs=epochs, start=divmod(start, each_epoch))
 

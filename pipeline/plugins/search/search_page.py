@@ -52,7 +52,7 @@ def _part_text(record: SearchRecord, part: str) -> str:
         if each.chosen == configured:
             continue
         changed += 1
-        # A model with 30 features has 435 pairs: the terminal shows only the first ones.
+        # A model with 30 features has 435 pairs, so the terminal shows only the first ones.
         if len(rows) < MOST_LISTED:
             rows.append((name, _shown(each.chosen), _shown(configured), units.decimal(each.probability, 2)))
     text = f"{part}: {changed} of {units.plural(len(own), 'decision')} changed"
@@ -199,7 +199,7 @@ def _changes(before: Any, after: Any) -> dict[str, Any]:
     for name, value in _entries(after).items():
         former = formers.get(name)
         if isinstance(value, Mapping) or is_dataclass(value):
-            # An entry that was not there before is compared with one at its defaults.
+            # Compare a new entry with one at its defaults.
             kind: Any = type(value)
             inner = _changes(kind() if former is None else former, value)
             if inner:
@@ -219,7 +219,7 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged = dict(settings)
     for name, value in changes.items():
         former = merged.get(name)
-        # Lists are replaced as a whole, as Hydra does with an override.
+        # Replace lists as a whole, as Hydra does with an override.
         if isinstance(value, Mapping) and isinstance(former, Mapping):
             value = _merged(former, value)
         merged[name] = value

@@ -41,7 +41,7 @@ MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
 ADAM = "adam"
 AT_ONCE = 4  # blocks of a layer
-# The decay of Adam's second moment, and what is added to the root of the squares.
+# The decay of Adam's second moment, and the epsilon added to the root of the squares.
 ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
 
@@ -74,7 +74,8 @@ class Formula:
 
         ``numbers``: of each block among those of its layer; they decide when it gets new roots.
         """
-        # 1. A, the step of Adam or Adagrad, whose length the direction gets. ``native``'s steps compute the same.
+        # 1. Compute A, the step of Adam or Adagrad, which gives the direction its length. The steps of ``native`` do
+        # the same.
         mean = state[MEAN].lerp_(gradient, 1 - self.beta1) / (1 - self.beta1**step)
         squares = state[SQUARES]
         if self.grafting == ADAM:
@@ -86,7 +87,7 @@ class Formula:
         if gradient.dim() == 2:
             return grafted
 
-        # 2. L and R, from the first step on: the roots begin with the gradients of ``start_step`` steps in them.
+        # 2. Update L and R from the first step on: the first roots then cover the gradients of ``start_step`` steps.
         if self.accumulates(step):
             exact, fresh = gradient.double(), self.factors.fresh
             for factor, left, right in ((state[LEFT], exact, exact.mT), (state[RIGHT], exact.mT, exact)):
@@ -94,7 +95,7 @@ class Formula:
         if step < self.start_step:
             return grafted
 
-        # 3. S, by the newest roots, scaled to the length of A. A gradient of 0 has no direction.
+        # 3. Compute S from the newest roots, and scale it to the length of A. A gradient of 0 has no direction.
         self.renew(state, step, numbers)
         bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
         norm = torch.linalg.vector_norm(bent, dim=(1, 2), keepdim=True)
@@ -109,8 +110,8 @@ class Formula:
         """Compute the roots of those blocks again whose turn is ``step``; of vectors there are none."""
         if LEFT not in state or step < self.start_step:
             return
-        # ``AT_ONCE`` blocks of a layer a step: all roots at once would make one step in ``root_every`` slow. In
-        # ``start_step`` all blocks get their first roots, since they have none yet.
+        # Renew ``AT_ONCE`` blocks of a layer a step: all roots at once would make one step in ``root_every`` slow. In
+        # step ``start_step`` all blocks get their first roots.
         turn, due = (step - self.start_step) % self.root_every, list[int]()
         for place, number in enumerate(numbers):
             if step == self.start_step or turn == (number // AT_ONCE + 1) % self.root_every:
@@ -123,7 +124,7 @@ class Formula:
     @property
     def factors(self) -> native.Factors:
         """What a gradient does to L and R: how much of them stays, and what its product counts."""
-        # With 1 they are sums over all steps, as in Adagrad, and not means.
+        # With beta2 = 1, L and R are sums over all steps, as in Adagrad, and not means.
         fresh = 1.0
         if self.beta2 != 1:
             fresh = 1 - self.beta2
@@ -152,7 +153,8 @@ def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
     holds it.
     """
     values, vectors = torch.linalg.eigh(factors)
-    # ``eigh`` returns them in rising order. Rounding may leave some a little below 0, where the power is not defined.
+    # ``eigh`` returns eigenvalues in rising order. Rounding may leave some slightly below 0, where the power is not
+    # defined.
     largest = values[:, -1:]
     alive = largest > 0
     root = (values.clamp(min=0.0) / torch.where(alive, largest, 1.0)).add_(eps).pow_(-0.25)
@@ -190,7 +192,8 @@ class ParameterBlock:
         shape = self.shape
         if len(shape) < 2:
             return shape.numel()
-        # Products with both factors every step; eigenvalues of both, cubic in their size, once in many steps.
+        # Count products with both factors in every step, and eigenvalues of both, cubic in their size, once in many
+        # steps.
         rows, columns = shape
         return shape.numel() * (rows + columns) + (rows**3 + columns**3) // 4
 
@@ -210,7 +213,8 @@ class Stack:
                 before = own.get(f"{block.number}.{name}")
                 if before is not None:
                     values[place].copy_(before)
-                # A view: a step updates the stack as one, and a checkpoint still finds the state of each block.
+                # Use a view: a step updates the stack as one tensor, and a checkpoint still finds the state of each
+                # block.
                 own[f"{block.number}.{name}"] = values[place]
 
     @property
@@ -229,7 +233,7 @@ def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBl
         return [ParameterBlock(parameter, 0, slice(None), slice(None), shared)]
     rows, columns = parameter.flatten(1).shape
     blocks = []
-    # Row after row: the numbers are part of the state's names in checkpoints.
+    # Number the blocks row by row: the numbers are part of the state's names in checkpoints.
     for number, (row, column) in enumerate(product(range(0, rows, size), range(0, columns, size))):
         cut = slice(row, row + size), slice(column, column + size)
         blocks.append(ParameterBlock(parameter, number, *cut, shared))
@@ -240,7 +244,8 @@ def deal(blocks: Sequence[ParameterBlock], ranks: int) -> list[list[ParameterBlo
     """The blocks of each rank: the costliest first, each to the rank with least work so far."""
     dealt: list[list[ParameterBlock]] = [[] for _ in range(ranks)]
     work = [(0, rank) for rank in range(ranks)]
-    # At most 4/3 of the best possible (Graham 1969). Of equal costs and loads the first: all ranks deal alike.
+    # The load is at most 4/3 of the optimum (Graham 1969). Ties go to the first block and rank, so that all ranks deal
+    # alike.
     for block in sorted(blocks, key=lambda block: -block.cost):
         done, rank = heapq.heappop(work)
         dealt[rank].append(block)
@@ -254,7 +259,7 @@ Directions = dict[int, Tensor]
 def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> PlainWork | CompiledWork:
     """What computes the ``directions`` of ``blocks``, by their ids, and moves their parameters along them."""
     able = native.library() is not None
-    # The compiled steps take addresses and strides of float32 in this process's memory.
+    # The compiled steps take addresses and strides of float32 values in this process's memory.
     for block in blocks:
         parameter = block.parameter
         able &= parameter.device.type == "cpu" and parameter.dtype == torch.float32 and parameter.is_contiguous()
@@ -299,15 +304,15 @@ class CompiledWork:
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._library, self._formula = cast(native.ShampooLibrary, native.library()), formula
-        # Keep the tensors alive: the blocks hold addresses alone.
+        # Keep the tensors alive, since the blocks hold only addresses.
         self._directions = directions
         self._parameters: list[Tensor] = []
-        # By id: the numbers of blocks, and of their parameters.
+        # Map ids to the numbers of blocks and of parameters.
         self._number, number_of = dict[int, int](), dict[int, int]()
         self._blocks = np.zeros(len(blocks), native.BLOCK)
         # A vector counts as one row.
         self._blocks["rows"] = 1
-        # Of each block: its parameter's number, and how many bytes behind the parameter's first it begins.
+        # For each block, its parameter's number and its offset in bytes from the parameter's start.
         self._of, self._bytes = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.uintp)
         for i, block in enumerate(blocks):
             parameter, view = block.parameter, block.of(block.parameter)
@@ -323,7 +328,7 @@ class CompiledWork:
             self._blocks["stride"][i] = view.stride(0)
             self._blocks["direction"][i] = directions[id(block)].data_ptr()
         self._stacks: Sequence[Stack] = ()
-        # Stacks of the same step, and the numbers of their blocks.
+        # Stacks of the same step, with the numbers of their blocks.
         self._alike: list[tuple[list[Stack], Numbers]] = []
 
     def fill(self, stacks: Sequence[Stack]) -> None:
@@ -406,7 +411,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._dealt = deal(shared, self._ranks)
         self._mine = set(map(id, self._dealt[self._rank]))
         self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
-        # The directions of all blocks, one behind the other; every step uses this memory again.
+        # The directions of all blocks lie one behind the other; every step reuses this memory.
         self._exchange = _DirectionExchange(self._dealt, self._rank)
         self._work = work_on(self._blocks, self._exchange.directions | unshared, formula)
 
@@ -437,7 +442,7 @@ class ShampooSteps(torch.optim.Optimizer):
                 like, step = block.parameter, float(self.state[block.parameter][STEP])
                 alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
         made = [Stack(each, self._formula, self.state) for each in alike.values()]  # type: ignore[arg-type]
-        # The former stacks go: only one set of them can own the state that the blocks view.
+        # Drop the former stacks: only one set of stacks can own the state that the blocks view.
         self._stacks = {learning: made}
         return made
 
@@ -477,7 +482,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._stacks = {}
         for index, state in state_dict["state"].items():
             for name, value in state.items():
-                # PyTorch has cast every tensor to the dtype of its parameter.
+                # PyTorch has cast every tensor to the dtype of its parameter, so restore the original dtype.
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
                     parameter = self._parameters[index]
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
@@ -491,16 +496,16 @@ class _DirectionExchange:
 
     def __init__(self, dealt: Sequence[Sequence[ParameterBlock]], rank: int) -> None:
         self.directions: Directions = {}
-        # Rank 0 is dealt the costliest block, so it has one wherever there are any.
+        # Rank 0 is dealt the costliest block, so it has a block whenever there are any.
         like = dealt[0][0].parameter if dealt[0] else torch.zeros(())
         room = 0
         for part in dealt:
             room = max(room, sum(block.shape.numel() for block in part))
         self._ranks, self._every = len(dealt), like.new_zeros(len(dealt) * room)
-        # It lies where the all-gather would copy it.
+        # This rank's part lies where the all-gather would copy it.
         self._own = self._every[rank * room : (rank + 1) * room]
         for number, part in enumerate(dealt):
-            # An all-gather takes equal parts, so those of ranks with less are longer than their blocks.
+            # An all-gather takes equal parts, so ranks with smaller blocks have padded parts.
             at = number * room
             for block in part:
                 size = block.shape.numel()

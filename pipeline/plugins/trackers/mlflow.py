@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from pipeline.store.artifacts import Store
 
 Point = tuple[str, int]  # a metric and a step
-# MLflow's limits: entries of one call, and characters of a value.
+# Limits of MLflow: entries of one call, and characters of a value.
 MAX_METRICS, MAX_PARAMS = 1000, 100
 MAX_PARAM_LENGTH, MAX_TAG_LENGTH = 500, 5000
 MAX_SEARCH_RESULTS = 100
 ALIAS = "serving"
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
-# A resumed training repeats these figures exactly; all others are times and rates.
+# Figures that a resumed training repeats exactly; all others are times and rates.
 EXACT = re.compile(r"(eval|validation)/|train/(\w+_)?(ne|loss)$")
 NIGHT = ("date", "outcome", "exit_code", "message", "version", "incumbent", "ne", "incumbent_ne", "rows")
-# Where things lie and how they are started: not what a model is made of.
+# Settings that say where things lie and how they are started, not what a model is made of.
 NO_PARAM = ("track.", "launch.", "schedule.", "debug.", "store", "run", "force", "nightly.")
 
 
@@ -56,7 +56,7 @@ def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def experiment_id(server: MlflowServer, name: str) -> str:
     """The experiment of ``name``, made where there is none."""
-    # Tried twice: another launcher may create it between our two requests.
+    # Try twice, since another launcher may create it between our two requests.
     for _ in range(2):
         try:
             return str(server.get("experiments/get-by-name", experiment_name=name)["experiment"]["experiment_id"])
@@ -87,7 +87,7 @@ def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dic
         order_by=["attributes.start_time DESC"],
     )
     candidates: list[dict[str, Any]] = answer.get("runs", [])
-    # A value that no quotes can hold is not in the filter, so the tags are compared here once more.
+    # The filter leaves out values that no quotes can hold, so compare the tags here as well.
     for candidate in candidates:
         if wanted.items() <= _tags(candidate["data"]).items():
             return candidate
@@ -107,7 +107,7 @@ class _MlflowRun(RunTracking):
         # What the server has is read once, and remembered as long as no call fails.
         self.id: str | None = None
         self.points: dict[Point, float] = {}  # on the server
-        self.params: dict[str, str] = {}  # there, too
+        self.params: dict[str, str] = {}  # on the server as well
         self.curves: dict[Point, float] = {}
         self.times: dict[int, int] = {}  # by step, in milliseconds
         self.running = False
@@ -123,7 +123,7 @@ class _MlflowRun(RunTracking):
             step = int(record["step"])
             for name, value in curve_figures(record).items():
                 self.curves[grouped(name), step] = value
-            # Records have no clock of their own: the time is counted back by the seconds that training counts.
+            # Records have no clock time, so it is computed back from now by the seconds that training counts.
             ago = max(0.0, last_seconds - (record.get("seconds") or last_seconds))
             self.times.setdefault(step, int(now - 1000 * ago))
         with self._forget_id_on_error():
@@ -158,7 +158,7 @@ class _MlflowRun(RunTracking):
 
     @contextmanager
     def _forget_id_on_error(self) -> Iterator[None]:
-        # Where a call fails, nobody knows what the server has: without the id it is asked the next time.
+        # After a failed call the server's state is unknown. Without the id, it is read again the next time.
         try:
             yield
         except BaseException:
@@ -168,7 +168,7 @@ class _MlflowRun(RunTracking):
     def _send_missing(self, points: Mapping[Point, float], params: Mapping[str, str]) -> None:
         if self.id is None:
             self._load_run()
-        # MLflow cannot take back a point or a parameter: another training of this name needs a new run.
+        # MLflow cannot take back a point or a parameter, so another training of this name needs a new run.
         if self.id is not None and self._contradicts(points, params):
             self.server.post("runs/delete", run_id=self.id)
             self.id = None
@@ -258,7 +258,7 @@ def _move_alias(server: MlflowServer, name: str, entry: Mapping[str, Any]) -> No
     try:
         current = server.get("registered-models/alias", name=name, alias=ALIAS)["model_version"]["version"]
     except MlflowError as error:
-        # MLflow answers with one or the other where nobody has set the alias.
+        # MLflow answers with either code if nobody has set the alias.
         if error.code not in (MISSING, "INVALID_PARAMETER_VALUE"):
             raise
         current = None
@@ -288,7 +288,7 @@ class _Mlflow(Tracker):
         try:
             server.post("registered-models/create", name=name, tags=[{"key": "nightjar.model", "value": served.model}])
         except MlflowError as error:
-            # All versions of a model share one entry, so from the second one on it is there.
+            # All versions of a model share one entry, which exists from the second version on.
             if error.code != EXISTS:
                 raise
         entries: dict[str, dict[str, Any]] = {}

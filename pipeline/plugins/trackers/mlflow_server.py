@@ -28,7 +28,7 @@ class MlflowError(LaunchError):
 
 def quoted(value: str) -> str:
     """Put ``value`` in quotes for a filter of MLflow; "" where it has quotes of both kinds."""
-    # The filters know no escapes.
+    # MLflow's filters have no escapes.
     if "'" not in value:
         return f"'{value}'"
     if '"' not in value:
@@ -94,7 +94,7 @@ class MlflowServer:
                 refusal = json.loads(error.read())
                 message, code = str(refusal.get("message", "")), str(refusal.get("error_code", ""))
             except (ValueError, AttributeError, OSError):
-                # A proxy before MLflow answers with a page of its own.
+                # A proxy in front of MLflow answers with its own page.
                 message, code = str(error.reason), ""
             first_line = error.reason
             if message:
@@ -105,7 +105,7 @@ class MlflowServer:
         headers = {"Content-Type": "application/json", "User-Agent": "nightjar"}
         if self.login is None:
             return headers
-        # Read for each call, since a token may be renewed during a training.
+        # Read the file for each call, since a token may be renewed during a training.
         try:
             secret = Path(self.login).read_text().strip()
         except OSError as error:

@@ -135,7 +135,7 @@ def send(endpoint: str, model: str, piece: SpanData, trace: str, parent: str | N
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    # The exporter uses the address as given, but users give that of the collector, as in OTEL_EXPORTER_OTLP_ENDPOINT.
+    # The exporter uses the address as given, but users give the collector's address, as in OTEL_EXPORTER_OTLP_ENDPOINT.
     url = endpoint.rstrip("/")
     if not url.endswith("/v1/traces"):
         url = f"{url}/v1/traces"
@@ -155,7 +155,7 @@ def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterat
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.status import Status, StatusCode
 
-    # Made without a tracer, which would draw random ids and take the present for the time.
+    # Make the span without a tracer, which would draw random ids and use the current time.
     own = seed(trace, parent, piece)
     events, status = [], Status(StatusCode.OK)
     if piece.error is not None:

@@ -13,9 +13,9 @@ from pipeline.config.compose.overrides import parse
 from pipeline.core.errors import ConfigError
 from pipeline.records.study import Dimension
 
-DIGITS = 4  # significant ones of a number that is drawn: settings that people read
+DIGITS = 4  # significant digits of a drawn number, since people read these settings
 EXAMPLE = "'train.lr=tag(log, interval(1e-4,1e-1))' 'model=choice(dcnv2,dhen)'"
-# Settings of the study, and of where its runs are: one value for all trials.
+# Settings of the study and of the place of its runs, which have one value for all trials.
 _COMMON = ("run", "store", "stages", "force", "tune", "launch", "experiment")
 
 
@@ -42,7 +42,8 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
         elif isinstance(sweep, RangeSweep):
             space[key] = _range(override, sweep)
         elif isinstance(sweep, ChoiceSweep):
-            # Each value once, in the order written: to Optuna a choice that is listed twice would be two.
+            # Keep each value once, in the order written: Optuna would take a choice that is listed twice for two
+            # choices.
             choices = tuple(dict.fromkeys(map(str, override.sweep_string_iterator())))
             space[key] = Dimension(kind="choice", choices=choices)
         else:
@@ -77,7 +78,7 @@ def _range(override: Override, sweep: RangeSweep) -> Dimension:
     start: Any = sweep.start
     whole = isinstance(start, int) and isinstance(sweep.stop, int) and isinstance(sweep.step, int)
     kind = "int" if whole else "float"
-    # A range ends before its stop, so its last value is counted from the start. A falling range is turned around.
+    # A range ends before its stop, so its last value is computed from the start. A falling range is turned around.
     low, high = sorted((float(start), _at(start, sweep.step, count - 1)))
     _check_ends(override, low, high, log="log" in sweep.tags)
     if "log" in sweep.tags:
@@ -111,7 +112,7 @@ def rounded(dimension: Dimension, value: Any) -> Any:
     assert dimension.low is not None and dimension.high is not None
     if dimension.step:
         return _at(dimension.low, dimension.step, round((value - dimension.low) / dimension.step))
-    # Rounding may leave the range by half of the last digit.
+    # Rounding may exceed the range by half of the last digit.
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
 
 
@@ -120,11 +121,11 @@ def held(dimension: Dimension, value: Any) -> Any | None:
     if dimension.kind == "choice":
         text = str(value)
         for choice in dimension.choices or ():
-            # Not only as texts: to Hydra ``True`` is ``true``, and ``0`` is ``0.0``.
+            # Compare values as well as text: to Hydra ``True`` is ``true``, and ``0`` is ``0.0``.
             if choice == text or _meant(choice) == _meant(text):
                 return choice
         return None
-    # isinstance(True, int) holds, but True is no number of a range.
+    # isinstance(True, int) holds, but True is not a number of a range.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     low, high, step = dimension.low or 0.0, dimension.high or 0.0, dimension.step

@@ -26,7 +26,7 @@ from pipeline.store.artifacts import Store
 
 PAGE, BEST = "report.html", "best.yaml"
 OWN = ("run", "tune", "launch", "store", "stages", "track")  # groups whose settings may change while a study lasts
-OF_NIGHTS = ("nightly", "schedule")  # trials do not read them, and the webhook may be a secret
+OF_NIGHTS = ("nightly", "schedule")  # trials do not read these groups, and the webhook may be a secret
 Progress = Callable[[int, int], None]
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def tune(
         log.info("study %s: %s (store %s)", study, ", ".join(space), config.store)
 
         def settled(trials: list[TrialRecord]) -> None:
-            # A study that goes on with a lower tune.trials may have more trials than that.
+            # A study that goes on with a lower tune.trials may already have more trials.
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
             page = study_page(study_store.shown(store, study))
             store.write_bytes(f"{study_directory(study)}/{PAGE}", page.encode())
@@ -68,7 +68,7 @@ def tune(
         _write_best(store, shown, config_dir)
     failed = [each for each in trials if each.state == BROKEN]
     if failed and len(failed) == len(trials):
-        # An error of the same class as the first trial's, so that the command ends with the same exit code.
+        # Raise an error of the same class as the first trial's, so that the command ends with the same exit code.
         kind: type[NightjarError] = NightjarError
         for each in NightjarError.__subclasses__():
             if each.exit_code == failed[0].exit_code:
@@ -130,7 +130,8 @@ def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str
         raise ConfigError(f"tune.trial={config.tune.trial} is set, which only a study does", hint="leave it out")
     if config.force:
         raise ConfigError("force=true would begin the trials of a study again", hint="study=<another name>")
-    # A value that no run accepts is found now, not hours later by the one trial that happens to draw it.
+    # Compose with the ends of the space, so that a value that no run accepts is found now, not hours later by the one
+    # trial that draws it.
     for ends in edges(space):
         compose([*shared, *ends], config_dir)
     return config
@@ -142,8 +143,8 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     recorded, _ = split_recorded(shared)
     alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
     if not alone and config.launch.name == "local" and config.hardware.device == "cpu":
-        # Several trials share the CPUs of this machine, and the user has not said how. The number of threads goes into
-        # the study's record, so that a later call with another tune.parallel keeps it: sums of floats depend on it.
+        # Several trials share the CPUs of this machine, and the user has not said how. The study records the number of
+        # threads, so that a later call with another tune.parallel keeps it: sums of floats depend on it.
         threads = max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))
         recorded.append(f"train.threads_per_rank={threads}")
     record = StudyRecord(
@@ -162,7 +163,7 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     for key in {**known.space, **space}:
         if known.space.get(key) != space.get(key):
             raise ConfigError(f"study {study!r} searches {key} over another space than these overrides", hint=hint)
-    # A new release has new settings, at their defaults: only those that both know are compared.
+    # A new release has new settings, at their defaults, so compare only those that both records have.
     for key in known.settings.keys() & record.settings.keys():
         former, now = known.settings[key], record.settings[key]
         if former != now:
@@ -180,8 +181,8 @@ def _settings(config: Config, space: dict[str, Dimension]) -> dict[str, Any]:
         tree.pop(group, None)
     settings = {}
     for key, value in _flat(tree):
-        # The dots keep train.lr from covering train.lr_schedule. Where a whole group is searched, such as model, all of
-        # its settings are left out.
+        # The dots keep train.lr from covering train.lr_schedule. If a whole group such as model is searched, all of its
+        # settings are left out.
         if not any(f"{key}.".startswith(f"{searched}.") for searched in space):
             settings[key] = value
     return settings
@@ -217,7 +218,7 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
         return []
     if name == study:
         raise ConfigError(f"tune.warm_start={name} is this study itself", hint="study=<another name>")
-    # Read only for its error, which lists the studies there are.
+    # Read it only for its error, which lists the existing studies.
     study_store.read_study(store, name)
     return [each for each in study_store.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
 
@@ -237,7 +238,7 @@ def _firsts(
     firsts: list[dict[str, Any]] = []
     given = False
     for values in wanted:
-        # ``held`` returns None for a value outside of the space: no sampler could learn from such a trial.
+        # ``held`` returns None for a value outside the space: no sampler could learn from such a trial.
         parameters = {key: held(dimension, values[key]) for key, dimension in space.items()}
         if None in parameters.values() or parameters in firsts:
             continue

@@ -97,7 +97,7 @@ def choice(shown: StudyShown) -> str:
 def front(points: Sequence[Point]) -> list[Point]:
     """The Pareto front of ``points``: those that no other one is below in both coordinates, by rising x."""
     kept: list[Point] = []
-    # By rising x, a point is on the front if it is below all points before it, of which the last one kept is lowest.
+    # By rising x, a point is on the front if it is below all earlier points, of which the last one kept is the lowest.
     for point in sorted(set(points)):
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
@@ -110,7 +110,7 @@ def _ordered(shown: StudyShown) -> list[TrialRecord]:
     def rank(trial: TrialRecord) -> tuple[bool, float, int]:
         if trial.state == DONE:
             return False, trial.ne or 0, trial.number
-        # The NE of a pruned trial is of fewer steps, so it does not rank the trial.
+        # A pruned trial's NE comes from fewer steps, so it does not rank the trial.
         return True, 0, trial.number
 
     return sorted(shown.trials, key=rank)
@@ -169,7 +169,7 @@ def _history(shown: StudyShown) -> Figure | None:
         at, ne = float(each.number), float(each.ne)
         points.append(((at, ne), f"{_named(each)}, {each.state}"))
         if each.state == DONE and (not best or ne < best[-1][1]):
-            # Two points for each improvement: the line stays at the former best up to this trial, and drops there.
+            # Add two points for each improvement: the line stays at the former best up to this trial, and drops there.
             best.append((at, best[-1][1] if best else ne))
             best.append((at, ne))
     if not points:

@@ -52,16 +52,16 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
 
     Unknown, where their rows are not the same, or an earlier release recorded one of them.
     """
-    # Both models are judged by the same rows, so their difference is taken block of rows by block of rows: its spread
-    # is that of the mean.
+    # The same rows judge both models, so take their difference block by block: the spread of these differences is that
+    # of the mean.
     own, other = trial.parts or (), given.parts or ()
     if len(own) != len(other) or len(own) < 2 or not trial.ne or not given.ne:
         return 0.0, math.inf
     count, entropy = len(own), sum(other) / given.ne
     lower = [(b - a) / entropy for a, b in zip(own, other, strict=True)]
     mean = sum(lower) / count
-    # The standard error of a sum over blocks is sqrt(count) times the standard deviation of a block, which has
-    # count - 1 degrees of freedom.
+    # The standard error of a sum over blocks is sqrt(count) times the standard deviation of a block, which has count -
+    # 1 degrees of freedom.
     return sum(lower), math.sqrt(count / (count - 1) * sum((each - mean) ** 2 for each in lower))
 
 
@@ -113,8 +113,7 @@ def trials_of(store: Store, study: str) -> list[TrialRecord]:
     """Return the trials of ``study`` by number."""
     folder = f"{study_directory(study)}/trials"
     trials = []
-    # Names have five digits, so their order is that of the numbers. A name that starts with a dot is a write that was
-    # cut short by a kill.
+    # Names have five digits, so they sort by number. A name that starts with a dot is a write that a kill cut short.
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
             trials.append(read(TrialRecord, store, f"{folder}/{name}"))
@@ -159,7 +158,7 @@ def shown(store: Store, study: str) -> StudyShown:
     trained, in_full = 0, []
     for each in trials:
         trained += each.steps or 0
-        # How many steps a trial has is known from its first look on. One without a look counts as the mean.
+        # A trial's number of steps is known from its first look on. A trial without a look counts as the mean.
         in_full.append(each.steps_total if each.steps_total is not None else mean)
     told = StudyShown(
         study=record,

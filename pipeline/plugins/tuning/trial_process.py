@@ -32,7 +32,7 @@ def trial_code(error: BaseException) -> int:
     """The exit code of a trial's process for ``error``: its own, and FULL_DISK more where a disk is full."""
     if not is_full(error):
         return exit_code_of(error)
-    # ``exit_code_of`` returns 1 for a bare OSError, as for any other error: ``found_full`` would not know it.
+    # ``exit_code_of`` returns 1 for a bare OSError, as for any other error, which ``found_full`` would not recognise.
     own = FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error)
     return FULL_DISK + own
 
@@ -56,14 +56,14 @@ class TrialProcess:
         if config_dir is not None:
             command += ["--config-dir", config_dir]
         self.log = log
-        # Appended to: a trial that begins again after a kill goes on in the same file.
+        # Append, since a trial that starts again after a kill goes on in the same file.
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
                 [*command, *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                # Ctrl-C reaches it through the tuner.
+                # Ctrl-C reaches the trial only through the tuner.
                 start_new_session=True,
             )
 
@@ -72,7 +72,7 @@ class TrialProcess:
         code = self._process.poll()
         if code is None or code >= 0:
             return code
-        # Popen has -9 where a shell has 137.
+        # Popen returns -9 where a shell returns 137.
         return 128 - code
 
     def stop(self, number: int) -> None:
@@ -91,7 +91,7 @@ class TrialProcess:
     def error(self) -> str:
         """The first line of the error that it ended with; the last line that it wrote where that says none."""
         lines = self.log.read_text(errors="replace").splitlines()
-        # From the end, since libraries may print something after the error.
+        # Search from the end, since libraries may print something after the error.
         for line in reversed(lines):
             if line.startswith(_PREFIX):
                 return line.removeprefix(_PREFIX)
@@ -136,10 +136,10 @@ class Asking:
             TrialEndedError: The study ends the trial.
         """
         self.io.interval(record)
-        # After the last look the training ends anyway: there is nothing left to decide.
+        # After the last look the training ends anyway, so there is nothing left to decide.
         looked = "validation_ne" in record and record["step"] < record["steps_total"]
         if looked and record["samples"] >= self._asks_at:
-            self.io.close()  # writes what an object store has not got yet
+            self.io.close()  # writes what an object store has not received yet
             self._wait(record)
 
     def _wait(self, record: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from pipeline.core.kernels import open_installed, open_library
 # The version of the functions below; shampoo.c has the same number.
 _VERSION = 1
 
-# Rows and columns of a parameter: ``Block`` of shampoo.c, whose comments say what the fields are.
+# ``Block`` of shampoo.c, which documents the fields: rows and columns of a parameter.
 _ADDRESSES = ("gradient", "parameter", "direction", "mean", "squares", "left", "right", "left_root", "right_root")
 BLOCK = np.dtype(
     [
