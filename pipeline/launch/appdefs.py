@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.config.hardware import HardwareConfig
 
-# What ranks may take to end, over what the stage needs for it.
+# Extra time for ranks to end, beyond what the stage needs for it.
 MARGIN_SECONDS = 5
 _ONE_HOST, _SEVERAL_HOSTS = ["-m", "pipeline.launch.agent"], ["-m", "torch.distributed.run"]
 # Torchrun's variable, and its value without ``--role``.
@@ -55,7 +55,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     arguments = _ONE_HOST
     if config.launch.name == "hosts" and hosts > 1:
         arguments = _rendezvous(config, hosts, f"{config.run}-{stage}", config.launch.first_host, [])
-        # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
+        # Only the first host may serve the rendezvous. Torchrun would decide by names, and all hosts may have the same
+        # name.
         is_host = config.launch.host_index == 0
         arguments[-1] += f",is_host={str(is_host).lower()}"
         workers = config.hardware.hosts - config.hardware.embedding_hosts
@@ -63,7 +64,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
-        # Errors of all ranks but 0 go to files; see ``stage_logs.py``.
+        # Redirect the errors of all ranks but 0 to files; see ``stage_logs.py``.
         arguments += ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))]
     worker = worker_arguments(stage, config_url, columns=columns, launcher=launcher)
     arguments += ["-m", "pipeline.cli", "worker", *worker]
@@ -71,7 +72,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
         name=stage,
         image="",
         entrypoint=sys.executable,
-        # TorchX substitutes ${macros} in arguments; a literal dollar is written twice.
+        # TorchX substitutes ${macros} in arguments, so a literal dollar is written twice.
         args=[argument.replace("$", "$$") for argument in arguments],
         env=rank_environment(stage, config),
     )
@@ -119,7 +120,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    # The store of torchrun's agents is there before the ranks have a process group.
+    # The store of torchrun's agents exists before the ranks have a process group.
     agents_store, _, world = next(rendezvous("env://"))
     store = PrefixStore("nightjar/roles", agents_store)
     store.set(str(rank), role)
@@ -176,7 +177,8 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     arguments = _ONE_HOST
     if hosts > 1:
         arguments = _rendezvous(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
-    # No restarts by torchrun, which would restart after any error: the chain decides which errors are worth a retry.
+    # Let torchrun restart nothing, since it would restart after any error: the chain decides which errors are worth a
+    # retry.
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
@@ -188,7 +190,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
 
 
 def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options: list[str]) -> list[str]:
-    # Whole seconds: torchrun parses them as integers.
+    # Round to whole seconds, because torchrun parses integers.
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
     arguments = ["--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *options]
     endpoint = ["--rdzv-endpoint", f"{first_host}:{config.launch.port}"]

@@ -12,7 +12,7 @@ from pipeline.core.errors import LaunchError
 from pipeline.launch.protocol import GivenUpError, Room, StageRunner
 from pipeline.records.runs import Step
 
-# Between two checks of the room and the checkpoints.
+# Seconds between two checks of the room and the checkpoints.
 CHECK_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ def with_fewer_hosts(config: Config, running: int) -> Config | None:
         running: Pods that have a place.
     """
     most = config.hardware.hosts - 1
-    # Gang scheduling starts all or none: where no pod has a place, one host less is tried.
+    # Gang scheduling starts all pods or none. If no pod has a place, try one host less.
     hosts = max(min(running or most, most), fewest_hosts(config))
     if hosts > most:
         return None
-    # What ``force`` throws away is thrown away; the run goes on from the checkpoints since.
+    # ``force`` has discarded what it should, so the run now resumes from its own checkpoints.
     return replace(config, hardware=replace(config.hardware, hosts=hosts), force=False)
 
 
@@ -130,7 +130,7 @@ class Growth:
             return 0
 
     def _due(self) -> int:
-        # A stage that has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
+        # A stage without a checkpoint may itself still wait for room, which must not be taken from it.
         if not self._has_progress:
             now = self.reached()
             self._has_progress = _moved(self._first_checkpoint, now)
@@ -142,7 +142,7 @@ class Growth:
             self._room = self.runner.room(self.step, self.missing)
             log.info("%-10s asks for room for %d more hosts", self.step.name, self.missing)
         hosts = self._room.hosts()
-        # The room was taken away, or held for long enough.
+        # The room was taken away, or has been held for long enough.
         if hosts is None:
             self.postpone()
         # Room must last without a break, so the wait starts over when it is gone.
@@ -162,5 +162,5 @@ class Growth:
 
 
 def _moved(before: str | None, now: str | None) -> bool:
-    # None: the store does not say, which is no progress.
+    # None means that the store did not answer, which is not progress.
     return before is not None and now is not None and now != before

@@ -40,7 +40,7 @@ class ForkServer:
         self, modules: Sequence[str], environment: Mapping[str, str], directory: Path, command: str = "worker"
     ) -> None:
         words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
-        # Its errors go to a file, because a pipe that nobody reads would fill up and block it.
+        # The server's errors go to a file, because a pipe that nobody reads would fill up and block it.
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
             self._process = start_server(words, {**os.environ, **environment}, log)
@@ -56,7 +56,7 @@ class ForkServer:
     def fork(self, request: Request) -> None:
         """Ask for the processes of ``request``; ``processes`` and ``codes`` tell how they go."""
         self._received, self._ranks = b"", len(request.stderr)
-        # BrokenPipeError: the server is gone, as ``codes`` says.
+        # BrokenPipeError means that the server is gone, which ``codes`` reports.
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(request.line().encode())
             self._requests.flush()
@@ -75,7 +75,7 @@ class ForkServer:
 
     def codes(self) -> dict[int, int]:
         """Return exit codes of the ranks that have ended, in the order of their ends; LaunchError as ``processes``."""
-        # Before the read: what the server wrote until then is read.
+        # Check this before the read, so that everything that the server wrote is read.
         gone = not self.lives()
         codes: dict[int, int] = {}
         for line in self._lines()[self._ranks :]:
@@ -88,7 +88,7 @@ class ForkServer:
         return codes
 
     def _lines(self) -> list[str]:
-        # The pipe is non-blocking: meanwhile the launcher has output to pass on and deadlines to keep.
+        # The pipe is non-blocking, because the launcher has output to pass on and deadlines to keep.
         with contextlib.suppress(BlockingIOError):
             while not self._answers.closed and (data := os.read(self._answers.fileno(), 1 << 10)):
                 self._received += data
@@ -130,7 +130,7 @@ class ForkedJob(LoggedJob):
         seconds: float,
         clock: Clock = CLOCK,
     ) -> None:
-        # The layout of TorchX's local scheduler, so that ``LoggedJob`` finds the logs of both.
+        # Use the folders of TorchX's local scheduler, so that ``LoggedJob`` finds the logs of both.
         folders = [directory / "nightjar" / name / str(rank) for rank in range(ranks)]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class ForkedJob(LoggedJob):
         with contextlib.suppress(LaunchError):
             text = ""
             for rank, code in self._server.codes().items():
-                # In torchrun's words, as ``stage_logs`` reads them.
+                # Use torchrun's wording, which ``stage_logs`` parses.
                 if code:
                     text += f"\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code}\n"
             return super().logs() + text
@@ -177,7 +177,7 @@ class ForkedJob(LoggedJob):
 
     def cancel(self) -> None:
         """Kill the ranks and what they started."""
-        # LaunchError: there are none.
+        # LaunchError means that there are no ranks.
         with contextlib.suppress(LaunchError):
             self._signal(signal.SIGKILL)
             while self.state() == "running":
@@ -185,11 +185,11 @@ class ForkedJob(LoggedJob):
 
     def _signal(self, number: int) -> None:
         processes, ended = self._server.processes(), self._server.codes()
-        # Ranks that are not there yet never come.
+        # Ranks that have not started yet never will.
         if not processes:
             self._server.close()
         for rank, process in enumerate(processes):
-            # Signal the rank's whole process group, but no rank that has ended: its number may be reused by now.
+            # Signal the rank's whole process group, but skip ranks that have ended: their numbers may be reused by now.
             if rank not in ended:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process, number)

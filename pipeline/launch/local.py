@@ -24,7 +24,7 @@ from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 
-# Ranks that one machine acts several hosts with.
+# The most ranks with which one machine acts as several hosts.
 MOST_RANKS = 16
 
 
@@ -54,7 +54,7 @@ def require_one_machine(config: Config) -> None:
             hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
         )
     kinds = {*config.plan.sharding_types, *(pin.sharding for pin in config.plan.tables.values())}
-    # Towers and embedding hosts take no such table.
+    # Towers and embedding hosts have no such tables.
     flat = config.partition.name == "flat" and not hardware.embedding_hosts
     if flat and "table_row_wise" in kinds:
         raise ConfigError(
@@ -103,7 +103,7 @@ class LocalStages:
                 self._torchx = LocalRunner()
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             return self._torchx.submit(app)
-        # Every attempt has log files of its own, so that an earlier attempt's messages are not taken for this one's.
+        # Every attempt has its own log files, so that an earlier attempt's messages are not taken for this one's.
         self._forks += 1
         return ForkedJob(
             self._fork_server(step.name),
@@ -125,7 +125,7 @@ class LocalStages:
             return True
         hardware, launch = self.config.hardware, self.config.launch
         joined = launch.name == "hosts" and hardware.hosts > 1
-        # CUDA does not work in a process that is forked.
+        # CUDA does not work in a forked process.
         return not joined and not launch.torchrun and hardware.device == "cpu"
 
     def _fork_server(self, stage: str, expected: Sequence[str] = ()) -> ForkServer:
@@ -149,7 +149,7 @@ class LocalStages:
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
-        # Logs are removed last, because ranks write to them until they end.
+        # Remove the logs last, because ranks write to them until they end.
         if self._server is not None:
             self._server.close()
         if self._torchx is not None:
@@ -173,21 +173,21 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
         LaunchError: The hosts do not meet.
         Interrupted: A signal.
     """
-    # Without its inputs, host 0 does not start the stage, and the ranks of this host would wait for it in vain.
+    # Host 0 does not start a stage without its inputs, so the ranks of this host would wait for it in vain.
     for name, path in step.inputs.items():
         store.get(path, name)
     run, index = str(config.run), config.launch.host_index
     runner = LocalStages(config)
     try:
         with handled():
-            # Host 0 may start the stage again, whose ranks then wait for this host's ranks again.
+            # Host 0 may start the stage again, and its ranks then wait for this host's ranks again.
             for _ in range(config.launch.attempts):
                 if store.find(step.path) is not None:
                     return
                 job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
                 if _follow_job(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
                     return
-            # Read before ``close``, which removes the logs.
+            # Read the logs before ``close``, which removes them.
             text = job.logs()
     finally:
         runner.close()

@@ -57,7 +57,7 @@ def deadline(stage: str, minutes: float) -> Iterator[None]:
             hint=f"launch.deadline_minutes={2 * minutes:g}",
         )
 
-    # A timer of the kernel, because a stage in this process has no loop that could check a clock.
+    # Use a kernel timer, because a stage in this process has no loop that could check a clock.
     former = signal.signal(signal.SIGALRM, expire)
     try:
         signal.setitimer(signal.ITIMER_REAL, 60 * minutes)

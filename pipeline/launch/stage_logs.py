@@ -44,7 +44,7 @@ class LoggedJob:
             # TorchX's combined.log repeats the other two.
             if path.name == "combined.log" or not size:
                 continue
-            # Only the end of a long file, which has the error.
+            # Read only the end of a long file, which has the error.
             with path.open("rb") as source:
                 source.seek(max(0, size - MAX_LOG_BYTES))
                 parts.append(f"==> {path.relative_to(self._directory)} <==\n{source.read().decode(errors='replace')}")
@@ -73,7 +73,7 @@ def exit_hint(log: str) -> str:
 
 def cause_of(number: int) -> str:
     """Return the most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
-    # SIGKILL is what the kernel's out-of-memory killer sends. Nightjar sends it only to ranks that it means to end.
+    # The kernel's out-of-memory killer sends SIGKILL. Nightjar sends it only to ranks that it means to end.
     if number != signal.SIGKILL:
         return ""
     return ": most often the machine ran out of memory"
@@ -81,7 +81,7 @@ def cause_of(number: int) -> str:
 
 def killed_rank(log: str) -> tuple[int, int] | None:
     """Return the rank that a signal killed and its number, by torchrun's account in ``log``; None if there is none."""
-    # Ranks that torchrun itself stopped (SIGTERM) and those that failed because a peer was gone are not the cause.
+    # Ranks that torchrun stopped (SIGTERM) and ranks that failed because a peer was gone are not the cause.
     for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)", log):
         if int(code) < 0 and -int(code) != signal.SIGTERM:
             return int(rank), -int(code)
@@ -90,5 +90,5 @@ def killed_rank(log: str) -> tuple[int, int] | None:
 
 def never_met(log: str) -> bool:
     """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
-    # By the names of its exceptions, because it has no exit code for this.
+    # Look for the names of its exceptions, because torchrun has no exit code for this.
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

@@ -32,7 +32,7 @@ from pipeline.store.manifest import Artifact
 CURRENT = "current.json"
 FORMAT = 1
 _LOG_ENTRIES = 200
-# Of a promotion beside other writers, one of which succeeds at each try.
+# Tries of a promotion beside other writers, one of which succeeds at each try.
 _TRIES = 10
 
 
@@ -64,7 +64,7 @@ class Current:
             "previous": self.previous,
             "uri": uri,
             "line": list(self.line),
-            # The file is written whole at each change, so its log is cut to the newest entries.
+            # The file is rewritten at each change, so its log keeps only the newest entries.
             "log": list(map(Promotion.to_json, self.log[-_LOG_ENTRIES:])),
         }
 
@@ -75,7 +75,7 @@ def read_current(store: Store, model: str) -> Current:
 
 
 def _read(store: Store, model: str) -> tuple[Seen, Current]:
-    # The bytes of current.json, for swap, and their content.
+    # Return the bytes of current.json, which swap needs, and their content.
     seen = read_marked(store, _current_path(model))
     return seen, _parsed(store, model, seen)
 
@@ -135,7 +135,7 @@ class Training:
         for path in (summary.get("checkpoint"), *summary.get("members", ())):
             if path:
                 directory, _, step = path.rpartition("/")
-                # A forced training has a numbered directory: <key>.2.
+                # A forced training has a numbered directory, <key>.2.
                 key = directory.rpartition("/")[2].partition(".")[0]
                 weights.append(f"{key}/{step}")
         checksums = {}
@@ -183,7 +183,7 @@ def withdrawal(
 
     def is_same_training(other: str) -> bool:
         known = logged.get(other)
-        # The log of an earlier release has less.
+        # Entries that an earlier release logged lack some fields.
         if known is None or known.weights is None or known.content is None:
             if other not in read:
                 artifact = None
@@ -332,7 +332,7 @@ def _changed(store: Store, model: str, when: str) -> LaunchError:
 def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: Promotion) -> Current:
     after = Current(model=current.model, line=line, log=(*current.log, entry))
     data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
-    # Fails if the file is no longer what this process read: another process has changed it meanwhile.
+    # This fails if another process has changed the file since it was read.
     swap(store, _current_path(current.model), seen, data)
     return after
 
@@ -342,9 +342,8 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
 
     Versions that were rolled back are left out.
     """
-    # Each gate record holds the paired change of NE from the version before it, on rows that both scored. The sums of
-    # these changes compare versions of different days fairly; the NE of each version on its own day would compare the
-    # days.
+    # Each gate record holds the paired change of NE from the version before it, on rows that both scored. Sums of these
+    # changes compare versions of different days fairly; the NE of each version on its own day would compare the days.
     served = set(read_current(store, model).line)
     levels = dict[str, float]()
     version, level, seen = incumbent, 0.0, 0
@@ -357,9 +356,9 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
         except UnreachableError:
             raise
         except ArtifactError:
-            # It is missing or damaged.
+            # The gate record is missing or damaged.
             break
-        # The loss of a version that was forced through the gate was accepted.
+        # If a version was forced through the gate, its loss was accepted.
         if record.incumbent_version is None or record.change is None or record.forced or record.verdict == HOLD:
             break
         level -= math.log1p(record.change.ne.point)

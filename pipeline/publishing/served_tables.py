@@ -37,7 +37,7 @@ def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.in
     ranges = ends.view(torch.float16)
     values = decode(EncodedRows(codes, ranges[:, 0], ranges[:, 1], 1.0, int(layout.coding), layout.dim))
     units = torch.tensor(layout.units, dtype=torch.float32)[torch.from_numpy(rows // layout.block_rows)]
-    # Powers of two, so that the products are exact.
+    # Units are powers of two, so the products are exact.
     return values.mul_(units[:, None])
 
 
@@ -60,9 +60,9 @@ def is_set(packed: NDArray[np.uint8], positions: NDArray[np.integer]) -> NDArray
 
 Records = NDArray[np.uint8]
 _MOST_CREDIT = 15
-# Of a place, besides its record: the row's number and its credit.
+# Bytes of a place besides its record: the row's number and its credit.
 _TAG_BYTES = 9
-# Cold rows are faulted in by this many threads: a disk answers several requests in the time of one.
+# Threads that fault in cold rows: a disk answers several requests in the time of one.
 _READERS = 8
 _PIECE = 256
 
@@ -97,13 +97,13 @@ class RowCache:
         if not len(missing):
             return records
 
-        # Without the lock, so that several threads can wait for the disk. Two of them may fetch the same row.
+        # Fetch without the lock, so that several threads can wait for the disk. Two of them may fetch the same row.
         fetched = records[missing] = fetch(rows[missing])
         rows, places = rows[missing], places[missing]
         with self._lock:
             free = self._credit[places] == 0
             self._credit[places[~free]] -= 1
-            # Of several rows for one place the first stays, in all three arrays alike.
+            # If several rows want one place, the first one stays, in all three arrays alike.
             chosen, first = np.unique(places[free], return_index=True)
             self._rows[chosen] = rows[free][first]
             self._records[chosen] = fetched[free][first]
@@ -135,7 +135,7 @@ class TableReader:
         self.cache: RowCache | None = None
         self._pool: ThreadPoolExecutor | None = None
         if size <= memory:
-            # Several ranks share the pages of the mapped file; with a copy each, it would be in memory many times.
+            # Several ranks share the pages of the mapped file. If each made a copy, it would be in memory many times.
             if ranks == 1:
                 self._records = np.array(mapped)
             else:
@@ -157,7 +157,7 @@ class TableReader:
         numbers = rows.astype(np.int64)
         if self._pool is None:
             return decoded(self.layout, self._records[numbers], numbers)
-        # On disk, each row is read once.
+        # Each row is read from disk only once.
         unique, inverse = np.unique(numbers, return_inverse=True)
         records = self._fetch(unique) if self.cache is None else self.cache.read(unique, self._fetch)
         return decoded(self.layout, records, unique)[inverse]
@@ -173,7 +173,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
-    # Smallest first: what a small table leaves of its even share is divided among the larger ones.
+    # Start with the smallest table: what it leaves of its even share is divided among the larger ones.
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for rank, name in enumerate(ranked):
         larger = ranked[rank:]

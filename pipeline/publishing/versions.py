@@ -18,10 +18,10 @@ from pipeline.store.references import Record, RecordKind, References, key_of, of
 KIND = "model"
 _ANOTHER = "another version: nightjar models ls {model}"
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
-# Begins the names of a version's large files.
+# Prefix of the names of a version's large files.
 _TABLES = "tables/"
 CARD_TEXT = "README.md"
-# Tables that the card's text shows.
+# The number of tables that the card's text shows.
 _LARGEST = 8
 
 
@@ -114,7 +114,7 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
             raise ArtifactError(
                 f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_ANOTHER.format(model=model)
             )
-    # Tables are nearly all of the bytes, and a rollback has to be fast.
+    # Check tables only on request: they are nearly all of the bytes, and a rollback has to be fast.
     names = artifact.files if tables else small_files(artifact)
     require_intact(store, model, artifact, names)
     return artifact
@@ -124,7 +124,7 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
     """Lock ``current.json`` against other writers of this file system. On an object store, ``swap`` decides."""
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
-        # There is no such model; the caller says so.
+        # There is no such model, which the caller reports.
         return nullcontext()
     busy = taken(
         f"model {model!r} is already being changed", "another process", path, "run the same command again in a moment"
@@ -173,7 +173,7 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
 
 
 def _version(record: Record) -> References:
-    # Its inputs, its run and its checkpoint.
+    # A version refers to its inputs, its run and its checkpoint.
     references = of_manifest(record)
     summary = record.get("summary") or {}
     runs = run_of(summary.get("run")).union(*map(run_of, references.checkpoints))
@@ -181,7 +181,7 @@ def _version(record: Record) -> References:
 
 
 VERSION_RECORDS = (
-    # Written by other programs.
+    # Other programs write these records.
     RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),
     RecordKind(name="version", pattern=f"models/*/*/{MANIFEST}", refers=_version, pins=True),
 )

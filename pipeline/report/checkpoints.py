@@ -23,13 +23,13 @@ _MOST_CHANGES = 40
 def _steps(names: Sequence[str]) -> str:
     numbers = []
     for name in names:
-        # Step 0, before training, has only zeros.
+        # Step 0, the state before training, has only zeros in its name.
         numbers.append(name.removeprefix("step-").lstrip("0") or "0")
     return ", ".join(numbers) or units.ABSENT
 
 
 def _type(record: ListedCheckpoint | ShownCheckpoint) -> str:
-    # In the glossary's words; manifests call a delta a difference.
+    # Use the glossary's word; manifests call a delta a difference.
     return "delta" if record.type == "difference" else record.type
 
 
@@ -170,7 +170,7 @@ def exported(result: Exported) -> str:
     return f"{result.checkpoint}\n{text_table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"
 
 
-# By the name of the action.
+# The texts by the name of the action.
 TEXTS: Mapping[str, Callable[[Any], str]] = {
     "ls": listing,
     "show": details,

@@ -23,9 +23,9 @@ KEYS = (
     "lr",
     "seconds",
 )
-# An object store cannot append: the whole file is written again, at most this often and at the last step.
+# An object store cannot append, so the whole file is written again: at most this often, and at the last step.
 REWRITE_SECONDS = 10.0
-# The latter has histograms of the embeddings' norms, after each validation.
+# NORMS has histograms of the embeddings' norms after each validation.
 METRICS, NORMS = "metrics.jsonl", "norms.jsonl"
 
 
@@ -92,8 +92,8 @@ class MetricsLog:
             self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
-        # Creates the folder, and keeps an earlier attempt's records only up to step ``resumed``: later steps are
-        # trained again, and must not stand in the file twice.
+        # Create the folder, and keep an earlier attempt's records only up to step ``resumed``: later steps are trained
+        # again, and must not be in the file twice.
         self._lines = []
         for record in read_records(self.store, self.run, self.file):
             if record["step"] <= resumed:

@@ -26,7 +26,7 @@ from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import RunTracking, Served, ServedVersion, Tracker
 from pipeline.store.artifacts import Store
 
-# In which trackers are told of the end; nobody waits longer for them.
+# Time limits for reporting the end of a run to trackers.
 END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) ->
     for name in track.to:
         try:
             call(TRACKERS.get(name))
-        # Whatever another program's library raises: a tracker that is away must not fail the night.
+        # Another program's library may raise anything, and a tracker that is away must not fail the night.
         except Exception as error:
             log.warning("%s was not told of %s: %s: %s", name, what, type(error).__name__, error)
 
@@ -139,7 +139,7 @@ class _RecordFollower:
         try:
             norms = {record["step"]: record["norms"] for record in read_records(self.store, self.run, NORMS)}
             records = read_records(self.store, self.run)
-        # The store may be away; the next time reads everything.
+        # The store may be away; the next call reads everything.
         except Exception as error:
             log.debug("the run's records cannot be read: %s", error)
             return
@@ -153,7 +153,7 @@ class _RecordFollower:
         path = f"{run_directory(self.run)}/{Result.FILE}"
         try:
             result = read(Result, self.store, path)
-        # The run ended without one, or the store is away.
+        # The run ended without a result, or the store is away.
         except Exception as error:
             log.debug("the run's result cannot be read: %s", error)
             return
@@ -165,7 +165,7 @@ class _RecordFollower:
             try:
                 call(tracking)
                 self.silent.discard(name)
-            # Whatever another program's library raises.
+            # Another program's library may raise anything.
             except Exception as error:
                 if name not in self.silent:
                     log.warning("%s is not told of this run: %s: %s", name, type(error).__name__, error)

@@ -32,14 +32,14 @@ from pipeline.report.summary import hosts_lines
 from pipeline.store.artifacts import Store
 
 # Settings that differ from night to night anyway, or only say where and how things run. Each ends with a dot, as do the
-# paths compared with it: then ``data.day`` is not the beginning of ``data.day_column``.
+# paths compared with it, so that ``data.day`` is not taken for the beginning of ``data.day_column``.
 _EXPECTED = (
     *("run.", "store.", "stages.", "force.", "launch.", "schedule.", "nightly.", "gate.force."),
     *("data.day.", "data.mapping_from.", "checkpoint.init_from.", "plan.former."),
 )
 MAX_SETTINGS = 12
 MAX_WARNINGS = 6
-TRIES = 3  # to post a verdict
+TRIES = 3  # tries to post a verdict
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 2.0
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:
-    # The gate's NE of candidate and incumbent on the same rows, with their intervals.
+    # Add the gate's NE of candidate and incumbent on the same rows, with their intervals.
     path = f"{published}/{GATE}"
     if not published or not store.exists(path):
         return record
@@ -161,7 +161,7 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
 
 
 def _describe_changes(store: Store, record: NightRecord, result: Result) -> list[str]:
-    # What changed since the base of this night was trained, in sentences.
+    # Describe in sentences what changed since the base of this night was trained.
     warnings = (result.ingest or IngestPart()).warnings or ()
     found = [f"ingestion warns: {line}" for line in warnings[:MAX_WARNINGS]]
     if len(warnings) > MAX_WARNINGS:
@@ -212,7 +212,7 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
         then = read(Plan, store, f"{before}/plan.json").tables
         new = read(Plan, store, f"{plan.path}/plan.json").tables
     except ArtifactError:
-        # The former plan may be gone, or of another release. The summary does without it.
+        # The former plan may be gone, or be of another release. The summary leaves it out.
         return lines
     grown = []
     for name in new:
@@ -235,11 +235,11 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
 
 
 def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[str]:
-    # Settings that differ from those of the base.
+    # List the settings that differ from those of the base.
     lines = []
     for path, values in sorted(config_changes(*read_settings(store, model, base, run)).items()):
         if not is_expected(path):
-            # "null", as in YAML, and not Python's None.
+            # Write "null" as in YAML, not Python's None.
             then, now = (str(value) if value is not None else "null" for value in values)
             lines.append(f"{path} was {then}, is {now}")
     if len(lines) > MAX_SETTINGS:
@@ -263,7 +263,7 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
             configs.append(parse_recorded(source.read().decode()))
     then, now = map(with_new_names, configs)
     if then.get("train", {}).get("global_batch") == "auto":
-        # Nights keep the batch size that auto meant in the training of the base's checkpoint.
+        # Nights keep the batch size that auto meant when the base's checkpoint was trained.
         batch = None
         with suppress(ArtifactError):
             checkpoint = store.find(base.checkpoint)
@@ -316,7 +316,7 @@ def deliver(
     Returns:
         Whether it was accepted.
     """
-    # Messages name the host only: the rest of the URL is a secret.
+    # Messages name only the host, because the rest of the URL is secret.
     at = ""
     with suppress(ValueError):
         if host := urlsplit(url).hostname:

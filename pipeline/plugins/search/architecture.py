@@ -13,7 +13,7 @@ from pipeline.records.search import Price
 from pipeline.specs.search_part import Decision
 
 Gates = Mapping[str, Tensor]  # for each decision, 1 for the drawn choice and 0 for the others: [choices]
-# limit on the difference of measured choices' logits, so that a poor choice is still drawn at times, and learns
+# Limit on the difference of measured choices' logits, so that a poor choice is still drawn at times, and learns.
 FARTHEST = 5.0
 
 

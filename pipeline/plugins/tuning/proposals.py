@@ -37,7 +37,7 @@ def optuna() -> ModuleType:
         ) from None
     module.logging.set_verbosity(module.logging.WARNING)
     warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
-    # happens with few finished trials
+    # Optuna warns with few finished trials.
     warnings.filterwarnings("ignore", message="Target and region quantiles select the same")
     return module
 
