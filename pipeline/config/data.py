@@ -28,9 +28,9 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
 
-# The day in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} has a format of its own.
+# The day in a path: {day} is YYYY-MM-DD, and {day:%Y/%m/%d} has its own format.
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
-# Of files, and of what is no log; tables and streams are CONNECTORS.
+# Formats of files and of sources without logs; CONNECTORS has the tables and streams.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
 
 
@@ -42,7 +42,7 @@ def format_names() -> tuple[str, ...]:
 def connector_at(place: str) -> tuple[Connector | None, str]:
     """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
     name, _, path = place.partition(":")
-    # A colon alone does not make it a connector: file names may have one, too.
+    # A colon alone does not make it a connector, since file names may have one.
     if not path or name not in CONNECTORS.names():
         return None, place
     return CONNECTORS.get(name), path
@@ -182,10 +182,10 @@ class DataConfig:
     dense_features: int = setting(13, low=0, doc="Number of numeric features of format tables.")
 
     def check(self, path: str) -> None:
-        # A format needs its settings, features need usable names, and days must be known.
+        # Check that a format has its settings, features have usable names, and days are known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
-        # Tables described by figures have no logs, so only their names are checked: these become parts of dotted paths,
+        # Tables described by figures have no logs, so only their names are checked, which become parts of dotted paths
         # such as model.tables.<name>.
         if self.format == "tables":
             for name in self.tables:
@@ -209,7 +209,7 @@ class DataConfig:
         self._check_split(path)
 
     def _check_connector(self, path: str) -> None:
-        # What is of tables and streams needs one, and what is of files needs files.
+        # Settings of tables and streams need a connector, and settings of files need files.
         connector, limit = self.connector, self.watermark
         if connector is None:
             of_tables = {
@@ -310,7 +310,7 @@ class DataConfig:
                 )
 
     def _check_shared(self, path: str, name: str, table: str) -> None:
-        # A shared table is that of another feature, whose ids have rows by a mapping that takes any ids.
+        # A shared table must belong to another feature, whose mapping gives rows to any ids.
         owner = self.sparse.get(table)
         if owner is None or table == name or owner.table is not None:
             others = [other for other, each in self.sparse.items() if each.table is None and other != name]
@@ -356,7 +356,7 @@ class DataConfig:
         """The features whose tables the events have, by sequence; each once."""
         tables = {}
         for name, sequence in self.sequences.items():
-            # Keys of a dictionary rather than a set, to keep the order of the features.
+            # Use keys of a dictionary rather than a set, to keep the order of the features.
             tables[name] = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         return tables
 
@@ -368,7 +368,7 @@ class DataConfig:
             for column, each in sequence.features.items():
                 if each.table is None:
                     tables.append(event_feature(name, column))
-            # Comes last. ``SequenceConfig.check`` refuses a column of this name in a timed sequence.
+            # This comes last. ``SequenceConfig.check`` refuses a column of this name in a timed sequence.
             if sequence.timed:
                 tables.append(event_feature(name, AGE))
         return tuple(tables)
@@ -418,7 +418,7 @@ class DataConfig:
 
     @property
     def _knows_days(self) -> bool:
-        # Whether the day of a row is known: from its file, from a column, or because it is generated.
+        # A row's day is known from its file, from a column, or because the row is generated.
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
 
     def _check_window(self, path: str) -> None:

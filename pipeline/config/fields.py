@@ -44,7 +44,7 @@ class Setting:
 
     def allowed(self) -> tuple[str, ...]:
         """The allowed values; empty if every value of the type is allowed."""
-        # Registries are asked each time, because tests and notebooks add choices temporarily.
+        # Ask registries each time, because tests and notebooks add choices temporarily.
         if callable(self.choices):
             return tuple(self.choices())
         return self.choices or ()
@@ -121,7 +121,7 @@ def _check(value: Any, path: str, each: Field[Any]) -> None:
                 check_values(entry, path)
         allowed = known.allowed() if known is not None else ()
         for entry in value:
-            # The hint has the whole list, because an override replaces a list as a whole.
+            # The hint shows the whole list, because an override replaces a list as a whole.
             if allowed and entry not in allowed:
                 mended = ",".join(nearest_of(name, allowed) for name in value)
                 raise ConfigError(
@@ -176,7 +176,7 @@ def span(low: float | None, high: float | None) -> str:
 
 
 def _plain(bound: float) -> str:
-    # Integers are written in full, so that 10000000000 can be copied into an override, which 1e+10 cannot.
+    # Write integers in full, so that 10000000000 can be copied into an override, which 1e+10 cannot.
     return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
 
 
@@ -188,7 +188,7 @@ def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
 def check_name(path: str, name: str, example: str) -> None:
     """Raise ConfigError if ``name`` cannot name a folder. ``example``: for the hint if no part of it is valid."""
     if not re.fullmatch(_NAME, name):
-        # Dots are replaced as well: a name may have some, but must not begin with one.
+        # Replace dots as well: a name may have some, but must not begin with one.
         valid = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:100] or example
         raise ConfigError(
             f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'", hint=f"{path}={valid}"
@@ -203,7 +203,7 @@ def check_time_format(path: str, form: str | None) -> None:
     for flag, digits, letter in re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form):
         letters.add(letter)
         known = letter in _DIRECTIVES
-        # Digits are only allowed for fractions of a second, such as %.3f.
+        # Digits are allowed only for fractions of a second, such as %.3f.
         if digits:
             known = letter == "f" and not flag
         if not known:

@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from pipeline.config.fields import setting
 from pipeline.core.errors import ConfigError
 
-# Figures that embedding hosts may have of their own, as ``embedding_<name>``.
+# Figures that embedding hosts may set separately, as ``embedding_<name>``.
 OF_EMBEDDING_HOSTS = ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns")
 
 
@@ -148,7 +148,7 @@ class HardwareConfig:
         return "cpu" if self.embedding_hosts else self.device
 
     def check(self, path: str) -> None:
-        # Some host must train, and settings of embedding hosts need some.
+        # Some host must train, and settings of embedding hosts need such hosts.
         if self.embedding_hosts and self.embedding_hosts >= self.hosts:
             raise ConfigError(
                 f"{path}.embedding_hosts is {self.embedding_hosts} of {path}.hosts={self.hosts}, expected fewer: the "

@@ -16,8 +16,8 @@ from pipeline.config import Config
 from pipeline.config.model import ModelConfig
 from pipeline.specs.model import MODELS
 
-# Settings, and their names in other tools, which newcomers type first. Of several settings, the one in the typed group
-# counts, else the first.
+# Settings and their names in other tools, which newcomers type first. If several settings match, the one in the typed
+# group counts, else the first.
 _NAMES = {
     "train.lr": "learning_rate lr dense_lr",
     "train.sparse_lr": "embedding_lr embedding_learning_rate sparse_learning_rate",
@@ -64,7 +64,7 @@ def setting_for_alias(key: str) -> str | None:
     return paths[0] if paths else None
 
 
-# Annotations evaluated to types. Cached, because a long help asks for the same few classes at every setting.
+# Types of annotations. Cached, because a long help asks for the same few classes at every setting.
 _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
@@ -129,7 +129,7 @@ def field_type(path: str) -> Any:
 
 
 def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
-    # The last setting or group on ``path``, and the type at its end.
+    # Return the last setting or group on ``path``, and the type at its end.
     node: Any = Config()
     place: SettingPlace | None = None
     prefix, kind = "", Config
@@ -141,7 +141,7 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
                 return None, None
             place = by_name[part]
             node, prefix, kind = place.inside(), place.prefix, place.kind
-        # An entry may have any name: the place stays the dictionary's, and the type becomes that of its entries.
+        # An entry may have any name: the place remains the dictionary's, and the type becomes that of its entries.
         elif typing.get_origin(kind) is dict:
             kind = entry_type(kind)
         elif typing.get_origin(kind) is list and part.isdigit():
@@ -154,11 +154,11 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
 
 
 def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
-    # Everything directly below dataclass ``node``; for a model, the settings of all registered models.
+    # Yield everything directly below dataclass ``node``; for a model, the settings of all registered models.
     owners = [node]
     if type(node) is ModelConfig:
         owners += [spec.config() for spec in MODELS]
-    # Where several models have a setting, the first declaration counts.
+    # If several models have a setting, the first declaration counts.
     seen: set[str] = set()
     for owner in owners:
         hints = _hints(type(owner))
@@ -184,13 +184,13 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
     # For train.seed, the setting ``seed`` of the top level is meant.
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
         return name
-    # Below the same parent first: a typing error is likelier than a wrong group.
+    # Search below the same parent first: a typing error is likelier than a wrong group.
     siblings = children(parent) if parent else [*children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:
         return f"{parent}.{near[0]}" if parent else near[0]
-    # A name that exists in another group is proposed however different the path is. Otherwise only a very similar path
-    # is: a wrong guess is worse than none.
+    # Propose a name that exists in another group, however different the path is. Otherwise propose only a very similar
+    # path, because a wrong guess is worse than none.
     everything = [each.path for each in places() if "*" not in each.path and (not each.group or each.has_entries)]
     same_name = [path for path in everything if path.rpartition(".")[2] == name]
     cutoff = 0.0 if same_name else 0.8
@@ -223,7 +223,7 @@ def entry_type(kind: Any) -> Any:
 def strip_none(kind: Any) -> Any:
     """``X`` of ``X | None``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        # A union of several types is left as it is: none of them stands for the setting.
+        # Leave a union of several types as it is, since none of them stands for the setting.
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
         return rest[0] if len(rest) == 1 else kind
     return kind

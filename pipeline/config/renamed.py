@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError
 
-# The first name of a setting -> its name now.
+# Maps the first name of a setting to its current name.
 RENAMED = {
     "train.decay_share": "train.decay_ratio",
     "train.min_lr_share": "train.min_lr_factor",
@@ -61,7 +61,7 @@ def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = 
             value = _renamed(value, names, f"{path}.")
         elif path == _LISTS_SETTINGS and value:
             value = [names.get(each, each) for each in value]
-        # Put where the former name stood, so that the order of the settings does not change.
+        # Insert it at the former name's place, so that the order of the settings does not change.
         made[last] = value
     return made
 
@@ -81,8 +81,8 @@ def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
     changes = {}
-    # A union of dictionaries, not of sets, keeps the order of the settings. A setting that is null counts as absent, so
-    # a new setting with this default is no change.
+    # A union of dictionaries, unlike one of sets, keeps the order of the settings. A setting that is null counts as
+    # absent, so a new setting with this default is no change.
     for path in {**a, **b}:
         if a.get(path) != b.get(path):
             changes[path] = [a.get(path), b.get(path)]

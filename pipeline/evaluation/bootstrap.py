@@ -20,11 +20,12 @@ from pipeline.records.gate import Interval
 FIGURES = ("ne", "auc", "calibration")
 # Columns of a block's sums.
 SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
-# Of the intervals of an evaluation: what the gate's are by default.
+# The intervals of an evaluation use the gate's defaults.
 CONFIDENCE, REPLICATES, BLOCKS = 0.95, 400, 1000
-# Blocks with rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
+# The least number of blocks with rows of the rarer class. With fewer, replicates often draw none of them, and their
+# spread says little.
 FEWEST = 30
-# Blocks of ``loss_parts``.
+# The number of blocks of ``loss_parts``.
 LOSS_PARTS = 100
 
 
@@ -80,7 +81,7 @@ def block_sums(
             column = row_weights * column
         return np.bincount(blocks, column, minlength=count)
 
-    # One column at a time: each is as large as the logits.
+    # Add one column at a time, since each is as large as the logits.
     totals = [add_up(np.ones(len(values))), add_up(clicked.astype(np.float64))]
     totals.append(add_up(np.logaddexp(0.0, np.where(clicked, -values, values))))
     totals.append(add_up(sigmoid(values)))
@@ -99,8 +100,8 @@ def placements(
     weights = row_weights if row_weights is not None else np.ones(len(values))
     if not weights[clicked].any() or not weights[~clicked].any():
         return np.zeros(len(values)), np.zeros(len(values))
-    # One sort and running sums: searching each value among sorted ones would miss the cache at every step. Sums of
-    # weights depend on the order of equal values; sums of rows do not, and an unstable sort is faster.
+    # Use one sort and running sums: a search of each value among sorted ones would miss the cache at every step. Sums
+    # of weights depend on the order of equal values, but sums of rows do not, and an unstable sort is faster.
     order = np.argsort(values, kind="quicksort" if row_weights is None else "stable")
     ranked, is_clicked = values[order], clicked[order]
     first = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
@@ -165,7 +166,7 @@ def evaluation_intervals(
     if weights is not None:
         counted, row_weights = np.asarray(weights) > 0, weights.astype(np.float64)
     blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
-    # With clicks in too few blocks an interval would be too narrow, which is worse than none.
+    # With clicks in too few blocks the interval would be too narrow, which is worse than none.
     for of_class in (counted & clicked, counted & ~clicked):
         if np.count_nonzero(np.bincount(blocks[of_class], minlength=count)) < FEWEST:
             return {}

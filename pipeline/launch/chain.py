@@ -411,7 +411,7 @@ class StageChain:
             state = self._follow(step, job, growth)
         except MoreRoomError:
             job.cancel()
-            # The stage may have ended anyway.
+            # The stage may have ended before the job was cancelled.
             if (artifact := self.store.find(step.path)) is not None:
                 return artifact
             raise

@@ -129,7 +129,7 @@ def hold(config: Config, launcher: int) -> str:
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
     hardware, ranks = config.hardware, config.machine_ranks
-    # Ranks of embedding hosts may have another limit, so the ranks of this host are summed one by one.
+    # Ranks of embedding hosts may have another limit, so find out which ranks are on this host.
     first = config.launch.host_index * ranks if ranks < config.world_size else 0
     limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + ranks)) * GIB)
     settings = f"hardware.ddr_gib={hardware.ddr_gib:g}"

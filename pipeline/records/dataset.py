@@ -13,27 +13,27 @@ UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
 LABEL = "label"
-# The split of the rows that training looks at; a dataset may lack it.
+# The split of the rows that training validates on; a dataset may lack it.
 VALIDATION = "validation"
 TRUE_PROBABILITY = "true_probability"
-# The hour of a row, 0 to 23, where hours divide train rows from test rows.
+# The hour of a row, 0 to 23, in datasets that divide train rows from test rows by the hour.
 SPLIT_HOUR = "split_hour"
 ROW_WEIGHT = "row_weight"
-# For each row, the share that was kept of the rows like it without a click.
+# For each row, the share of similar rows without a click that was kept.
 NEGATIVE_RATE = "negative_rate"
-# How rows that were left out are made up for in the loss.
+# How the loss makes up for rows that were left out.
 BY_LOGIT, BY_WEIGHTS = "logit", "weights"
-# Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
+# Folder beside split ``test``: raw/part-*.parquet has the same rows in the same row groups, with numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
 RAW = "raw"
-# As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
-# another one may have a row for them.
+# Folder like RAW: unseen/part-*.parquet has the hashes of held-out ids that have no row of their own in this dataset. A
+# model of another dataset may have a row for them.
 UNSEEN = "unseen"
-# The events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart.
+# The events of a dataset's rows, events/part-*.parquet, by which rows of later days are told apart.
 EVENTS = "events"
-# The events that later days take into built sequences: histories/<sequence>/part-*.parquet.
+# The events that later days add to built sequences, histories/<sequence>/part-*.parquet.
 HISTORIES = "histories"
-# What was fitted: of a dataset, and of the versions that are trained on it.
+# What was fitted, for a dataset and for the versions that are trained on it.
 TRANSFORMS = "transforms.json"
 
 
@@ -188,7 +188,7 @@ class DatasetSchema(Record):
         tables = []
         for name, columns in sharing.items():
             of_events = events.get(name, [])
-            # All columns of a table have the same number of rows. A table of sequences alone has no feature.
+            # All columns of a table have the same number of rows. A table that only sequences use has no feature.
             shared: list[SparseColumn | SequenceColumn] = [*columns, *of_events]
             table = TableSchema(
                 name=name,
@@ -207,7 +207,7 @@ class DatasetSchema(Record):
 
     def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
         """The schema with the features and sequences of these ``names`` alone, in their order."""
-        # No feature and sequence have the same name, which is checked in configurations.
+        # Configurations are checked so that no feature and sequence have the same name.
         sparse = {column.name: column for column in self.sparse}
         sequences = {each.name: each for each in self.sequences}
         return replace(
@@ -326,7 +326,7 @@ class Profile(Record):
         """
         parts = [self.sparse[name] for name in features]
         pooling = sum(part.pooling for part in parts)
-        # Shares are weighted by their features' lookups; without any there is nothing to weight by.
+        # Weight shares by their features' lookups; without lookups there is nothing to weight by.
         if len(parts) == 1 or not pooling:
             return parts[0]
         hot_share = []

@@ -107,7 +107,7 @@ class BudgetLedger(Record):
         looks = [look for look in self.looks if first <= look.day <= day]
         if not looks:
             return None
-        # fsum, so that the sum does not depend on the order of the looks. The budget is that of the newest one.
+        # Use fsum, so that the sum does not depend on the order of the looks. The budget is the newest look's.
         spent = math.fsum(look.alpha for look in looks)
         return SpentBudget(budget=looks[-1].budget, spent=spent, looks=len(looks), day=day)
 

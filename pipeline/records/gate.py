@@ -298,7 +298,7 @@ class GateRecord(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; a best version that was not scored stands behind the figures, as it always did."""
-        # Files of earlier releases must be written again byte for byte. A key moves only to a dictionary's end, so the
+        # Files of earlier releases must be rewritten byte for byte. A key can only move to a dictionary's end, so the
         # later keys are moved there, too.
         record = super().to_json()
         if self.best is not None and self.best.ne is None and self.best.predictions_not_finite is None:

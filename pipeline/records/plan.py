@@ -12,7 +12,7 @@ from pipeline.core.units import GIB
 from pipeline.records.record import Record, absent
 from pipeline.records.scratch import place_bytes
 
-# Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
+# Phases of a training step in order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
 
 PLAN_VERSION = 2
@@ -77,7 +77,7 @@ class TablePlan(Record):
 
     def hosted(self, shard: ShardPlan) -> int:
         """How many of ``host_rows`` the rank of ``shard`` keeps."""
-        # Rounded up, so that every shard keeps at least one row if the table keeps any.
+        # Round up, so that every shard keeps at least one row if the table keeps any.
         return -(-self.host_rows * shard.rows // self.rows)
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
@@ -92,7 +92,7 @@ class TablePlan(Record):
             own_tier, marks = "hbm", MARK_BYTES * shard.rows
         if self.tier == own_tier:
             return shard.rows * row + marks
-        # FBGEMM has an int32 for every row of such a table, cached or not (``cache_index_table_map``).
+        # FBGEMM keeps an int32 for every row of such a table, cached or not (``cache_index_table_map``).
         places = 4 * shard.rows if self.tier == "hbm_cached" else 0
         if self.tier == "ssd" and device == "cpu":
             hosted = self.hosted(shard)
@@ -102,10 +102,10 @@ class TablePlan(Record):
 
 # The change mark of a row (``embeddings.touched``), which lies on the device that looks the row up.
 MARK_BYTES = 1
-# A row in host memory behind a GPU's cache: its number and kind, its turn to leave and a free place.
+# Bytes of a row in host memory behind a GPU's cache: its number and kind, its turn to leave and a free place.
 HOST_ROW_BYTES = 24
 
-# Reservations that training does not take: what is kept free, and the process that was there before.
+# Reservations that training does not use: memory that is kept free, and the process that was there before.
 BESIDE_TRAINING = ("margin", "process")
 
 

@@ -50,7 +50,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         record, kind = dict[str, Any](), cast(Any, type(self))
-        # ``unless``: None for a field that is always written, "" for one that is left out at its default.
+        # ``unless`` is None for a field that is always written, and "" for one that is left out at its default.
         for name, default, unless in _layout(kind):
             value = getattr(self, name)
             if unless == _REST:
@@ -66,7 +66,7 @@ class Record:
         Raises ArtifactError, with file and key, for another version, a missing key or a value of another type.
         """
         where = where or cls.FILE
-        # Check the version first: a record of another version has other keys, which are no errors.
+        # Check the version first: a record of another version has other keys, which are not errors.
         version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
         if version not in (None, cls.VERSION):
             raise ArtifactError(
@@ -119,7 +119,7 @@ def rest_field(kind: type) -> str | None:
     return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
 
 
-# Cached: evaluating annotations is slow, and a file may have thousands of records of one class.
+# Cached, because evaluating annotations is slow, and a file may have thousands of records of one class.
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
     """The type of every field of dataclass ``kind``."""
@@ -150,7 +150,7 @@ def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, Mapping):
         raise _WrongError(f"is {_shown(data)}, expected an object")
     hints = hints_of(kind)
-    # JSON without a version is of version 1, so later versions must be written.
+    # JSON without a version counts as version 1, so later versions must be written.
     needed = required(kind) if kind.VERSION == 1 else required(kind) | {kind.VERSION_KEY}
     if missing := sorted(needed - data.keys()):
         raise _WrongError("is missing", missing[0])
@@ -164,7 +164,7 @@ def _record(kind: Any, data: object) -> Any:
 
 
 def _at(key: str, hint: Any, value: object) -> Any:
-    # The path to a wrong value is only built as the exception propagates, so valid records do not pay for it.
+    # Build the path to a wrong value only as the exception propagates, so that valid records do not pay for it.
     try:
         return _convert(hint, value)
     except _WrongError as error:
@@ -202,7 +202,7 @@ def _convert(hint: Any, value: object) -> Any:
         return {key: _at(str(key), arguments[1], item) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         raise _WrongError(f"is {_shown(value)}, expected a list")
-    # A list, tuple[X, ...], tuple[X, Y], or a NamedTuple, which has no origin.
+    # This is a list, tuple[X, ...], tuple[X, Y], or a NamedTuple, which has no origin.
     if origin is list or arguments[1:] == (...,):
         kinds = [arguments[0]] * len(value)
     elif origin is None:

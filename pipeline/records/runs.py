@@ -74,7 +74,7 @@ class RunLine(Record):
     @staticmethod
     def of(result: Result, finished: float | None) -> RunLine:
         """Return the figures of ``result``."""
-        # An empty part stands for a stage that the run does not have, so that all its figures are absent.
+        # Use an empty part for a stage that the run does not have, so that all its figures are absent.
         scores, train = result.eval or Evaluation(), result.train or TrainPart()
         checkpoint, gate = result.checkpoint or CheckpointPart(), result.gate
         tiers = (result.plan.tiers if result.plan is not None else None) or {}

@@ -60,7 +60,7 @@ class SealedPrediction(Record):
     @staticmethod
     def of(prediction: RunPrediction) -> SealedPrediction:
         """Seal ``prediction``."""
-        # A round trip, so that the hash is of what a reader gets: JSON turns tuples into lists.
+        # Convert to JSON and back, because the hash is of what a reader gets: JSON turns tuples into lists.
         content = json.loads(json.dumps(prediction.to_json()))
         return SealedPrediction(sha256=hash_of(content), prediction=content)
 
@@ -123,7 +123,7 @@ def compare(
     seconds = {}
     for stage, predicted in prediction.seconds.items():
         outcome = result.stages.get(stage)
-        # The seconds of a training that went on from a checkpoint are those of its last session.
+        # The seconds of a training that resumed from a checkpoint cover only the steps after it.
         resumed = stage == "train" and train is not None and train.resumed is not None
         if outcome is not None and outcome.status == "done" and not resumed:
             seconds[stage] = Seconds(predicted_s=predicted, measured_s=outcome.seconds)

@@ -116,7 +116,7 @@ class Description(Record):
 
     def built_by(self, model: str, package: str) -> Description:
         """The description with the ranking model's name and package; as it is where ``package`` is empty."""
-        # A built-in model is not named here: the settings in the same folder say which one it is.
+        # Do not name a built-in model here: the settings in the same folder say which one it is.
         if not package:
             return self
         return replace(self, model=model, package=package)

@@ -97,7 +97,7 @@ class Connector(ABC):
         Raises ConfigError where the library is missing, DataError where there is no such table or snapshot,
         UnreachableError where nothing answers.
         """
-        # Checked first, so that a missing library is not reported as an error of the data by ``opened``.
+        # Check the library first, so that ``opened`` does not report a missing one as an error of the data.
         self.require()
         return self.opened(data, mark)
 
@@ -126,7 +126,7 @@ def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: s
 
     None where none of ``most`` has; ``mark`` "" is that of the current one.
     """
-    # Fetched one by one, because each may cost requests.
+    # Fetch snapshots one by one, because each may cost requests.
     snapshot: Snapshot | None = current
     for back in range(1, most + 1):
         if snapshot is None or not mark or snapshot.mark == mark:

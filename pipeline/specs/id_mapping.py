@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pipeline.specs.hash_table import HashTable
 
-# The mapping of features that have ``bins``; no setting names it.
+# The mapping of features that have ``bins``, which no setting names.
 BINS = "bins"
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
     import numpy as np
     import polars as pl
 
-    # Without days it is unknown when an id was last seen, and its heat.
+    # Without days, the day when an id was last seen is unknown, and so is its heat.
     columns = id_columns()
     none = [pl.lit(None, columns[name]).alias(name) for name in ("last_day", "heat")]
     return counts.with_columns(pl.Series("row", rows.astype(np.int32)), *none).select(list(columns))
@@ -204,7 +204,7 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
-        # Ties by hash, because several ids may share a row.
+        # Break ties by hash, because several ids may share a row.
         return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
 
     @property
@@ -213,14 +213,14 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
-        # Ties by hash, so that the result does not depend on the order in which blocks of rows were counted.
+        # Break ties by hash, so that the result does not depend on the order in which blocks of rows were counted.
         waiting = self.ids.filter(pl.col("row").is_null())
         return waiting.sort(["count", "hash"], descending=[True, False]).drop("row")
 
     @cached_property
     def lookup(self) -> pl.DataFrame | None:
         """Hash and row of the ids that have rows; None where rows follow from the hash."""
-        # In one chunk, which NumPy can read without a copy.
+        # Keep it in one chunk, which NumPy can read without a copy.
         return None if self.ids is None else self.known.select("hash", "row").rechunk()
 
     @property
@@ -230,7 +230,7 @@ class FittedMapping:
 
     def applied(self) -> FittedMapping:
         """What ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
-        # Fills the cached property ``_table``, which could not be computed without the ids.
+        # Fill the cached property ``_table``, which could not be computed without the ids.
         light = self.told()
         if self.ids is not None:
             light.__dict__["_table"] = self._table
@@ -238,7 +238,7 @@ class FittedMapping:
 
     def told(self) -> FittedMapping:
         """All but the ids: how many rows there are, and what became of them."""
-        # Empty, but not None, which would mean that rows follow from the hash.
+        # Make it empty but not None, which would mean that rows follow from the hash.
         ids = None if self.ids is None else self.ids.clear()
         return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
 

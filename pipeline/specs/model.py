@@ -153,14 +153,14 @@ def model_problem(spec: Any) -> str:
     """Why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
     if isinstance(spec, type):
         return "which is a class, expected an instance of it"
-    # Not by ``isinstance``: a model is a protocol, so packages need not inherit from a class.
+    # Do not use ``isinstance``: a model is a protocol, so packages need not inherit from a class.
     config = getattr(spec, "config", None)
     if not (isinstance(config, type) and is_dataclass(config)):
         return f"whose config is {config!r}, expected a dataclass derived from ModelConfig"
     defaults = {each.name: each.default for each in fields(config)}
     if "embedding_dim" not in defaults:
         return f"whose config is {config.__name__}, expected a dataclass derived from ModelConfig"
-    # Otherwise model=<name> would compose, and train, the model of that other name.
+    # Without this check, model=<name> would compose and train the model of that other name.
     if defaults["name"] != spec.name:
         return f"whose config {config.__name__} has the default name {defaults['name']!r}, expected {spec.name!r}"
     if not callable(getattr(spec, "build", None)):

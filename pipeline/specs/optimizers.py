@@ -112,8 +112,8 @@ class TableOptimizer(Protocol):
         return self.row_bytes + width * self.value_bytes
 
 
-# float32 values of state for each parameter that a plan has room for at least: a plan is the same for all optimizers
-# that keep no more.
+# The least room that a plan reserves for each parameter's state, in float32 values. A plan is the same for all
+# optimizers that keep no more state.
 ORDINARY_STATE = 2.0
 
 

@@ -97,7 +97,7 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     if head != "*":
         names = [head]
     for name in names:
-        # Left out even if it is named, so that keys are the same as before the setting existed.
+        # Leave it out even if it is named, so that keys are the same as before the setting existed.
         if name in quiet:
             continue
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
@@ -106,7 +106,7 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
 
 
 def _plain(node: Any) -> Any:
-    # Entries of a dictionary come without their quiet settings at defaults.
+    # Leave out the quiet settings of a dictionary's entries if they are at their defaults.
     if isinstance(node, dict):
         return {name: _plain_entry(entry) for name, entry in node.items()}
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
@@ -115,7 +115,7 @@ def _plain(node: Any) -> Any:
 
 
 def _plain_entry(node: Any) -> Any:
-    # Plain data of an entry of a dictionary, and of the groups of settings in it, without quiet settings at defaults.
+    # Return plain data of a dictionary's entry and of the groups of settings in it, without quiet settings at defaults.
     if not dataclasses.is_dataclass(node):
         return node
     entry, quiet = dataclasses.asdict(cast(Any, node)), _quiet(node)
@@ -128,7 +128,7 @@ def _plain_entry(node: Any) -> Any:
 
 
 def _quiet(node: Any) -> set[str]:
-    # The settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
+    # Return the settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
     quiet = set()
     for declared in _declared_quiet(node.__class__):
         default = declared.default
@@ -139,7 +139,7 @@ def _quiet(node: Any) -> set[str]:
     return quiet
 
 
-# Every key goes through the same few classes, hundreds of times.
+# Cached, because every key goes through the same few classes hundreds of times.
 @functools.cache
 def _declared_quiet(kind: type) -> list[Field[Any]]:
     return [each for each in fields(kind) if any(getattr(value, "quiet", False) for value in each.metadata.values())]

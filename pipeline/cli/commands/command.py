@@ -90,7 +90,7 @@ def amount(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    # False for NaN, too, whose comparisons are all false.
+    # This is also false for NaN, whose comparisons are all false.
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not an amount; expected a number, 0 or more")
     return value
@@ -98,7 +98,7 @@ def amount(text: str) -> float:
 
 def count(text: str) -> int:
     """Parse a whole number from 0 on, as argparse's ``type``."""
-    # ``int`` alone would accept -1, +1 and 1_000, too.
+    # ``int`` alone would also accept -1, +1 and 1_000.
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
     return int(text)
@@ -139,7 +139,7 @@ def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        # At most ten times a second, so that a slow terminal does not delay the work. The end is always shown.
+        # Draw at most ten times a second, so that a slow terminal does not delay the work. The end is always shown.
         if now - last < 0.1 and done < total:
             return
         last = now

@@ -36,7 +36,8 @@ class Level:
         """Return the level of the look that ``record`` is of."""
         if record.budget is None:
             return Level(settings.power)
-        # Not by this look's own power: to run a day again until a slice has too few rows would excuse the slice.
+        # Do not use only this look's own power: a day could be run again until a slice has too few rows, which would
+        # excuse it.
         covering_power = max(1 - record.budget.first_alpha, settings.power)
         return Level(1 - record.budget.alpha, record.budget.budget, covering_power)
 
@@ -45,7 +46,7 @@ class Level:
         """In a sentence: ``90% confidence``."""
         if self.budget is None:
             return f"{self.power:.0%} confidence"
-        # Two significant digits of the distance to 100 %.
+        # Show two significant digits of the distance to 100 %.
         digits = max(1 - math.floor(math.log10(100 * (1 - self.power))), 0)
         return f"{self.power:.{digits}%} confidence (gate.budget={self.budget:g})"
 
@@ -133,15 +134,15 @@ def power_of(record: GateRecord, change: Figures, level: Level) -> Power:
 
 def power_of_slice(record: GateRecord, part: Slice, change: Figures, level: Level) -> Power:
     """Return what the rows of a slice of ``record`` tell of its ``change`` of NE."""
-    # The confidence of each slice's own interval: the intervals hold together with the record's confidence
-    # (Bonferroni). It is needed to get the standard error from the interval.
+    # Use the confidence of each slice's own interval to get the standard error from it: the intervals hold together
+    # with the record's confidence (Bonferroni).
     confidence = 1 - (1 - record.confidence) / len(record.slices or ())
     return Power(part.rows, change.ne.point, error_of(change.ne, confidence), level.power)
 
 
 def over_a_year(record: GateRecord, power: Power) -> Interval:
     """Return the interval of a slice's change that holds with those of all slices in every night of a year."""
-    # Bonferroni over the slices and the nights of a year.
+    # Apply Bonferroni's correction over the slices and the nights of a year.
     confidence = 1 - (1 - record.confidence) / (len(record.slices or ()) * YEAR)
     spread = power.error * quantile_of(confidence)
     return Interval(power.change, power.change - spread, power.change + spread)
@@ -149,7 +150,8 @@ def over_a_year(record: GateRecord, power: Power) -> Interval:
 
 def normal_quantile(probability: float) -> float:
     """Return the quantile of the standard normal distribution."""
-    # Composing a configuration imports the checks: module statistics takes longer than all of them.
+    # Composing a configuration imports the checks, and module statistics takes longer than all of them, so import it
+    # here.
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)

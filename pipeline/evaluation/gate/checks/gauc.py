@@ -9,7 +9,7 @@ from pipeline.records.gate import Check, Interval, UserAuc
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 NAME, LIMIT = "GAUC against the incumbent", "gate.max_gauc_drop"
-# With fewer, the spread of what the bootstrap draws says little, as with few blocks of rows.
+# With fewer users, the spread of the bootstrap's draws says little, as with few blocks of rows.
 FEWEST_USERS = 30
 
 
@@ -45,7 +45,7 @@ class Gauc(GateCheck):
     def _check_drop(
         self, gauc: UserAuc, candidate: Interval, incumbent: Interval, change: Interval, limit: float
     ) -> Check:
-        # As with NE of slices, a drop holds where it is beyond doubt; ``not`` would let NaN pass.
+        # A drop counts only where it is beyond doubt, as with NE of slices; ``not`` would let NaN pass.
         passed = -change.point <= limit or change.high >= 0
         words = (
             f"GAUC of {gauc.counted} is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "

@@ -10,11 +10,11 @@ from pipeline.records.gate import Check
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 NAME, SETTING = "importance of features", "gate.importance_rows"
-# Rise of NE below which a feature may come and go.
+# The rise of NE below which a feature may come and go.
 MATTERS = 0.001
-# Standard errors that a change of an importance must exceed.
+# The number of standard errors that a change of importance must exceed.
 SURE = 4.0
-# A feature that carries less than a fifth, or more than five times as much.
+# Shares of the former importance: a feature below FALL or above JUMP is named.
 FALL, JUMP = 0.2, 5.0
 
 

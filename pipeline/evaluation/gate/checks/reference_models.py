@@ -49,9 +49,9 @@ class Incumbent(GateCheck):
     ) -> Check:
         level, limit = Level.of(record, settings), settings.max_ne_increase or 0.0
         power = power_of(record, change, level)
-        passed = power.bound <= limit  # not true of NaN
+        passed = power.bound <= limit  # false for NaN
 
-        # How many rows would resolve the limit, in words. Those that a calibrator is fitted on do not count.
+        # Say how many rows would resolve the limit. Rows that a calibrator is fitted on do not count.
         needed = power.rows_for(limit) or 0
         rows = f"about {needed:,} test rows"
         if record.calibrated is not None:
@@ -65,8 +65,8 @@ class Incumbent(GateCheck):
         return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
 
     def _check_fall(self, change: Interval, limit: float) -> Check:
-        passed = change.high >= -limit  # not true of NaN
-        # As many digits as the setting has, one at least.
+        passed = change.high >= -limit  # false for NaN
+        # Show as many digits as the setting has, but at least one.
         digits = max(len(f"{100 * limit:.10f}".rstrip("0").partition(".")[2]), 1)
         verdict = "not clearly below" if passed else "clearly below"
         words = (
@@ -77,7 +77,7 @@ class Incumbent(GateCheck):
         return Check("fall of NE", "gate.max_ne_fall", passed, words)
 
     def _check_shift(self, shift: Shift, limit: float, *, better: bool) -> Check:
-        # A model that learnt more spreads its predictions: where it is surely better, that is why they moved.
+        # A model that learnt more spreads its predictions: if it is surely better, that explains why they moved.
         within = shift.psi <= limit
         verdict = "within" if within else "above"
         words = (
@@ -144,7 +144,7 @@ class BaselineCheck(GateCheck):
             f"{percent(change)}"
         )
         if ne.high >= 1:
-            # Its gain, 1 - NE, may be nothing at all, and any model has a share of nothing.
+            # The simple model's gain, 1 - NE, may be nothing at all, and any model has a share of nothing.
             words += f"; the simple model is no better than the base rate, so this check does not apply ({setting})"
             yield Check(name, setting, True, words)
             return

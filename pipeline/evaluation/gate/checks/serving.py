@@ -20,7 +20,7 @@ class ServingCheck(GateCheck):
         candidate, serving, limit = inputs.record.candidate, inputs.record.serving, inputs.settings.max_serving_gap
         if candidate is None or serving is None or limit is None:
             return
-        # Without ``abs``: a program that happens to score better than the trained model is no problem.
+        # Compare without ``abs``: a program that happens to score better than the trained model is no problem.
         passed = serving.gap <= limit
         verdict = "within" if passed else "beyond"
         words = (
@@ -62,7 +62,7 @@ class Coverage(GateCheck):
         return Check("coverage of ids", "gate.min_coverage", passed, words)
 
     def _check_drop(self, coverage: Mapping[str, float], before: Mapping[str, float], limit: float) -> Iterator[Check]:
-        # The worst feature, not the mean, in which a single feature with wrongly read ids would go unnoticed.
+        # Check the worst feature, not the mean, which would hide a single feature with wrongly read ids.
         drops = {name: before[name] - share for name, share in coverage.items() if name in before}
         if not drops:
             return

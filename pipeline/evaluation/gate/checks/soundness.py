@@ -34,7 +34,7 @@ class Finite(GateCheck):
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
         """Two answers, that on the weights first, where there are any."""
         record = inputs.record
-        # Weights are checked as well, because a bad table row may be looked up by no test row, but by requests.
+        # Check the weights as well, because a bad table row may be looked up by requests but by no test row.
         if record.weights_not_finite is not None:
             weights = [f"{name} {count:,}" for name, count in record.weights_not_finite.items() if count]
             words = "all weights are finite"
@@ -79,7 +79,7 @@ class Rows(GateCheck):
 FINITE, COMPARABLE, ROWS = Finite(), Comparable(), Rows()
 
 
-SLICE = "slice: "  # begins the names of answers on slices
+SLICE = "slice: "  # prefix of the names of answers on slices
 
 
 class Floors(GateCheck):
