@@ -14,7 +14,7 @@ DATA = "data"
 
 
 def is_allowed(path: str, allow: Collection[str]) -> bool:
-    """Whether ``allow``, as of ``checkpoint.allow``, names the setting ``path`` or a group it lies in."""
+    """Return whether ``allow``, as of ``checkpoint.allow``, names the setting ``path`` or a group it lies in."""
     return any(path == name or path.startswith(f"{name}.") for name in allow)
 
 

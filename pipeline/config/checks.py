@@ -56,7 +56,7 @@ def check(config: Config) -> None:
 
 
 def check_parts(config: Config) -> None:
-    """Raise ConfigError where ``train.accumulate`` cannot be done: fewer rows than parts, or a layer across rows."""
+    """Raise ConfigError if ``train.accumulate`` cannot be done: fewer rows than parts, or a layer across rows."""
     parts, batch, ranks = config.train.accumulate, config.train.global_batch, config.hardware.workers
     if parts == 1:
         return

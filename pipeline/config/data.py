@@ -35,12 +35,12 @@ FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tab
 
 
 def format_names() -> tuple[str, ...]:
-    """What ``data.format`` can be."""
+    """Return what ``data.format`` can be."""
     return (*FORMATS, *CONNECTORS.names())
 
 
 def connector_at(place: str) -> tuple[Connector | None, str]:
-    """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
+    """Return the connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
     name, _, path = place.partition(":")
     # A colon alone does not make it a connector, since file names may have one.
     if not path or name not in CONNECTORS.names():
@@ -49,7 +49,7 @@ def connector_at(place: str) -> tuple[Connector | None, str]:
 
 
 def connector_docs() -> str:
-    """Documentation of the formats that are tables and streams."""
+    """Return the documentation of the formats that are tables and streams."""
     return " ".join(f"{each.name}: {each.doc}" for each in CONNECTORS)
 
 
@@ -331,7 +331,7 @@ class DataConfig:
             raise ConfigError(f"{path} is {table!r}, which {what}: no other feature can share its table", hint=hint)
 
     def table_of(self, feature: str) -> str:
-        """The name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
+        """Return the name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
         return self.sparse[feature].table or feature
 
     @property
@@ -379,7 +379,7 @@ class DataConfig:
         return frozenset(name for name in self.dense if self.transform_of(name) == "max_norm")
 
     def transform_of(self, feature: str) -> str:
-        """The transform of a numeric feature; of a vector that names none standardise."""
+        """Return the transform of a numeric feature; of a vector that names none standardise."""
         each = self.dense[feature]
         if each.transform:
             return each.transform

@@ -43,7 +43,7 @@ class Setting:
         return f"{self.doc} {self.more()}" if self.more else self.doc
 
     def allowed(self) -> tuple[str, ...]:
-        """The allowed values; empty if every value of the type is allowed."""
+        """Return the allowed values; empty if every value of the type is allowed."""
         # Ask registries each time, because tests and notebooks add choices temporarily.
         if callable(self.choices):
             return tuple(self.choices())
@@ -62,7 +62,7 @@ def setting(
     more: Callable[[], str] | None = None,
     quiet: bool = False,
 ) -> Any:
-    """A dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
+    """Return a dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
     metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
@@ -73,12 +73,12 @@ def setting(
 
 
 def default_of(each: Field[Any]) -> Any:
-    """The default of a dataclass field; ``MISSING`` where it has none."""
+    """Return the default of a dataclass field; ``MISSING`` where it has none."""
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def setting_of(each: Field[Any]) -> Setting:
-    """The ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
+    """Return the ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
     known: Setting = each.metadata[METADATA]
     return known
 
@@ -158,14 +158,14 @@ def check_value(value: Any, path: str, known: Setting) -> None:
 
 
 def besides_auto(known: Setting) -> str:
-    """What a setting that may be ``auto`` takes besides."""
+    """Return what a setting that may be ``auto`` takes besides."""
     if known.low is None and known.high is None:
         return "true or false"
     return "a whole number"
 
 
 def span(low: float | None, high: float | None) -> str:
-    """A range in words; "" if it is open."""
+    """Return a range in words; "" if it is open."""
     if low is not None and high is not None:
         return f"between {_plain(low)} and {_plain(high)}"
     if low is not None:
@@ -181,7 +181,7 @@ def _plain(bound: float) -> str:
 
 
 def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
-    """The entry of ``allowed`` that is spelled most like ``value``, else the first."""
+    """Return the entry of ``allowed`` that is spelled most like ``value``, else the first."""
     return next(iter(difflib.get_close_matches(str(value), allowed, n=1)), allowed[0])
 
 

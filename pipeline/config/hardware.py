@@ -131,7 +131,7 @@ class HardwareConfig:
         return (self.hosts - self.embedding_hosts) * self.ranks_per_host
 
     def ddr_gib_of(self, rank: int) -> float:
-        """Host memory of global ``rank``, in GiB."""
+        """Return the host memory of global ``rank``, in GiB."""
         # Ranks of embedding hosts are the last ones.
         if rank >= self.workers and self.embedding_ddr_gib is not None:
             return self.embedding_ddr_gib

@@ -72,7 +72,7 @@ def check_kubernetes(config: Config) -> None:
 
 
 def cron_times(text: str) -> list[tuple[int, int]]:
-    """The (hour, minute) of every start within a day by the cron schedule ``text``."""
+    """Return the (hour, minute) of every start within a day by the cron schedule ``text``."""
     minutes, hours = (_expanded(field, last) for field, last in zip(text.split()[:2], (59, 23), strict=True))
     return [(hour, minute) for hour in hours for minute in minutes]
 

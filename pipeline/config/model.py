@@ -120,13 +120,13 @@ class ModelConfig:
             )
 
     def table(self, name: str) -> TableConfig:
-        """The settings of table ``name``."""
+        """Return the settings of table ``name``."""
         return self.tables.get(name) or TableConfig()
 
     def sequence(self, name: str) -> SequenceModel:
-        """What becomes of sequence ``name``."""
+        """Return what becomes of sequence ``name``."""
         return self.sequences.get(name) or SequenceModel()
 
     def dim_of(self, table: str) -> int:
-        """The width of the rows of ``table``."""
+        """Return the width of the rows of ``table``."""
         return self.table(table).dim or self.embedding_dim

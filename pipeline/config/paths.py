@@ -55,7 +55,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def setting_for_alias(key: str) -> str | None:
-    """The setting that ``key`` means in another tool; None if it is not a name there."""
+    """Return the setting that ``key`` means in another tool; None if it is not a name there."""
     parent, _, name = key.rpartition(".")
     paths = ALIASES.get(name.lower().replace("-", "_"), ())
     for path in paths:
@@ -93,7 +93,7 @@ class SettingPlace:
         return typing.get_origin(self.kind) is dict
 
     def inside(self) -> Any:
-        """The group, or an entry of it, with defaults; None for a setting."""
+        """Return the group, or an entry of it, with defaults; None for a setting."""
         # A group's default may differ from its class's defaults, so it comes first.
         if dataclasses.is_dataclass(self.default):
             return self.default
@@ -106,7 +106,7 @@ class SettingPlace:
 
 
 def places(node: Any = None, prefix: str = "") -> Iterator[SettingPlace]:
-    """All groups and settings below dataclass ``node`` (None: a default Config), groups before their settings."""
+    """Yield all groups and settings below dataclass ``node`` (None: a default Config), groups before their settings."""
     for place in _own(Config() if node is None else node, prefix):
         yield place
         if place.group:
@@ -114,7 +114,7 @@ def places(node: Any = None, prefix: str = "") -> Iterator[SettingPlace]:
 
 
 def settings() -> Iterator[SettingPlace]:
-    """All settings of the configuration, without groups."""
+    """Return all settings of the configuration, without groups."""
     return (place for place in places() if not place.group)
 
 
@@ -124,7 +124,7 @@ def find_place(path: str) -> SettingPlace | None:
 
 
 def field_type(path: str) -> Any:
-    """The type of the setting, group or entry at ``path``; None if there is none."""
+    """Return the type of the setting, group or entry at ``path``; None if there is none."""
     return _walked(path)[1]
 
 
@@ -169,7 +169,7 @@ def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
 
 
 def children(path: str) -> list[str]:
-    """Names of the settings and groups directly below ``path`` ("": at the top)."""
+    """Return the names of the settings and groups directly below ``path`` ("": at the top)."""
     kind = strip_none(field_type(path)) if path else Config
     if not dataclasses.is_dataclass(kind):
         return []
@@ -177,7 +177,7 @@ def children(path: str) -> list[str]:
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
-    """The setting that ``key`` means or resembles most: first below the same parent, then anywhere."""
+    """Return the setting that ``key`` means or resembles most: first below the same parent, then anywhere."""
     if setting := setting_for_alias(key):
         return setting
     parent, _, name = key.rpartition(".")

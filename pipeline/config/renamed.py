@@ -30,7 +30,7 @@ def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError |
 
 
 def parse_recorded(text: str) -> Any:
-    """The plain data in ``text``, the YAML of a recorded configuration, its names as they were then.
+    """Return the plain data in ``text``, the YAML of a recorded configuration, its names as they were then.
 
     For settings that are only compared or shown: ``from_yaml``, which checks them against the schema, takes sixty times
     as long.
@@ -67,7 +67,7 @@ def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = 
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
+    """Return the leaves of a nested configuration by dotted path; an empty group is a leaf."""
     values: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -78,7 +78,7 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
+    """Return the settings that differ, by their names now: {dotted path: [then, now]}; None if one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
     changes = {}
     # A union of dictionaries, unlike one of sets, keeps the order of the settings. A setting that is null counts as

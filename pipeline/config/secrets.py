@@ -106,7 +106,7 @@ def check_secrets(config: Config) -> None:
 
 
 def check_overrides_of_schedule(overrides: list[str]) -> None:
-    """Raise ConfigError where an override of a schedule, which its manifest shows, spells a webhook out."""
+    """Raise ConfigError if an override of a schedule, which its manifest shows, spells a webhook out."""
     for text in overrides:
         name, _, value = text.lstrip("+").partition("=")
         # nightly={webhook: ..} is refused whatever its value, because mappings are not parsed here.

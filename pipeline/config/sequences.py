@@ -189,7 +189,7 @@ class SequenceModel:
         self.block_at(path)
 
     def block_at(self, path: str) -> SequenceBlock:
-        """The block with its options; ConfigError, naming ``path``, for an option that it lacks."""
+        """Return the block with its options; ConfigError, naming ``path``, for an option that it lacks."""
         return with_options(SEQUENCE_BLOCKS, self.block, self.options, f"{path}.options")
 
 
@@ -210,7 +210,7 @@ def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, Sequen
 
 
 def event_feature(sequence: str, column: str) -> str:
-    """The name of a column of a sequence in the dataset, and of its table where it has its own."""
+    """Return the name of a column of a sequence in the dataset, and of its table where it has its own."""
     return f"{sequence}__{column}"
 
 

@@ -450,12 +450,12 @@ class TrainConfig:
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 
     def task_weight(self, task: str) -> float:
-        """The factor of a task's loss."""
+        """Return the factor of a task's loss."""
         return self.tasks[task].weight if task in self.tasks else 1.0
 
     @property
     def dealt_lanes(self) -> int:
-        """Lanes that rows are dealt to, if the dataset has row groups for so many: one where they are not shuffled."""
+        """Lanes that rows are dealt to, if the dataset has row groups for so many: one if they are not shuffled."""
         return self.lanes if self.shuffle else 1
 
     @property

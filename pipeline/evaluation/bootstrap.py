@@ -94,7 +94,7 @@ def placements(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return of each clicked row the share of others below it, and of each other row the share of clicked ones above.
 
-    [n] each, 0 for the rows of the other class; both 0 where a class is empty. With ``row_weights`` [n], shares of
+    [n] each, 0 for the rows of the other class; both 0 if a class is empty. With ``row_weights`` [n], shares of
     weight instead of rows.
     """
     weights = row_weights if row_weights is not None else np.ones(len(values))
@@ -157,7 +157,7 @@ def evaluation_intervals(
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        ``ne_interval`` and ``auc_interval``; nothing where rows of one class lie in fewer than ``FEWEST``
+        ``ne_interval`` and ``auc_interval``; nothing if rows of one class lie in fewer than ``FEWEST``
         of the blocks that are drawn, because they are few or follow each other.
     """
     clicked = np.asarray(labels) == 1

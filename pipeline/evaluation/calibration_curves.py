@@ -189,7 +189,7 @@ def _loss(rows: CalibrationRows, targets: np.ndarray, line: np.ndarray) -> float
 
 
 def cells_of(rows: CalibrationRows, least: int) -> NDArray[np.int64]:
-    """Return where cells of rows begin, each with ``least`` rows of each class or more; one where there are too few."""
+    """Return where cells of rows begin, each with ``least`` rows of each class or more; one if there are too few."""
     # Find the last row of each run of equal logits, which share a cell.
     last = np.append(np.flatnonzero(np.diff(rows.logits)), len(rows.logits) - 1)
     clicks = np.cumsum(rows.clicked)[last]

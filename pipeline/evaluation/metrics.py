@@ -344,7 +344,7 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
 
 
 def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDArray[np.bool_]:
-    """Mark the rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
+    """Mark the rows [n] with a label; none if those with a weight allow no figures: a single class, or no label."""
     known = ~np.isnan(labels)
     counted = known
     if weights is not None:

@@ -36,11 +36,11 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
         scored: Rows with finite logits; those whose user is negative, or which have no weight, are left out.
         confidence: Of the intervals.
         replicates: Of the bootstrap.
-        blocks: Users are drawn in as many blocks, or one by one where they are fewer.
+        blocks: Users are drawn in as many blocks, or one by one if they are fewer.
         seed: Of the draws.
 
     Returns:
-        None where the rows have no users. Without figures where no user has rows of both classes.
+        None if the rows have no users. Without figures where no user has rows of both classes.
     """
     if scored.users is None:
         return None

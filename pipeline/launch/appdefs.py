@@ -32,12 +32,12 @@ _ROLE_NAME, _DEFAULT_ROLE = "ROLE_NAME", "default"
 
 
 def distributed(name: str) -> bool:
-    """Whether what is called ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
+    """Return whether what is called ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
     return any(stage.distributed for stage in STAGES if stage.name == name)
 
 
 def ranks_of(stage: str, config: Config) -> int:
-    """Ranks that ``stage`` runs on here: all of this machine's, or one."""
+    """Return the ranks that ``stage`` runs on here: all of this machine's, or one."""
     return config.machine_ranks if distributed(stage) else 1
 
 
@@ -46,7 +46,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
 
     Args:
         config_url: Where the run's resolved configuration lies.
-        columns: Width of the launcher's terminal, 0 where its output is none.
+        columns: Width of the launcher's terminal, 0 if its output is none.
         launcher: The process whose end ends the ranks, 0 for none.
     """
     from torchx.specs import AppDef, Role
@@ -91,7 +91,7 @@ def rank_environment(stage: str, config: Config) -> dict[str, str]:
 
 
 def hosts_of(stage: str, config: Config) -> int:
-    """Pods that ``stage`` runs in on a cluster: one a host, or one."""
+    """Return the pods that ``stage`` runs in on a cluster: one a host, or one."""
     return config.hardware.hosts if distributed(stage) else 1
 
 

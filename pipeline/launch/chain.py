@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 def _size_problem(store: Store, artifact: Artifact) -> str:
-    """Describe the first file of ``artifact`` that is missing or of another size; "" where there is none.
+    """Describe the first file of ``artifact`` that is missing or of another size; "" if there is none.
 
     No checksums are read, so this is cheap.
     """
@@ -130,7 +130,7 @@ class StageChain:
         write: Takes the output of launched stages as it comes.
         remake: Returns the steps of the run on other hosts, written down for the ranks; None: it keeps its hosts.
         discard: Removes what a forced step made, and returns the step as it is to run then.
-        columns: The terminal's width, 0 where there is none.
+        columns: The terminal's width, 0 if there is none.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class StageChain:
         return replace(result, prediction=part)
 
     def _find_upstream(self) -> None:
-        """Find what selected stages read and this run does not make; ArtifactError where it is not committed."""
+        """Find what selected stages read and this run does not make; ArtifactError if it is not committed."""
         made = {step.name for step in self.selected}
         wanted = [name for step in self.selected for name in step.inputs]
         # The list grows during the loop: the result also names what these artifacts were made from, if it exists.
@@ -330,7 +330,7 @@ class StageChain:
                 log.warning("%-10s %s; %sattempt %d of %d", step.name, fault.message, since, attempt, allowed)
 
     def _reached(self, step: Step) -> str | None:
-        """Return the newest committed checkpoint of ``step``; "" where there is none, None where the store fails."""
+        """Return the newest committed checkpoint of ``step``; "" if there is none, None if the store fails."""
         # Names are step numbers with a fixed number of digits, so the last name is the newest.
         with contextlib.suppress(NightjarError, OSError):
             for directory in step.scratch:
@@ -384,7 +384,7 @@ class StageChain:
         return self.all[step.name]
 
     def _growth(self, step: Step) -> Growth | None:
-        """Watch for room for the hosts that ``step`` gave up; None where it has all, or no checkpoints."""
+        """Watch for room for the hosts that ``step`` gave up; None if it has all, or no checkpoints."""
         launch, missing = self.config.launch, self.most_hosts - self.config.hardware.hosts
         if not (launch.grow and missing and step.scratch and distributed(step.name)):
             return None
@@ -400,7 +400,7 @@ class StageChain:
         return self._runner
 
     def _attempt(self, step: Step) -> Artifact:
-        """Follow the job of an earlier launcher, or submit one, to its end; StageError where that is an unclear one."""
+        """Follow the job of an earlier launcher, or submit one, to its end; StageError if that is an unclear one."""
         runner = self._scheduler()
         job = runner.find(step)
         if job is None:

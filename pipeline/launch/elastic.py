@@ -39,7 +39,7 @@ def allowed_pending_minutes(config: Config, hosts: int) -> float:
 
 
 def with_fewer_hosts(config: Config, running: int) -> Config | None:
-    """Return ``config`` for as many hosts as have room, at least one less; None where there would be too few.
+    """Return ``config`` for as many hosts as have room, at least one less; None if there would be too few.
 
     Checkpoints hold rows, not shards, and the batches do not depend on the ranks; so what is left to do is another
     plan. A job keeps its size: a smaller one takes its place, and every time there are fewer hosts, so this ends.
@@ -81,7 +81,7 @@ class Growth:
         missing: How many hosts.
         minutes: Before it asks for room.
         patience: Minutes that it waits for the rest where there is room for some.
-        reached: Returns the newest checkpoint, None where the store does not say.
+        reached: Returns the newest checkpoint, None if the store does not say.
 
     Attributes:
         requested: For how many more hosts the stage was to end, in a request whose answer is lost.

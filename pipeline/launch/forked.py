@@ -50,7 +50,7 @@ class ForkServer:
         self._received, self._ranks = b"", 0
 
     def lives(self) -> bool:
-        """Whether it can fork."""
+        """Return whether it can fork."""
         return self._process.poll() is None
 
     def fork(self, request: Request) -> None:

@@ -100,7 +100,7 @@ def _answer(answers: TextIO, line: str) -> None:
 
 
 def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become) -> list[int]:
-    """Fork the processes of all ranks; OSError where one could not be forked, and then there is none."""
+    """Fork the processes of all ranks; OSError if one could not be forked, and then there is none."""
     processes: list[int] = []
     try:
         for rank, of_rank in enumerate(variables):

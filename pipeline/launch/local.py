@@ -29,9 +29,9 @@ MOST_RANKS = 16
 
 
 def scheduler(config: Config, columns: int = 0) -> StageRunner:
-    """Make the scheduler of ``config.launch``; LaunchError where there are no credentials for its cluster.
+    """Make the scheduler of ``config.launch``; LaunchError if there are no credentials for its cluster.
 
-    ``columns``: the terminal's width, 0 where there is none.
+    ``columns``: the terminal's width, 0 if there is none.
     """
     launcher = launcher_of(config)
     return LocalStages(config, columns) if launcher is None else launcher.runner(config)
@@ -68,7 +68,7 @@ class LocalStages:
     """Children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
 
     Args:
-        columns: The terminal's width, 0 where there is none.
+        columns: The terminal's width, 0 if there is none.
     """
 
     outlasts = False
@@ -88,7 +88,7 @@ class LocalStages:
             self._fork_server(submitted[0], [step.name for step in steps if self.is_forked(step.name)])
 
     def takes(self, stage: str) -> bool:
-        """Whether ``stage`` needs what a fork server imports anyway."""
+        """Return whether ``stage`` needs what a fork server imports anyway."""
         lives = self._server is not None and self._server.lives()
         return lives and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
 
@@ -120,7 +120,7 @@ class LocalStages:
         raise LaunchError(f"launch=local has no room for {hosts} more hosts", hint="launch.grow=false")
 
     def is_forked(self, stage: str) -> bool:
-        """Whether ``stage`` needs no torchrun."""
+        """Return whether ``stage`` needs no torchrun."""
         if not distributed(stage):
             return True
         hardware, launch = self.config.hardware, self.config.launch
@@ -129,7 +129,7 @@ class LocalStages:
         return not joined and not launch.torchrun and hardware.device == "cpu"
 
     def _fork_server(self, stage: str, expected: Sequence[str] = ()) -> ForkServer:
-        """Return the server for the ranks of ``stage``, another one where the former is gone.
+        """Return the server for the ranks of ``stage``, another one if the former is gone.
 
         It imports for all ``expected`` stages.
         """

@@ -30,7 +30,7 @@ _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class MemoryCgroup:
-    """A cgroup below our own, there until ``remove``; OSError where none can be made.
+    """A cgroup below our own, there until ``remove``; OSError if none can be made.
 
     Args:
         limit: In bytes, None for one that another process made.
@@ -76,7 +76,7 @@ class MemoryCgroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the group, which the last process has left; OSError where one is still in it."""
+        """Remove the group, which the last process has left; OSError if one is still in it."""
         for _ in range(50):
             try:
                 self.path.rmdir()
@@ -112,7 +112,7 @@ def _parent_group() -> tuple[Path, int]:
 
 
 def plan_of(step: Step, store: Store) -> Artifact | None:
-    """Return the plan that ``step`` reads; None where it reads none."""
+    """Return the plan that ``step`` reads; None if it reads none."""
     return store.find(step.inputs["plan"]) if "plan" in step.inputs else None
 
 
@@ -163,7 +163,7 @@ def release(launcher: int) -> None:
 
 
 def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardError | None:
-    """Return why a rank of ``launcher`` was killed, where its group had no memory left; None where that was not it."""
+    """Return why a rank of ``launcher`` was killed, where its group had no memory left; None if that was not it."""
     try:
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if not group.killed():

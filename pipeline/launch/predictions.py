@@ -87,7 +87,7 @@ def compare_with_prediction(
         machine: Says which one the run was on, as ``machine_of`` does; asked only where there is a prediction.
 
     Returns:
-        None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
+        None if no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
         was kept when these ran.
     """
     # Skipped stages ran before this run, so a prediction cannot have been made for them.
@@ -201,7 +201,7 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
         machine: That it would be on.
 
     Returns:
-        None where there is none, or where it was sealed for another dataset or machine.
+        None if there is none, or where it was sealed for another dataset or machine.
     """
     paths = sealed_paths(store, config)
     if not paths:

@@ -29,21 +29,21 @@ class StageJob(Protocol):
     def state(self) -> str:
         """queued | running | succeeded | failed | cancelled | lost. queued: not admitted, which no time limit counts.
 
-        GivenUpError where it does not start in time; NoRoomError, one of these, where there is no place for all of its
-        processes. LaunchError where nobody can say.
+        GivenUpError if it does not start in time; NoRoomError, one of these, where there is no place for all of its
+        processes. LaunchError if nobody can say.
         """
 
     def output(self) -> bytes:
-        """What the stage wrote since the last call. After an end that ``state`` told, all the rest."""
+        """Return what the stage wrote since the last call. After an end that ``state`` told, all the rest."""
 
     def logs(self) -> str:
-        """What all of its processes wrote, each behind its name."""
+        """Return what all of its processes wrote, each behind its name."""
 
     def death(self, logs: str) -> str:
-        """Which process was killed and how, in words; "" where none was. ``logs``: as above."""
+        """Which process was killed and how, in words; "" if none was. ``logs``: as above."""
 
     def stop(self, seconds: float) -> None:
-        """Tell the stage to end, and wait up to ``seconds`` until it has. LaunchError where it cannot be told."""
+        """Tell the stage to end, and wait up to ``seconds`` until it has. LaunchError if it cannot be told."""
 
     def cancel(self) -> None:
         """End the stage at once; no error where it has ended."""
@@ -53,7 +53,7 @@ class Room(Protocol):
     """Places for more hosts, which a scheduler holds."""
 
     def hosts(self) -> int | None:
-        """How many there are; None where they are no longer held, or asked for. LaunchError where nobody can say."""
+        """How many there are; None if they are no longer held, or asked for. LaunchError if nobody can say."""
 
     def leave(self) -> None:
         """Give them back; no error where there are none."""
@@ -76,13 +76,13 @@ class StageRunner(Protocol):
         """Whether ``stage``, which may run in the launcher, is better submitted: the launcher then imports no torch."""
 
     def find(self, step: Step) -> StageJob | None:
-        """The job of ``step`` that an earlier launcher submitted and that has not ended; None where there is none."""
+        """The job of ``step`` that an earlier launcher submitted and that has not ended; None if there is none."""
 
     def submit(self, step: Step, config_url: str) -> StageJob:
-        """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError where it is refused."""
+        """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError if it is refused."""
 
     def room(self, step: Step, hosts: int) -> Room:
-        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError where there are none to ask for."""
+        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError if there are none to ask for."""
 
     def close(self) -> None:
         """Let go of what the launcher holds; stages that outlast it go on."""
@@ -112,7 +112,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def night_job(self, config: Config, name: str) -> NightJob:
-        """Find the job ``name`` that started this launcher for a night; LaunchError where there is none."""
+        """Find the job ``name`` that started this launcher for a night; LaunchError if there is none."""
 
     @abstractmethod
     def end_leftovers(self, config: Config, model: str, day: date, kept: Iterable[date]) -> None:

@@ -51,7 +51,7 @@ class LoggedJob:
         return "\n".join(parts)
 
     def death(self, logs: str) -> str:
-        """Describe the rank that a signal killed, by the account in ``logs``; "" where that names none."""
+        """Describe the rank that a signal killed, by the account in ``logs``; "" if that names none."""
         dead = killed_rank(logs)
         if dead is None:
             return ""
@@ -60,7 +60,7 @@ class LoggedJob:
 
 
 def exit_hint(log: str) -> str:
-    """Describe how the first rank died, by torchrun's own account in ``log``; "" where it gives none."""
+    """Describe how the first rank died, by torchrun's own account in ``log``; "" if it gives none."""
     exit_code = re.search(r"exitcode\s*:\s*(-?\d+)", log)
     if not exit_code:
         return ""
@@ -72,7 +72,7 @@ def exit_hint(log: str) -> str:
 
 
 def cause_of(number: int) -> str:
-    """Return the most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
+    """Return the most likely reason of a death by signal ``number``, to be put behind it; "" if there is none."""
     # The kernel's out-of-memory killer sends SIGKILL. Nightjar sends it only to ranks that it means to end.
     if number != signal.SIGKILL:
         return ""
@@ -89,6 +89,6 @@ def killed_rank(log: str) -> tuple[int, int] | None:
 
 
 def never_met(log: str) -> bool:
-    """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
+    """Return whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
     # Look for the names of its exceptions, because torchrun has no exit code for this.
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

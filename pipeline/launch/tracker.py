@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def create(config: str | None) -> TrackerBase:
-    """Make the tracker ``nightjar``. ``config``: an fsspec URL; ConfigError where there is none."""
+    """Make the tracker ``nightjar``. ``config``: an fsspec URL; ConfigError if there is none."""
     from torchx.tracker.backend.fsspec import FsspecTracker
 
     if not config:
@@ -45,7 +45,7 @@ def create(config: str | None) -> TrackerBase:
 
 
 def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
-    """Tell TorchX's trackers what ``result.json`` says of a run that has ended; nothing where there are none.
+    """Tell TorchX's trackers what ``result.json`` says of a run that has ended; nothing if there are none.
 
     Metadata: run, status and figures. Artifacts: what each stage made. Sources, the lineage: artifacts that other runs
     made, and the training that this one starts from.

@@ -167,7 +167,7 @@ def probe_values(*shape: int) -> Tensor:
 
 
 def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
-    """Whether two probes agree within ``_SAME``."""
+    """Return whether two probes agree within ``_SAME``."""
     if len(expected) != len(found):
         return False
     size = max([1.0, *map(abs, expected)])
@@ -177,7 +177,7 @@ def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
 
 
 def format_logits(logits: Sequence[float]) -> str:
-    """The first logits, for a message."""
+    """Return the first logits, for a message."""
     return ", ".join(f"{each:.6g}" for each in logits[:_PROBE_ROWS]) or "not finite"
 
 

@@ -55,7 +55,7 @@ class Current:
         return self.line[-2] if len(self.line) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
+        """Return plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
         uri = version_path(self.model, self.version) if self.version else None
         return {
             "format": FORMAT,
@@ -70,7 +70,7 @@ class Current:
 
 
 def read_current(store: Store, model: str) -> Current:
-    """What serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
+    """Return what serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
     return _read(store, model)[1]
 
 
@@ -101,7 +101,7 @@ def _current_path(model: str) -> str:
 
 
 def incumbent(store: Store, model: str) -> Artifact | None:
-    """The serving version; None if there is none. ArtifactError if ``current.json`` names a missing version."""
+    """Return the serving version; None if there is none. ArtifactError if ``current.json`` names a missing version."""
     version = read_current(store, model).version
     if version is None:
         return None
@@ -129,7 +129,7 @@ class Training:
 
     @staticmethod
     def of(version: Artifact) -> Training:
-        """The training that the manifest of ``version`` names."""
+        """Return the training that the manifest of ``version`` names."""
         summary = version.summary
         weights = []
         for path in (summary.get("checkpoint"), *summary.get("members", ())):
@@ -148,7 +148,7 @@ class Training:
         return Training(key=version.inputs.get("train"), weights=",".join(weights) or None, content=content)
 
     def is_same(self, other: Training) -> bool:
-        """Whether both are one training."""
+        """Return whether both are one training."""
         # None is unknown, and two unknown values prove nothing.
         pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
         return any(one is not None and one == another for one, another in pairs)

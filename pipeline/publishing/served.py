@@ -167,7 +167,7 @@ class ServedModel:
         return pooled / counts[:, None]
 
     def files_in_memory(self) -> list[str]:
-        """The table files that are wholly in memory."""
+        """Return the table files that are wholly in memory."""
         return [table.layout.file for table in self.tables.values() if not table.on_disk]
 
     def cache_figures(self) -> dict[str, float]:

@@ -84,7 +84,7 @@ class RowCache:
         self.hits = self.misses = 0
 
     def read(self, rows: NDArray[np.int64], fetch: Callable[[NDArray[np.int64]], Records]) -> Records:
-        """Records of ``rows`` (unique, [n]); ``fetch`` reads those that are not cached."""
+        """Return the records of ``rows`` (unique, [n]); ``fetch`` reads those that are not cached."""
         places = rows % len(self._rows)
         records = np.empty((len(rows), self._records.shape[1]), np.uint8)
         with self._lock:

@@ -26,23 +26,23 @@ _LARGEST = 8
 
 
 def model_path(model: str) -> str:
-    """The folder of a model's versions, relative to the store."""
+    """Return the folder of a model's versions, relative to the store."""
     return f"models/{model}"
 
 
 def version_path(model: str, version: str) -> str:
-    """The folder of a version, relative to the store."""
+    """Return the folder of a version, relative to the store."""
     return f"{model_path(model)}/{version}"
 
 
 def new_version(store: Store, model: str, key: str) -> str:
-    """A name for a new version: the next number, and the start of its ``key``, which keeps two writers apart."""
+    """Return a name for a new version: the next number, and the start of its ``key``, which keeps two writers apart."""
     latest = max(map(number_of, store.names(model_path(model))), default=0)
     return f"v{latest + 1:05d}-{key[:8]}"
 
 
 def number_of(version: str) -> int:
-    """The number in a version's name, which rises with each one made; 0 for another name."""
+    """Return the number in a version's name, which rises with each one made; 0 for another name."""
     match = NAME.fullmatch(version)
     if match is None:
         return 0
@@ -50,7 +50,7 @@ def number_of(version: str) -> int:
 
 
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
-    """The newest committed version with artifact key ``key``; None if there is none."""
+    """Return the newest committed version with artifact key ``key``; None if there is none."""
     for name in reversed(store.names(model_path(model))):
         # The name ends with the first digits of the key, so that few manifests need to be read.
         if NAME.fullmatch(name) and name.endswith(key[:8]):
@@ -80,7 +80,7 @@ def find_version(store: Store, model: str, version: str) -> Artifact:
 
 
 def small_files(artifact: Artifact) -> list[str]:
-    """The files of a version except its tables."""
+    """Return the files of a version except its tables."""
     return [name for name in artifact.files if not name.startswith(_TABLES)]
 
 
@@ -133,7 +133,7 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
 
 
 def models(store: Store) -> list[str]:
-    """The names of the models in the store."""
+    """Return the names of the models in the store."""
     return store.names("models")
 
 

@@ -38,7 +38,7 @@ TRANSFORMS = "transforms.json"
 
 
 def dataset_path(name: str, key: str, day: str | None = None) -> str:
-    """Where a dataset lies in the store: ``datasets/<name>[/<day>]/<key>``; "" leaves a part out."""
+    """Return where a dataset lies in the store: ``datasets/<name>[/<day>]/<key>``; "" leaves a part out."""
     return "/".join(part for part in ("datasets", name, day or "", key) if part)
 
 
@@ -48,7 +48,7 @@ def weight_column(feature: str) -> str:
 
 
 def vector_columns(feature: str, width: int) -> list[str]:
-    """Names of the Parquet columns (float32) that hold the ``width`` numbers of a vector."""
+    """Return the names of the Parquet columns (float32) that hold the ``width`` numbers of a vector."""
     return [f"{feature}_{number}" for number in range(width)]
 
 
@@ -206,7 +206,7 @@ class DatasetSchema(Record):
         return (*(column.name for column in self.sparse), *(each.name for each in self.sequences))
 
     def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
-        """The schema with the features and sequences of these ``names`` alone, in their order."""
+        """Return the schema with the features and sequences of these ``names`` alone, in their order."""
         # Configurations are checked so that no feature and sequence have the same name.
         sparse = {column.name: column for column in self.sparse}
         sequences = {each.name: each for each in self.sequences}
@@ -320,7 +320,7 @@ class Profile(Record):
     sequences: dict[str, SequenceProfile] | None = absent()
 
     def table(self, features: tuple[str, ...]) -> FeatureProfile:
-        """The figures of a table that the sparse ``features`` share: of one feature its own.
+        """Return the figures of a table that the sparse ``features`` share: of one feature its own.
 
         Of several, their hottest rows are taken to be the same ones; a share is that of all their lookups.
         """

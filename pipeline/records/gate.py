@@ -297,7 +297,7 @@ class GateRecord(Record):
     version: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; a best version that was not scored stands behind the figures, as it always did."""
+        """Return plain data; a best version that was not scored stands behind the figures, as it always did."""
         # Files of earlier releases must be rewritten byte for byte. A key can only move to a dictionary's end, so the
         # later keys are moved there, too.
         record = super().to_json()

@@ -55,7 +55,7 @@ _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", typ
 
 
 def json_schema(kind: type[Record]) -> dict[str, Any]:
-    """The schema of ``kind``, with the records inside it under ``$defs``."""
+    """Return the schema of ``kind``, with the records inside it under ``$defs``."""
     parts: dict[str, Any] = {}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind.FILE, **_object(kind, parts)}
     # Sort the definitions, so that reordering the fields of a record does not reorder them.
@@ -65,7 +65,7 @@ def json_schema(kind: type[Record]) -> dict[str, Any]:
 
 
 def schema_files() -> dict[str, str]:
-    """The text of every schema by its file's name: ``gate.schema.json`` for ``gate.json``."""
+    """Return the text of every schema by its file's name: ``gate.schema.json`` for ``gate.json``."""
     files = {}
     for kind in RECORDS:
         name = f"{kind.FILE.removesuffix('.json')}.schema.json"

@@ -76,12 +76,12 @@ class TablePlan(Record):
         return columns * (4 + self.value_state_bytes) + self.state_bytes
 
     def hosted(self, shard: ShardPlan) -> int:
-        """How many of ``host_rows`` the rank of ``shard`` keeps."""
+        """Return how many of ``host_rows`` the rank of ``shard`` keeps."""
         # Round up, so that every shard keeps at least one row if the table keeps any.
         return -(-self.host_rows * shard.rows // self.rows)
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
-        """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
+        """Return the bytes of ``shard`` in the device's own memory: fp32 rows with their state.
 
         On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
         memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
@@ -168,15 +168,15 @@ class Plan(Record):
         return {name: sum(rank.get(name, 0.0) for rank in self.phases) / len(self.phases) for name in names}
 
     def capacity_bytes(self, tier: str) -> float:
-        """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
+        """Return the bytes of ``tier`` that one rank has; 0 if the plan does not say."""
         return self.figures.get(f"{tier}_gib", 0.0) * GIB
 
     def reserved_bytes(self, rank: int) -> int:
-        """Bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
+        """Return bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
         return sum(self.reserved[rank].values()) if rank < len(self.reserved) else 0
 
     def resident_bytes(self) -> list[int] | None:
-        """What training is predicted to take of each rank in the device's own memory; None where nothing is reserved.
+        """What training is predicted to take of each rank in the device's own memory; None if nothing is reserved.
 
         Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
         which is the user's wish and no use, and ``process``, which was there before. The buffers in ``memory`` are left
@@ -259,7 +259,7 @@ class MovedTable(Record):
     reasons: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, in which ``before`` is ``from``."""
+        """Return plain data, in which ``before`` is ``from``."""
         # ``from`` is a keyword of Python, so it cannot be a field's name.
         record = {}
         for name, value in super().to_json().items():

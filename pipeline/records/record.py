@@ -28,7 +28,7 @@ def absent(default: Any = None, *, unless: str = "") -> Any:
 
 
 def rest() -> Any:
-    """A field for the keys that no other field has."""
+    """Return a field for the keys that no other field has."""
     return dataclasses.field(default_factory=dict, metadata={_UNLESS: _REST})
 
 
@@ -48,7 +48,7 @@ class Record:
     REMEDY: ClassVar[str] = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
+        """Return plain data for ``json.dumps``."""
         record, kind = dict[str, Any](), cast(Any, type(self))
         # ``unless`` is None for a field that is always written, and "" for one that is left out at its default.
         for name, default, unless in _layout(kind):
@@ -109,27 +109,27 @@ class _WrongError(Exception):
 
 @cache
 def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
-    """The fields with their defaults and their ``unless``, which is None for a field that is always written."""
+    """Return the fields with their defaults and their ``unless``, which is None for a field that is always written."""
     return tuple((field.name, field.default, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
 
 
 @cache
 def rest_field(kind: type) -> str | None:
-    """The field of ``kind`` declared by ``rest``; None if there is none."""
+    """Return the field of ``kind`` declared by ``rest``; None if there is none."""
     return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
 
 
 # Cached, because evaluating annotations is slow, and a file may have thousands of records of one class.
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The type of every field of dataclass ``kind``."""
+    """Return the type of every field of dataclass ``kind``."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @cache
 def required(kind: type) -> frozenset[str]:
-    """The fields of dataclass ``kind`` that have no default."""
+    """Return the fields of dataclass ``kind`` that have no default."""
     missing = dataclasses.MISSING
     fields = dataclasses.fields(kind)
     return frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing)

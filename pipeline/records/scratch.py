@@ -52,14 +52,14 @@ def log_shape(rows: int, row: int, spare: float = LOG_SPARE) -> LogShape:
 
 
 def place_bytes(rows: int) -> int:
-    """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
+    """Return the host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
     # Use int64 if int32 is too small to number all records.
     return 8 if _PLACES * rows > _WIDE else 4
 
 
 @cache
 def write_amplification(spare: float) -> float:
-    """Bytes a log writes for each byte of rows that leave memory, where all rows leave it equally often.
+    """Return the bytes a log writes for each byte of rows that leave memory, where all rows leave it equally often.
 
     A segment is emptied with a share u of its records alive, where (1 - u) / -ln u = 1 - spare (Desnoyers, "Analytic
     modeling of SSD write performance", SYSTOR'12). Rows of unlike frequency, kept apart, cost less.

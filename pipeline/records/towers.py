@@ -59,7 +59,7 @@ class TowerModuleSpec(Record):
         return (self.name == "dlrm" and bool(self.c) != bool(self.p)) or self.name == "low_rank"
 
     def vectors(self, features: int) -> int:
-        """How many a tower of so many features puts out."""
+        """Return how many a tower of so many features puts out."""
         return self.p + self.c * features if self.name == "dlrm" else features
 
 

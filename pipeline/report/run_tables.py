@@ -244,7 +244,7 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
 
 
 def phase_lines(train: TrainPart) -> list[str]:
-    """Return lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
+    """Return the lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
     lines = []
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
@@ -298,7 +298,7 @@ def prediction_table(part: PredictionPart | None) -> PageTable:
 
 
 def prediction_words(part: PredictionPart | None) -> str:
-    """Say which seal the run was compared with, or why it was not; "" where none was sealed."""
+    """Say which seal the run was compared with, or why it was not; "" if none was sealed."""
     if part is None:
         return ""
     text = f"Sealed before the run in {part.sealed}, SHA-256 {part.sha256}"

@@ -64,7 +64,7 @@ def reachable_gain(figures: Evaluation) -> float | None:
 
 
 def doubts(figures: Evaluation) -> list[str]:
-    """Say why the test rows cannot tell how good the model is; nothing where they can."""
+    """Say why the test rows cannot tell how good the model is; nothing if they can."""
     # Records of an earlier release lack some of these figures.
     if figures.clicks is None or figures.samples is None or figures.ne is None:
         return []

@@ -97,7 +97,7 @@ def tell_serving(track: TrackConfig, store: Store, model: str) -> None:
 
 
 def versions_served(store: Store, model: str) -> Served | None:
-    """Read ``current.json`` of ``model``; None where nothing was published. Removed versions are left out."""
+    """Read ``current.json`` of ``model``; None if nothing was published. Removed versions are left out."""
     path = f"models/{model}/current.json"
     if not store.exists(path):
         return None

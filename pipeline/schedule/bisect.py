@@ -242,7 +242,7 @@ class _Search:
         self.store.write_json(f"{run_directory(self.held.name)}/{BisectRecord.FILE}", self.record.to_json())
 
     def try_suspect(self, suspect: Suspect) -> Culprit | None:
-        """Replay without all that is suspected, then with halves of it; None where that does not help."""
+        """Replay without all that is suspected, then with halves of it; None if that does not help."""
         if refusal := self._refusal():
             self.untold.append(f"{refusal} before {suspect.title}")
             return None

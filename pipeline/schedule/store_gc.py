@@ -57,7 +57,7 @@ class Rules:
     now: float
 
     def is_young(self, when: float) -> bool:
-        """Whether something of that time stays because of its age. ``grace`` applies too: it may be in use."""
+        """Return whether something of that time stays because of its age. ``grace`` applies too: it may be in use."""
         return self.now - when < max(self.keep, self.grace)
 
 

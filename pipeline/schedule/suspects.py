@@ -87,7 +87,7 @@ def find_suspects(signs: Signs) -> list[Suspect]:
 def lost_ne(gate: GateRecord) -> float | None:
     """Return by how much NE is too high: above the incumbent's on these rows, else above its own when published.
 
-    None where the candidate is not worse in NE, or has no figures.
+    None if the candidate is not worse in NE, or has no figures.
     """
     if gate.candidate is None:
         return None

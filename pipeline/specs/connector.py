@@ -55,13 +55,13 @@ class Snapshot(ABC):
 
     @abstractmethod
     def delivery(self, day: date | None) -> Delivery:
-        """What there is of ``day``, or of all days."""
+        """Return what there is of ``day``, or of all days."""
 
     @abstractmethod
     def sources(self, day: date | None, spec: Any, block_bytes: int) -> Sequence[Any]:
         """``ingest.sources.Source`` of every part that may hold rows of ``day``, in a fixed order.
 
-        ``spec``: the log's ``DataSpec``. Raises DataError where the snapshot lacks a column of it.
+        ``spec``: the log's ``DataSpec``. Raises DataError if the snapshot lacks a column of it.
         """
 
     @abstractmethod
@@ -94,15 +94,15 @@ class Connector(ABC):
     def open(self, data: Any, mark: str = "") -> Snapshot:
         """The snapshot that ``data.snapshot`` names, by default the newest; the one with ``mark`` if that is given.
 
-        Raises ConfigError where the library is missing, DataError where there is no such table or snapshot,
-        UnreachableError where nothing answers.
+        Raises ConfigError if the library is missing, DataError if there is no such table or snapshot,
+        UnreachableError if nothing answers.
         """
         # Check the library first, so that ``opened`` does not report a missing one as an error of the data.
         self.require()
         return self.opened(data, mark)
 
     def latest(self, data: Any) -> Snapshot:
-        """The newest snapshot, all days of it: for a look at it, not for a dataset."""
+        """Return the newest snapshot, all days of it: for a look at it, not for a dataset."""
         return self.open(dataclasses.replace(data, day=None, snapshot=None))
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Connector(ABC):
         """As ``open``; the library is there."""
 
     def require(self) -> None:
-        """Import the library; ConfigError where it is not installed."""
+        """Import the library; ConfigError if it is not installed."""
         # The message includes the error's text, because a dependency of the library may be what is missing.
         try:
             importlib.import_module(self.module)
@@ -124,7 +124,7 @@ class Connector(ABC):
 def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: str, most: int) -> Snapshot | None:
     """``current``, or the newest of ``earlier`` (1: the one before it, None: there are no more) that has ``mark``.
 
-    None where none of ``most`` has; ``mark`` "" is that of the current one.
+    None if none of ``most`` has; ``mark`` "" is that of the current one.
     """
     # Fetch snapshots one by one, because each may cost requests.
     snapshot: Snapshot | None = current

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def id_columns() -> dict[str, Any]:
-    """Columns of ``FittedMapping.ids`` and their types."""
+    """Return the columns of ``FittedMapping.ids`` and their types."""
     import polars as pl
 
     return {
@@ -59,14 +59,14 @@ def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
 
 
 def no_rows_freed() -> pl.DataFrame:
-    """An empty ``FittedMapping.freed``."""
+    """Return an empty ``FittedMapping.freed``."""
     import polars as pl
 
     return pl.DataFrame(schema={"row": pl.Int32, "id": pl.String, "last_day": pl.Int32})
 
 
 def _joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """All ids of ``frames``, with every column of ``id_columns``; null where a frame lacks one."""
+    """Return all ids of ``frames``, with every column of ``id_columns``; null if a frame lacks one."""
     import polars as pl
 
     # ``files`` drops the last two columns from a dataset that no later day continues.
@@ -137,11 +137,11 @@ class Counts(ABC):
 
     @abstractmethod
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """The shares that the keys or bins of another day's ``distribution`` have here."""
+        """Return the shares that the keys or bins of another day's ``distribution`` have here."""
 
     @abstractmethod
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
-        """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve.
+        """Return log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve.
 
         ``missing``: lookups without an id.
         """
@@ -164,7 +164,7 @@ class HeldCounts(Counts):
 
     @abstractmethod
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """Lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
+        """Return the lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         """See ``Counts``."""
@@ -219,7 +219,7 @@ class FittedMapping:
 
     @cached_property
     def lookup(self) -> pl.DataFrame | None:
-        """Hash and row of the ids that have rows; None where rows follow from the hash."""
+        """Hash and row of the ids that have rows; None if rows follow from the hash."""
         # Keep it in one chunk, which NumPy can read without a copy.
         return None if self.ids is None else self.known.select("hash", "row").rechunk()
 
@@ -229,7 +229,7 @@ class FittedMapping:
         return self.freed_count if self.freed is None else self.freed.height
 
     def applied(self) -> FittedMapping:
-        """What ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
+        """Return what ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
         # Fill the cached property ``_table``, which could not be computed without the ids.
         light = self.told()
         if self.ids is not None:
@@ -237,7 +237,7 @@ class FittedMapping:
         return light
 
     def told(self) -> FittedMapping:
-        """All but the ids: how many rows there are, and what became of them."""
+        """Return all but the ids: how many rows there are, and what became of them."""
         # Make it empty but not None, which would mean that rows follow from the hash.
         ids = None if self.ids is None else self.ids.clear()
         return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
@@ -251,7 +251,7 @@ class FittedMapping:
         return rows.set(rows < 0, None)
 
     def found_rows(self, hashes: np.ndarray) -> np.ndarray:
-        """The same of uint64 ``hashes`` as int32; -1 for an id without a row."""
+        """Return the same of uint64 ``hashes`` as int32; -1 for an id without a row."""
         return self._table.rows_of(hashes)
 
     @cached_property
@@ -315,7 +315,7 @@ class IdMapping(ABC):
 
     @abstractmethod
     def fit(self, feature: MappedFeature, counts: Any, before: FittedMapping | None, day: FittingDay) -> FittedMapping:
-        """The mapping after the ``counts`` of a day; ``before``: that of the day before."""
+        """Return the mapping after the ``counts`` of a day; ``before``: that of the day before."""
 
     @abstractmethod
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
@@ -340,7 +340,7 @@ class IdMapping(ABC):
         return tuple(ways)
 
     def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
-        """What ``transforms.json`` holds of a fit besides ``rows``."""
+        """Return what ``transforms.json`` holds of a fit besides ``rows``."""
         bounds, vocab = None, None
         if fitted.bounds is not None:
             bounds = fitted.bounds.tolist()
@@ -350,7 +350,7 @@ class IdMapping(ABC):
         return {"bounds": bounds, "spread": fitted.spread, "vocab": vocab}
 
     def files(self, feature: str, fitted: FittedMapping, *, continued: bool) -> dict[str, pl.DataFrame]:
-        """The files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
+        """Return the files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
         if fitted.ids is None or fitted.freed is None:
             return {}
         # Candidates may outnumber the ids with rows, and only the next day's fit uses them.
@@ -365,7 +365,7 @@ class IdMapping(ABC):
     def read(
         self, feature: str, record: Mapping[str, Any], opened: Callable[[str], pl.DataFrame | None]
     ) -> FittedMapping:
-        """The fit behind ``record`` of ``transforms.json``; ``opened`` reads a file, None where there is none."""
+        """The fit behind ``record`` of ``transforms.json``; ``opened`` reads a file, None if there is none."""
         import numpy as np
 
         bounds, spread = record.get("bounds"), record.get("spread")
@@ -403,7 +403,7 @@ POINTS_PER_DECADE = 4
 
 
 def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
-    """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
+    """Return log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
     import numpy as np
 
     ks = curve_points(max(len(counts), RESERVED_ROWS))
@@ -414,7 +414,7 @@ def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
 
 
 def curve_points(rows: int) -> np.ndarray:
-    """Log-spaced k from 1 to ``rows``, int64."""
+    """Return log-spaced k from 1 to ``rows``, int64."""
     import numpy as np
 
     # ``unique``, because several points of the first decade round to the same integer.
@@ -433,17 +433,17 @@ ID_MAPPINGS: Registry[IdMapping] = Registry(
 
 
 def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
-    """The mapping of a feature: bins if it has ``bins``, else the ``chosen`` one, else the ``default``."""
+    """Return the mapping of a feature: bins if it has ``bins``, else the ``chosen`` one, else the ``default``."""
     return ID_MAPPINGS.get(BINS if bins else chosen or default)
 
 
 def id_mapping_names() -> tuple[str, ...]:
-    """The mappings that a setting can name."""
+    """Return the mappings that a setting can name."""
     return tuple(name for name in ID_MAPPINGS.names() if name != BINS)
 
 
 def id_mapping_docs() -> str:
-    """Documentation of these mappings, with the settings that each uses besides ``rows``."""
+    """Return the documentation of these mappings, with the settings that each uses besides ``rows``."""
     sentences = []
     for name in id_mapping_names():
         mapping = ID_MAPPINGS.get(name)

@@ -56,18 +56,18 @@ class LabelKind(ABC):
 
     @abstractmethod
     def read(self, values: pl.Series, text: pl.Series | None, task: TaskSpec, spec: Any, rejected: Any) -> pl.Series:
-        """The labels (Float32, null where missing) of raw ``values``, of which ``text`` are the words.
+        """Return the labels (Float32, null if missing) of raw ``values``, of which ``text`` are the words.
 
         ``spec``: the log's ``DataSpec``; ``rejected`` (``ingest.values.RejectedRows``) takes rows that do not parse.
         """
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each row, differentiable; both [b], the labels without gaps."""
+        """Return the loss of each row, differentiable; both [b], the labels without gaps."""
 
     @abstractmethod
     def predicted(self, logits: Any) -> Any:
-        """Predictions for logits, a NumPy array: float64."""
+        """Return the predictions for logits, a NumPy array: float64."""
 
     @abstractmethod
     def prediction(self, logits: Tensor) -> Tensor:
@@ -75,15 +75,15 @@ class LabelKind(ABC):
 
     @abstractmethod
     def start(self, mean: float, rows: int) -> float:
-        """The logit of an untrained model: that of the ``mean`` of ``rows`` labels."""
+        """Return the logit of an untrained model: that of the ``mean`` of ``rows`` labels."""
 
     @abstractmethod
     def progress(self, sums: TaskSums) -> float | None:
-        """The figure of a progress line; None where it is not defined."""
+        """Return the figure of a progress line; None if it is not defined."""
 
     @abstractmethod
     def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
-        """The figures of held-out rows that have a label: ``samples`` and what ``records.TaskFigures`` lists."""
+        """Return the figures of held-out rows that have a label: ``samples`` and what ``records.TaskFigures`` lists."""
 
 
 LABEL_KINDS: Registry[LabelKind] = Registry(

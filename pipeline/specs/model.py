@@ -27,12 +27,12 @@ class TaskInput:
 
 
 def all_tasks(further: Sequence[TaskInput]) -> tuple[TaskInput, ...]:
-    """The tasks of a model: the main one, then the ``further`` ones."""
+    """Return the tasks of a model: the main one, then the ``further`` ones."""
     return (TaskInput(name=MAIN_TASK), *further)
 
 
 def task_inputs(columns: Sequence[TaskColumn]) -> tuple[TaskInput, ...]:
-    """The further tasks of a dataset's schema as a model's inputs name them."""
+    """Return the further tasks of a dataset's schema as a model's inputs name them."""
     return tuple(TaskInput(name=column.name, given=column.given) for column in columns)
 
 
@@ -49,7 +49,7 @@ class TaskArchitecture(Protocol):
 
     @abstractmethod
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
-        """The layers behind ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
+        """Return the layers behind ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class SequenceBlock(Protocol):
 
     @abstractmethod
     def build(self, inputs: BlockInputs) -> nn.Module:
-        """The module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
+        """Return the module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
 
         With ``ages`` it takes one more tensor: [n, ``inputs.ages``].
 
@@ -150,7 +150,7 @@ class Model(Protocol[C]):
 
 
 def model_problem(spec: Any) -> str:
-    """Why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
+    """Return why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
     if isinstance(spec, type):
         return "which is a class, expected an instance of it"
     # Do not use ``isinstance``: a model is a protocol, so packages need not inherit from a class.

@@ -65,7 +65,7 @@ class TableOptimizer(Protocol):
     replica_passes: int
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class that TorchRec knows FBGEMM's kernel by, and its parameters but the learning rate.
+        """Return the class that TorchRec knows FBGEMM's kernel by, and its parameters but the learning rate.
 
         By default SGD's, whose kernel keeps no state of its own beside that of ``columns``.
         """
@@ -75,7 +75,7 @@ class TableOptimizer(Protocol):
         return SGD, {}
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """The compiled formula that does what ``update`` does on rows in a CPU's memory; None where there is none."""
+        """The compiled formula that does what ``update`` does on rows in a CPU's memory; None if there is none."""
         return None
 
     @abstractmethod
@@ -87,7 +87,7 @@ class TableOptimizer(Protocol):
         """
 
     def fused_on(self, device: str) -> bool:
-        """Whether a kernel of FBGEMM applies it on ``device``, inside the backward pass."""
+        """Return whether a kernel of FBGEMM applies it on ``device``, inside the backward pass."""
         return device in self.devices
 
     def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class TableOptimizer(Protocol):
         return FLOAT * sum(column.per_value for column in self.columns)
 
     def state_bytes(self, width: int) -> int:
-        """Bytes of state of a row of ``width`` weights."""
+        """Return the bytes of state of a row of ``width`` weights."""
         return self.row_bytes + width * self.value_bytes
 
 
@@ -126,7 +126,7 @@ class ParameterGroup:
     weight_decay: float
 
     def settings(self) -> dict[str, Any]:
-        """The parameter group of a PyTorch optimizer."""
+        """Return the parameter group of a PyTorch optimizer."""
         return {"params": list(self.parameters), "lr": self.lr, "weight_decay": self.weight_decay}
 
 
@@ -147,7 +147,7 @@ class DenseOptimizer(Protocol):
 
     @abstractmethod
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """The optimizer of ``groups``; the schedule sets the learning rates before each step.
+        """Return the optimizer of ``groups``; the schedule sets the learning rates before each step.
 
         ``own``: parameters whose gradients only some ranks have (towers' modules). All others have equal gradients on
         all ranks, so an optimizer may deal its work on them to the ranks. Its parameter groups are ``groups`` in order.

@@ -40,7 +40,7 @@ class SearchPart(ABC):
 
     @abstractmethod
     def decisions(self, config: Config, schema: DatasetSchema) -> Sequence[Decision]:
-        """What there is to decide for the model of ``config``; decisions of all parts differ in name."""
+        """Return what there is to decide for the model of ``config``; decisions of all parts differ in name."""
 
     @abstractmethod
     def attach(self, net: Any, decisions: Sequence[Decision]) -> None:

@@ -35,7 +35,7 @@ class StageIO:
 
 
 def always(config: Config) -> bool:
-    """A condition that always holds."""
+    """Return a condition that always holds."""
     return True
 
 
@@ -52,7 +52,7 @@ class Use:
     named: bool = False
 
     def covers(self, path: str) -> bool:
-        """Whether the setting at ``path`` is one of them. ``*`` in it stands for an entry of a dictionary."""
+        """Return whether the setting at ``path`` is one of them. ``*`` in it stands for an entry of a dictionary."""
         parts = path.split(".")
         for own_path in self.paths:
             pattern = own_path.split(".")
@@ -149,7 +149,7 @@ class Drafting(Protocol):
     """The context of a draft; it swallows no exception."""
 
     def __enter__(self) -> Draft:
-        """The draft."""
+        """Return the draft."""
 
     def __exit__(self, *error: Any) -> None:
         """Remove what was not committed."""
@@ -186,22 +186,22 @@ class Stage(ABC):
         """ConfigError if the stage cannot run with ``config``."""
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """The settings that the key covers, by their current names, without ``named_settings``."""
+        """Return the settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
-        """The settings of its keys, by name: its own key, and keys of what it writes on the way."""
+        """Return the settings of its keys, by name: its own key, and keys of what it writes on the way."""
         return {self.name: self.settings}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """What the key covers of things that settings name: files, checkpoints, versions.
+        """Return what the key covers of things that settings name: files, checkpoints, versions.
 
         ``made``: the earlier steps, by stage.
         """
         return {}
 
     def path(self, config: Config, key: str) -> str:
-        """The path of the artifact with ``key``, relative to the store."""
+        """Return the path of the artifact with ``key``, relative to the store."""
         return f"{run_directory(str(config.run))}/{self.name}/{key}"
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ class Stage(ABC):
         return cast(Drafting, store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=inputs))
 
     def require_meant(self, step: Step, config: Config, store: Store) -> None:  # noqa: B027 (most keys tell enough)
-        """LaunchError where the artifact of ``step``, which another run made meanwhile, is of other inputs."""
+        """LaunchError if the artifact of ``step``, which another run made meanwhile, is of other inputs."""
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""
@@ -233,15 +233,15 @@ class Stage(ABC):
         return ()
 
     def seconds_to_end(self, config: Config) -> float:
-        """Seconds that a rank may take to end after SIGTERM."""
+        """Return the seconds that a rank may take to end after SIGTERM."""
         return 0.0
 
     def shown(self, store: Store, path: str) -> str:
-        """Text about the artifact at ``path``, for a run that ends with this stage and had nothing to do."""
+        """Return the text about the artifact at ``path``, for a run that ends with this stage and had nothing to do."""
         return ""
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts of ``result.json`` from the artifact's ``summary``, by name; by default, all of it.
+        """Return the parts of ``result.json`` from the artifact's ``summary``, by name; by default, all of it.
 
         A part with a field in ``records.Result`` has the type of that field.
         """
@@ -250,14 +250,14 @@ class Stage(ABC):
         return {self.name: dict(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """Lines of the table at the end of a run about the stage's parts of ``result.json``, by name."""
+        """Return the lines of the table at the end of a run about the stage's parts of ``result.json``, by name."""
         figures = ", ".join(f"{name} {value}" for name, value in self.facts(result))
         if not figures:
             return {}
         return {self.name: [figures]}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        """Names and values for the report's details, from the stage's parts of ``result.json``."""
+        """Return the names and values for the report's details, from the stage's parts of ``result.json``."""
         # Lists and mappings do not fit on a line; a stage that has some overrides this method.
         part = result.others.get(self.name, {})
         return [(name, str(value)) for name, value in part.items() if isinstance(value, int | float | str)]

@@ -137,7 +137,7 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
 
 
 def _write(path: Path, text: str = "") -> None:
-    """Make the folder of ``path``, and the file where there is ``text``; ConfigError where that cannot be."""
+    """Make the folder of ``path``, and the file where there is ``text``; ConfigError if that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if text:

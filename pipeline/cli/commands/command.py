@@ -33,7 +33,7 @@ class Command:
         takes_store: ``store=URL`` works like ``--store``.
         own_help: Its ``--help`` is not argparse's.
         internal: Users need not know it.
-        after: The command behind which ``nightjar --help`` lists a plugin's; the last one where there is none of this
+        after: The command behind which ``nightjar --help`` lists a plugin's; the last one if there is none of this
             name.
     """
 
@@ -105,7 +105,7 @@ def count(text: str) -> int:
 
 
 def columns() -> int:
-    """Return the width of the terminal that standard output is, 0 where it is none."""
+    """Return the width of the terminal that standard output is, 0 if it is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 

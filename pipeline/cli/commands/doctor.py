@@ -207,7 +207,7 @@ def memory() -> Finding:
 
 
 def local_place(store: str) -> Path | None:
-    """Return the nearest existing directory above ``store``; None where it is not on a local disk."""
+    """Return the nearest existing directory above ``store``; None if it is not on a local disk."""
     if "://" in store and not store.startswith("file://"):
         return None
     place = Path(store.removeprefix("file://")).absolute()

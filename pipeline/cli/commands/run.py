@@ -125,7 +125,7 @@ def run_and_complain(config: Config) -> tuple[int, Result | None]:
     """Run ``config`` and write the page of its store.
 
     Returns:
-        The exit code (message printed) and the result, None where the run did not end.
+        The exit code (message printed) and the result, None if the run did not end.
     """
     from pipeline.schedule.store_overview import write_store_page
     from pipeline.store.artifacts import Store
@@ -141,7 +141,7 @@ def run_and_complain(config: Config) -> tuple[int, Result | None]:
 
 
 def run_code(config: Config) -> int:
-    """Run ``config``; return the exit code. NightjarError where the run cannot be held: a night records that."""
+    """Run ``config``; return the exit code. NightjarError if the run cannot be held: a night records that."""
     return _lock_and_run(config, exit_code_of)[0]
 
 

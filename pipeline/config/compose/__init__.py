@@ -70,7 +70,7 @@ _stored = -1
 
 
 def conf_directory() -> Path:
-    """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
+    """Return the configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
     # In a checkout, ``pipeline/conf`` is a link to the first candidate.
     here = Path(__file__).resolve().parents[1]
     for candidate in (here.parent / "conf", here / "conf"):
@@ -110,7 +110,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
 
 
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
-    """The checked configuration for override ``arguments``, its ``run`` filled in.
+    """Return the checked configuration for override ``arguments``, its ``run`` filled in.
 
     ``night``: it is for nights, which find the checkpoint that they start from.
     Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
@@ -123,7 +123,7 @@ def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: b
 
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
-    """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
+    """Return the composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
     # Hydra's messages are about structs and packages, so find errors first that can be found without it.
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
@@ -141,7 +141,7 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
 
 
 def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> list[Override]:
-    """The parsed ``arguments``; ConfigError for one that does not parse or names no key, group or option."""
+    """Return the parsed ``arguments``; ConfigError for one that does not parse or names no key, group or option."""
     parsed = complaints.parse(arguments)
     complaints.check_overrides(parsed, group_options([*complaints.parse(extra), *parsed]))
     return parsed
@@ -164,7 +164,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 
 def search_places(overrides: Sequence[Override]) -> list[Path] | None:
-    """``conf/`` and the added directories of the search path; None where it has something that only Hydra can read."""
+    """``conf/`` and the added directories of the search path; None if it has something that only Hydra can read."""
     places = [conf_directory()]
     for override in overrides:
         if override.key_or_group == "hydra.searchpath":
@@ -207,7 +207,7 @@ def config_hash(config: Config) -> str:
 
 
 def sweep(arguments: Sequence[str]) -> list[list[str]]:
-    """The jobs of a sweep: the overrides of each combination of the swept values, in Hydra's order.
+    """Return the jobs of a sweep: the overrides of each combination of the swept values, in Hydra's order.
 
     The job's number is appended to a given ``run``, so that every job has its own.
     """

@@ -17,7 +17,7 @@ from pipeline.core.errors import ConfigError
 
 
 def experiment_file(arguments: Sequence[str], config_dir: str | None = None, about: Sequence[str] = ()) -> str:
-    """The text of an experiment that composes to what ``arguments`` do, but for where and how a run works.
+    """Return the text of an experiment that composes to what ``arguments`` do, but for where and how a run works.
 
     It names no other experiment, so it stays what it is when that one changes. ``about``: comments. ConfigError where
     the overrides remove a setting, which no experiment can.

@@ -31,7 +31,7 @@ def with_machine(config: Config) -> Config:
 
     Speeds left open get their defaults and are listed in ``hardware.measured``: plans measure them, and no key depends
     on them. On a cluster, where pods are other machines, it is the laptop's. A pinned file (``machine.pinned_figures``)
-    has it all, the name too; ConfigError where it does not fit.
+    has it all, the name too; ConfigError if it does not fit.
     """
     hardware = config.hardware
     if not _left_open(hardware):

@@ -31,7 +31,7 @@ Line = tuple[str, str]
 
 
 def part_of(text: str, part: str) -> str:
-    """What of Hydra's help ``text`` is about ``part``: a group or setting, ``all``, or "" for an overview.
+    """Return what of Hydra's help ``text`` is about ``part``: a group or setting, ``all``, or "" for an overview.
 
     Raises ConfigError for an unknown part.
     """

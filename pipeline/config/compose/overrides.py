@@ -28,7 +28,7 @@ from pipeline.specs.model import MODELS
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """The parsed ``overrides``; ConfigError for a text that is not ``key=value``, ``+key=value`` or ``~key``."""
+    """Return the parsed ``overrides``; ConfigError for a text that is not ``key=value``, ``+key=value`` or ``~key``."""
     parser = OverridesParser.create()
     parsed = []
     for text in overrides:
@@ -60,7 +60,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
-    """The overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
+    """Return the overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
 
     OmegaConf does not add an entry to a typed dictionary, but merges a dictionary into it. For the same reason
     ``rename={a: b}``, which sets entries of a dictionary, becomes ``++rename={a: b}``.
@@ -165,7 +165,7 @@ def _listing(key: str) -> str:
 
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
-    """The ConfigError for Hydra's or OmegaConf's ``error``."""
+    """Return the ConfigError for Hydra's or OmegaConf's ``error``."""
     # Hydra wraps OmegaConf's errors, which have the key as an attribute, into its own, which have it only in the text.
     cause: BaseException | None = error
     while cause is not None:
@@ -288,7 +288,7 @@ def _about_model(key: str, owner: str) -> ConfigError:
 
 
 def config_errors() -> tuple[type[Exception], ...]:
-    """What Hydra and OmegaConf raise for a user's mistake."""
+    """Return what Hydra and OmegaConf raise for a user's mistake."""
     import yaml
 
     return (HydraException, OmegaConfBaseException, yaml.YAMLError)

@@ -28,7 +28,7 @@ _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
-    """The tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
+    """Return the tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
     # Use RunMode.RUN, because ``sweep`` has split sweeps into single runs already.
     tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
     with open_dict(tree):
@@ -106,13 +106,13 @@ def store_models() -> None:
 
 
 def settings_class(name: str) -> type[ModelConfig]:
-    """The dataclass of the settings of the model called ``name``; ConfigError where there is no such model."""
+    """Return the dataclass of the settings of the model called ``name``; ConfigError if there is no such model."""
     settings: type[ModelConfig] = MODELS.get(name).config
     return settings
 
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:
-    """The schema of a configuration, with the settings of the model that ``recorded`` names."""
+    """Return the schema of a configuration, with the settings of the model that ``recorded`` names."""
     # Call this for its errors about packages' checks, to which OmegaConf would add lines of its own.
     gate_settings()
     # The type of field ``model`` has only what all models share, and would refuse a single model's settings.
@@ -124,7 +124,7 @@ def schema_for(recorded: dict[Any, Any]) -> DictConfig:
 
 
 def check_settings(tree: DictConfig) -> None:
-    """Raise ConfigError where the settings in the composed ``tree`` are not those of the model ``model.name``.
+    """Raise ConfigError if the settings in the composed ``tree`` are not those of the model ``model.name``.
 
     A user's file that names a model without its settings gets their defaults.
     """

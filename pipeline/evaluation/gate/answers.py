@@ -54,12 +54,12 @@ def check_calibration(name: str, setting: str, figures: Figures, limit: float | 
 
 
 def may_be_calibrated(calibration: Interval, limit: float) -> bool:
-    """Whether the interval of a calibration reaches within ``limit`` of 1; not for NaN."""
+    """Return whether the interval of a calibration reaches within ``limit`` of 1; not for NaN."""
     return calibration.low <= 1 + limit and calibration.high >= 1 - limit
 
 
 def not_worse(change: Interval, limit: float) -> bool:
-    """Whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
+    """Return whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
 
     So the best of the last versions, slices and tasks hold a model only where it is clearly worse (docs/gate.md). The
     comparison with the incumbent is a test of non-inferiority, in which doubt holds: see ``bound``.
@@ -101,10 +101,10 @@ def place(value: float, limit: float, passed: bool) -> str:
 
 
 def percent(share: Interval) -> str:
-    """An interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
+    """Return an interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
     return f"{share.point:+.2%} [{share.low:+.2%}, {share.high:+.2%}]"
 
 
 def with_ends(figure: Interval) -> str:
-    """An interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
+    """Return an interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
     return f"{figure.point:.4f} [{figure.low:.4f}, {figure.high:.4f}]"

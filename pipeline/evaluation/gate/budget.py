@@ -108,7 +108,7 @@ class LedgerFile:
         self.files, self.path, self.clock = files, path, clock
 
     def read(self) -> BudgetLedger:
-        """Return the ledger, an empty one where there is no file; ArtifactError for one that cannot be read."""
+        """Return the ledger, an empty one if there is no file; ArtifactError for one that cannot be read."""
         return self._parse(read_marked(self.files, self.path).data)
 
     def spend(self, day: date, budget: float, candidate: str) -> tuple[Look, ErrorBudget]:

@@ -95,7 +95,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
 
 
 def former_figures(record: GateRecord) -> Former | None:
-    """Return what a version's own gate record says of it, with standard errors; None where it has no figures."""
+    """Return what a version's own gate record says of it, with standard errors; None if it has no figures."""
     figures, confidence = record.candidate, record.confidence
     if figures is None:
         return None

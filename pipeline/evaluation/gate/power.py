@@ -88,7 +88,7 @@ class Power:
         return 2 * self.quantile * self.error
 
     def rows_for(self, limit: float) -> int | None:
-        """About how many rows can tell ``limit``, the spread being what it is here; None where no number can.
+        """About how many rows can tell ``limit``, the spread being what it is here; None if no number can.
 
         Rounded up to two leading digits: an estimate should not look like a count.
         """
@@ -100,11 +100,11 @@ class Power:
         return -(-rows // unit) * unit
 
     def surely_above(self, limit: float) -> bool:
-        """Whether the rows show a rise, and one beyond ``limit``."""
+        """Return whether the rows show a rise, and one beyond ``limit``."""
         return self.change > limit and self.change > self.quantile * self.error
 
     def testable_limit(self, limit: float) -> float | None:
-        """The smallest limit that these rows can test, where they are too few for ``limit``; None where they are not.
+        """The smallest limit that these rows can test, where they are too few for ``limit``; None if they are not.
 
         Rounded up to two digits, as a setting is typed.
         """
@@ -158,10 +158,10 @@ def normal_quantile(probability: float) -> float:
 
 
 def quantile_of(confidence: float) -> float:
-    """Standard errors between an estimate and either end of its interval."""
+    """Return the standard errors between an estimate and either end of its interval."""
     return normal_quantile((1 + confidence) / 2)
 
 
 def error_of(interval: Interval, confidence: float) -> float:
-    """Standard error behind an interval."""
+    """Return the standard error behind an interval."""
     return (interval.high - interval.low) / (2 * quantile_of(confidence))

@@ -95,7 +95,7 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 class _World:
-    """What the ranks visited so far have said."""
+    """Collects what the ranks visited so far have reported."""
 
     def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, seconds: dict[str, float]) -> None:
         self._config, self._inputs, self._plan, self._seconds = config, inputs, plan, seconds
@@ -151,7 +151,7 @@ class _World:
                     dealt[start:stop] += 1
 
     def _sharded(self, rank: int) -> list[Shard]:
-        """The shards that TorchRec gives ``rank``; of measured ranks, the bytes of its objects."""
+        """Return the shards that TorchRec gives ``rank``; on measured ranks, also count the bytes of its objects."""
         weigh = rank in self._measured
         with fake_rank(rank, self._plan.world_size, self._plan.ranks_per_host), silence_warnings():
             if weigh:
@@ -168,7 +168,7 @@ class _World:
             return shards
 
     def _named(self, rank: int, shards: list[Shard]) -> Iterator[Extent]:
-        """The files that ``rank`` writes into an exact checkpoint, as the index lists them."""
+        """Yield the files that ``rank`` writes into an exact checkpoint, as the index lists them."""
         coding, limit = TableCoding("fp32"), int(self._config.checkpoint.chunk_mib * MIB)
         number = 0
         for table, row, rows, column, columns in sorted(shards):
@@ -182,7 +182,7 @@ class _World:
                 number += 1
 
     def found(self) -> DryRun:
-        """What the ranks said together, and what does not fit together."""
+        """Return what the ranks reported together, and what does not match."""
         plan, inputs = self._plan, self._inputs
         sizes = {name: TableSize(rows=table.rows, dim=table.dim) for name, table in plan.tables.items()}
         index = len(json.dumps(Index(tables=sizes, files=self._extents).to_json()))
@@ -229,7 +229,7 @@ class _World:
         )
 
     def _check_files(self) -> None:
-        """Every file has a name of its own, and every value of every table is in exactly one file."""
+        """Check that every file has a unique name, and that every value of every table is in exactly one file."""
         files, by_table = set(), defaultdict(list)
         for extent in self._extents:
             files.add(extent.file)
@@ -250,7 +250,7 @@ class _World:
 
 
 def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
+    """Return the places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
     places = []
     for take in deal.takes(batch, rank, world):
         # A take counts rows within its lane. In each batch a lane fills ``quota`` places, from lane * quota on.
@@ -274,7 +274,7 @@ def fake_rank(rank: int, world: int, local: int) -> Iterator[None]:
 
 
 def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
-    """The tables of ``inputs`` as TorchRec shards them for this process's rank, without storage."""
+    """Return the tables of ``inputs`` as TorchRec shards them for this process's rank, without storage."""
     device = torch.device(META)
     model = nn.Module()
     collections = {TABLES: build_collection(inputs.schema, inputs.model, device)}
@@ -294,7 +294,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
 
 
 def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
-    """What is wrong where ``extents`` do not tile a table of ``rows`` x ``columns``; "" where they do."""
+    """Return what is wrong if ``extents`` do not tile a table of ``rows`` x ``columns``; "" if they do."""
     # A table may be sharded by rows and by columns: strips of columns side by side, each with its rows from 0 on.
     strips: dict[tuple[int, int], list[Extent]] = {}
     for extent in extents:
@@ -317,7 +317,7 @@ def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
 
 
 def _kernel_shards(kernel: Any) -> Iterator[Shard]:
-    """The shards of a kernel that have rows."""
+    """Yield the shards of a kernel that have rows."""
     for table, weight in zip(kernel.tables, kernel.module.split_embedding_weights(), strict=True):
         # A replicated table has no shard metadata: every rank has all of it.
         row, column = 0, 0
@@ -333,6 +333,6 @@ def _meta(*shape: int) -> torch.Tensor:
 
 
 def _report(extents: list[Extent]) -> dict[str, Any]:
-    """What a rank tells rank 0 about its files when they are written."""
+    """Return the report on its files that a rank sends to rank 0 after writing them."""
     entries = {each.file: FileEntry(each.rows * each.columns * FLOAT, NO_SUM) for each in extents}
     return report_of(extents, entries)

@@ -45,7 +45,7 @@ CLEARER = 0.8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class History:
-    """A table's ``rows`` after each of its nights, oldest first; ``days`` of logs learned so far, rising."""
+    """A table's ``rows`` after each of its nights, oldest first, and the ``days`` of logs learned by then."""
 
     days: np.ndarray
     rows: np.ndarray
@@ -62,7 +62,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The most ``rows`` of a table, which ``setting`` says; ``when_full``: replace or keep; ``grows``: by new ids."""
+    """A table's limit of ``rows``, set by ``setting``; ``when_full``: replace or keep; ``grows``: by new ids."""
 
     rows: int
     setting: str
@@ -72,7 +72,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class NightDataset:
-    """The ``dataset`` of a night (its path); ``first`` and ``last`` of its days, None where it has none."""
+    """The ``dataset`` of a night (its path), and its ``first`` and ``last`` day; None if it has no days."""
 
     dataset: str
     first: date | None
@@ -81,7 +81,7 @@ class NightDataset:
 
     @property
     def days(self) -> int:
-        """Days of logs that it adds."""
+        """Return the number of days of logs that it adds."""
         if self.first is None or self.last is None:
             return 1
         # The first and the last day both count.
@@ -89,13 +89,13 @@ class NightDataset:
 
     @property
     def name(self) -> str:
-        """Its last day, else its dataset."""
+        """The night's last day, or its dataset if it has no days."""
         return str(self.last or self.dataset)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nights:
-    """The newest ``nights``, oldest first; ``gone``: the dataset that they continue, if it is no longer there."""
+    """The newest ``nights``, oldest first; ``gone``: the dataset that they continue, if it no longer exists."""
 
     nights: tuple[NightDataset, ...]
     gone: str = ""
@@ -115,7 +115,7 @@ class Nights:
         return tuple(missing)
 
     def history(self, table: str) -> History:
-        """The rows of ``table`` in the nights since it is there without a break, those of the newest night last."""
+        """Return the rows of ``table`` in the latest run of nights that have it without a break, oldest first."""
         days, rows = list[int](), list[int]()
         learned = 0
         for night in self.nights:
@@ -170,7 +170,7 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
 
 
 def check_tables(night: NightDataset, limits: Sequence[str]) -> None:
-    """Raise ConfigError where the settings' tables (``limits``) are not those of the last ``night``."""
+    """Raise ConfigError if the settings' tables (``limits``) are not those of the last ``night``."""
     of_night = {table.name for table in night.schema.tables}
     new, old = sorted(set(limits) - of_night), sorted(of_night - set(limits))
     parts = []
@@ -208,7 +208,7 @@ class Projection:
     limit: int
 
     def full(self) -> tuple[int | None, int | None, int | None]:
-        """The nights on which the table reaches its limit: by the trend, at the earliest, at the latest."""
+        """Return the nights on which the table reaches its limit: by the trend, at the earliest, at the latest."""
         nights: list[int | None] = []
         for rows in (self.rows, self.high, self.low):
             reached = np.flatnonzero(rows >= self.limit)
@@ -279,7 +279,7 @@ class _Trend:
     noise: np.ndarray
 
     def path(self, nights: int, limit: int, noise: np.ndarray | None = None) -> np.ndarray:
-        """Rows [draws, nights + 1]; ``noise`` [draws, nights] is added to the steps, or to their logarithms."""
+        """Return rows [draws, nights + 1]; ``noise`` [draws, nights] is added to the steps, or to their logarithms."""
         rows = np.empty((len(self.start), nights + 1))
         rows[:, 0] = self.history.rows[-1]
         last = self.history.days[-1]
@@ -351,7 +351,10 @@ def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _draw_paths(trend: _Trend, nights: int, limit: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows [DRAWS, nights + 1] of trends fitted to the line plus resampled noise, with noise in the nights to come."""
+    """Return rows [DRAWS, nights + 1] of trends fitted to the line plus resampled noise.
+
+    Noise is added to the coming nights, too.
+    """
     history, count = trend.history, len(trend.noise)
     noise = rng.choice(trend.noise, (DRAWS, count))
     future = rng.choice(trend.noise, (DRAWS, nights))

@@ -26,7 +26,7 @@ Planner = Callable[[PlanInputs], Plan]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One combination: the ``settings`` that vary (key -> value as typed) and what the planner takes."""
+    """One combination: the ``settings`` that vary (key -> value as typed) and the planner's inputs."""
 
     settings: dict[str, str]
     inputs: PlanInputs
@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A combination that is no valid configuration: the ``settings`` that vary, and the error."""
+    """An invalid combination: the ``settings`` that vary, and the error."""
 
     settings: dict[str, str]
     error: ConfigError
@@ -204,7 +204,7 @@ def outlook(
 
 
 def shown_nights(count: int) -> list[int]:
-    """The nights whose plans are shown: the last one in the store, then equal parts of the ``count`` to come."""
+    """Return the nights whose plans are shown: the last one in the store, then equal parts of the ``count`` to come."""
     return sorted({round(count * part / SHOWN_PARTS) for part in range(SHOWN_PARTS + 1)})
 
 
@@ -342,7 +342,7 @@ class _MemoryNeeds:
         return self.known[side, night]
 
     def find_first(self, side: str, place: int, count: int) -> int | None:
-        """The first night, up to ``count``, on which the memories up to ``place`` do not suffice, by bisection."""
+        """Find by bisection the first night, up to ``count``, for which the memories up to ``place`` do not suffice."""
         # Projected rows never fall, so memories that no longer suffice never suffice again.
         if self.of(side, count) <= place:
             return None
@@ -391,7 +391,7 @@ def _find_full_tiers(
 
 @dataclass(frozen=True, kw_only=True)
 class _RemedySearch:
-    """What keeps the tables within the memories up to ``place`` until night ``count``; everything is planned first."""
+    """Searches changes that keep the tables within the memories up to ``place`` until night ``count``."""
 
     inputs: PlanInputs
     growth: Mapping[str, Projection]
@@ -424,7 +424,7 @@ class _RemedySearch:
         return []
 
     def add_hardware(self) -> list[str]:
-        """More of the memory, or more hosts; of embedding hosts beside the same workers."""
+        """Try more of the memory, then more hosts; embedding hosts grow beside the same workers."""
         hardware = self.inputs.hardware
         memory = memories(hardware)[self.place]
         setting = "embedding_ddr_gib" if hardware.embedding_hosts else f"{memory}_gib"
@@ -442,7 +442,7 @@ class _RemedySearch:
         return self._try_each(more_memory) + self._try_each(more_hosts)
 
     def _try_each(self, changes: Sequence[Sequence[tuple[str, float]]]) -> list[str]:
-        """The overrides of the first change that works."""
+        """Return the overrides of the first change that works."""
         rows = _rows_on(self.growth, "rows", self.count)
         for change in changes:
             inputs = self.inputs

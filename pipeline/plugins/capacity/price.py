@@ -104,7 +104,7 @@ class DataGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class HostOffer:
-    """``hosts`` hosts of a ``price``, with the settings planned for on them."""
+    """The number of ``hosts`` of a ``price``, and the inputs planned for them."""
 
     price: HostPrice
     hosts: int
@@ -341,12 +341,12 @@ def interruptions_per_second(offer: HostOffer) -> float:
 
 
 def is_able(night: OfferNight, kind: str) -> bool:
-    """Whether a night fits and ends in time."""
+    """Return whether a night fits and ends in time."""
     return night.in_time if kind == ON_DEMAND else night.spot_in_time
 
 
 def cost_of(outlook: OfferOutlook, kind: str, scope: str) -> float | None:
-    """Return the cost of tonight or of all nights; None where one does not fit or end in time."""
+    """Return the cost of tonight or of all nights; None if one does not fit or end in time."""
     if scope == NIGHTS:
         return outlook.cost if kind == ON_DEMAND else outlook.spot_cost
     if not is_able(outlook.tonight, kind):

@@ -34,7 +34,7 @@ GB = 1e9
 def measured_rates(
     config: Config, inputs: PlanInputs, store: Store, dataset: Artifact
 ) -> tuple[Rates, dict[str, ScaleFigure]]:
-    """The rates of one rank of ``config`` on this machine, and the figures as they are shown.
+    """Return the rates of one rank of ``config`` on this machine, and the figures as they are shown.
 
     The reader decodes the dataset, or drawn rows where that has none. A checkpoint is written into the store, in a
     folder of its own that is removed.
@@ -65,7 +65,7 @@ def measured_rates(
 
 
 def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
-    """Rows/s of a reader alone."""
+    """Return the rows/s of a reader alone."""
     from pipeline.training.batches import BatchReader
     from pipeline.training.parquet import SplitReader
     from pipeline.training.sampler import Order, shuffle_key
@@ -96,7 +96,7 @@ def _paths(inputs: PlanInputs) -> list[str]:
 
 
 def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
-    """GB/s at which the files of the train rows come from the store, one after the other."""
+    """Return the GB/s at which the files of the train rows come from the store, one after the other."""
     began, size = time.perf_counter(), 0
     for name in _paths(inputs):
         with store.open(f"{dataset.path}/{name}") as source:
@@ -106,7 +106,7 @@ def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float
 
 
 def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
-    """Rows/s, bytes of a row and GB/s for a dataset that is described only: by the bytes of drawn rows."""
+    """Return rows/s, bytes of a row and GB/s for a dataset that is described only: by the bytes of drawn rows."""
     tables = tuple(min(column.rows, 100_000) for column in inputs.schema.sparse)
     batch = min(inputs.batch, DRAWN_ROWS // 16)
     trial = Trial(rows=tables, zipf=1.1, dim=1, bottom=(1,), top=(1,), batch=batch)
@@ -124,7 +124,7 @@ def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
 
 
 def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
-    """GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
+    """Return the GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
     from pipeline.checkpoint.save import write_checkpoint
 
     # Write to a folder of the store that is removed afterwards.
@@ -145,7 +145,7 @@ def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
 
 
 def _job(config: Config, path: str) -> Any:
-    """A checkpoint of one table of the model's width, in the coding of the configuration."""
+    """Return a checkpoint of one table of the model's width, in the coding of the configuration."""
     import torch
 
     from pipeline.checkpoint.chunks import RowBlock

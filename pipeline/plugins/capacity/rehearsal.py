@@ -68,7 +68,7 @@ class StageTimes:
     memory_bytes: int
 
     def training_s(self, steps: int, looks: int, step_ms: float) -> float:
-        """Seconds of a training of so many steps and validations, without its start."""
+        """Return the seconds of a training of so many steps and validations, without its start."""
         return self.end_s + steps * step_ms / 1e3 + looks * self.look_s
 
 
@@ -157,7 +157,7 @@ def rehearsal_overrides(overrides: Sequence[str], run: str, steps: int) -> list[
 
 
 def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | None:
-    """Return what the stages of ``run`` took; None where it did not train from its beginning to its end.
+    """Return what the stages of ``run`` took; None if it did not train from its beginning to its end.
 
     Args:
         schema: Of its dataset.

@@ -61,7 +61,7 @@ MEMORY = {"cpu": "ddr_gb_per_s", "cuda": "hbm_gb_per_s"}
 
 
 def setting_of(bound: str, hardware: HardwareConfig) -> str:
-    """What moves a ``bound`` on such a cluster."""
+    """Return what moves a ``bound`` on such a cluster."""
     return (APART if hardware.embedding_hosts else SETTINGS)[bound]
 
 
@@ -89,7 +89,7 @@ def worlds(
     per_rank: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[World]:
-    """A prediction for every number of ``ranks``, rising; each is rounded up to whole hosts.
+    """Return a prediction for every number of ``ranks``, rising; each is rounded up to whole hosts.
 
     ``per_rank``: samples of a step on every rank; None: the batch stays as it is, whatever the ranks. ``progress``:
     called with (worlds planned, worlds in all).
@@ -182,7 +182,7 @@ def _predict(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> 
 def beside_ms(
     predicted: Prediction, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig, step_ms: float
 ) -> dict[str, float]:
-    """Ms a step of what goes on beside the steps (BESIDE) on the rank that has most of it.
+    """Return the ms a step of what goes on beside the steps (BESIDE) on the rank that has most of it.
 
     A checkpoint counts as a baseline, written between it and the next one.
     """
@@ -201,7 +201,10 @@ def beside_ms(
 
 
 def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: float) -> float:
-    """Steps between two checkpoints; without any on the way those of the training, 0 where its rows are not known."""
+    """Return the steps between two checkpoints, or those of the training if it takes none before its end.
+
+    0 stands for an unknown number of steps.
+    """
     rows, train = inputs.schema.rows.get("train", 0), inputs.train
     every = [float(train.max_steps or train.epochs * rows / inputs.batch)]
     if checkpoint.every_steps is not None:
@@ -213,7 +216,7 @@ def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: flo
 
 
 def whole_ms(parts: Mapping[str, float], device: str) -> float:
-    """Ms that a step takes with all that goes on beside it.
+    """Return the ms that a step takes with all that goes on beside it.
 
     On a GPU the longest counts. On a CPU the reader takes its time from the step, whose cores it works on.
     """
@@ -225,7 +228,7 @@ def whole_ms(parts: Mapping[str, float], device: str) -> float:
 
 
 def longest(parts: Mapping[str, float], device: str) -> str:
-    """The part that a step waits for: what goes on beside it where that takes longer, else the step's longest part."""
+    """Return the part that a step waits for: work beside it that takes longer, else the step's longest part."""
     whole = whole_ms(parts, device)
     beside = max(BESIDE, key=lambda name: parts[name])
     if parts[beside] >= whole:
@@ -236,10 +239,10 @@ def longest(parts: Mapping[str, float], device: str) -> str:
 
 
 def wall_of(found: list[World], device: str) -> Wall | None:
-    """Where growing ends to pay: the first world that no plan fits, or whose samples/s grow by less than GROWS.
+    """Return where growing ends to pay: the first world that no plan fits, or whose samples/s grow by less than GROWS.
 
     Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
-    times the ranks there are. None where all worlds pay.
+    times the ranks there are. None if all worlds pay.
     """
     # The first world is compared with itself: it may not fit either, but has no predecessor.
     for before, each in pairwise([found[0], *found]):

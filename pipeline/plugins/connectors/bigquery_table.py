@@ -42,7 +42,7 @@ _PASSING = (exceptions.ServerError, exceptions.TooManyRequests, exceptions.Retry
 
 
 def client_of(data: DataConfig) -> BigQueryReadClient:
-    """A client of the service, or of the ``endpoint`` of ``data.options``."""
+    """Return a client of the service, or of the ``endpoint`` of ``data.options``."""
     endpoint = data.options.get("endpoint")
     if data.options.get("credentials") == ANONYMOUS:
         # An emulator has no TLS, which the client's default transport requires.
@@ -78,7 +78,7 @@ def answering(data: DataConfig) -> Iterator[None]:
 
 
 class BigQuerySnapshot(Snapshot):
-    """The table at ``time``."""
+    """The table as it was at ``time``."""
 
     def __init__(self, data: DataConfig) -> None:
         self.data = data
@@ -139,7 +139,7 @@ class BigQuerySnapshot(Snapshot):
 
     @cached_property
     def _whole(self) -> Any:
-        """A session of one stream of all columns, which tells the types."""
+        """A session of one stream of all columns, which gives their types."""
         return self._create(ReadSession.TableReadOptions(), streams=1)
 
     def _session(self, day: date | None, spec: DataSpec | None = None) -> Any:
@@ -174,7 +174,7 @@ def _schema(session: Any) -> pa.Schema:
 
 
 def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
-    """The rows of ``day`` in SQL; ingestion itself then decides row by row. "" where the column's type tells none."""
+    """Return SQL for the rows of ``day``, or "" if the column's type allows none. Ingestion still checks each row."""
     name, one = data.day_column or data.timestamp or "", timedelta(days=1)
     # The condition may let rows of other days through, but must never drop a row of this day.
     kind = schema.field(name).type
@@ -210,7 +210,7 @@ def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
 
 
 def batches(data: DataConfig, stream: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream; a connection that breaks is taken up where it broke."""
+    """Yield the batches of a stream, and resume after a broken connection."""
     with answering(data):
         for answer in client_of(data).read_rows(stream, timeout=None):
             yield pa.ipc.read_record_batch(pa.py_buffer(answer.arrow_record_batch.serialized_record_batch), schema)
@@ -228,7 +228,7 @@ class StreamSource(Source):
     label: str
 
     def blocks(self) -> Iterator[Block]:
-        """Rows as they are typed, numbered from 1."""
+        """Yield rows as they are typed, numbered from 1."""
         schema, waiting, first = pa.ipc.read_schema(pa.py_buffer(self.schema)), list[pa.RecordBatch](), 1
         for batch in batches(self.data, self.stream, schema):
             waiting.append(batch)

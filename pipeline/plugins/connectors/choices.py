@@ -104,7 +104,7 @@ class BigQuery(Connector):
             )
 
     def latest(self, data: DataConfig) -> Snapshot:
-        """The table a minute ago."""
+        """Return the table as it was a minute ago."""
         now = datetime.now(UTC) - timedelta(minutes=1)
         return self.open(replace(data, day=None, snapshot=now.strftime("%Y-%m-%dT%H:%M:%SZ")))
 

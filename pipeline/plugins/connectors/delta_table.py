@@ -55,7 +55,7 @@ def _open_file(uri: str, options: dict[str, str], path: str) -> BinaryIO:
 
 
 class DeltaSnapshot(TableSnapshot):
-    """``table`` as loaded."""
+    """The loaded version of ``table``."""
 
     def __init__(self, data: DataConfig, table: DeltaTable) -> None:
         self.data, self.table = data, table
@@ -156,7 +156,7 @@ class DeltaSnapshot(TableSnapshot):
         return files
 
     def _vectors(self) -> dict[str, np.ndarray]:
-        """The rows that deletion vectors take out, by the file's path."""
+        """Return the rows that deletion vectors remove, by the file's path."""
         if "deletionVectors" not in (self.table.protocol().reader_features or ()):
             return {}
         root = str(self.table.table_uri).rstrip("/") + "/"
@@ -171,7 +171,7 @@ class DeltaSnapshot(TableSnapshot):
 
 
 def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
-    """The version that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
+    """Return the version that ``data.snapshot`` names, or the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = DeltaTable(data.path or "", storage_options=dict(data.options) or None)
         if data.snapshot is not None:

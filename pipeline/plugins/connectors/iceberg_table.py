@@ -63,7 +63,7 @@ def _open_file(io: FileIO, path: str) -> BinaryIO:
 
 
 def _deleted_rows(io: FileIO, path: str, delete_files: Sequence[IcebergFile]) -> np.ndarray:
-    """The rows that delete files take out of the file at ``path``: positions, or vectors of version 3."""
+    """Return the rows that delete files remove from the file at ``path``: positions, or vectors of version 3."""
     rows = [np.zeros(0, np.int64)]
     for file in delete_files:
         with _open_file(io, file.file_path) as stream:
@@ -88,7 +88,7 @@ def _deleted_rows(io: FileIO, path: str, delete_files: Sequence[IcebergFile]) ->
 
 
 class IcebergSnapshot(TableSnapshot):
-    """Snapshot ``number`` of ``table``, None for a table to which nothing was written yet."""
+    """Snapshot ``number`` of ``table``; None for a table that was never written to."""
 
     def __init__(self, data: DataConfig, table: Table, number: int | None) -> None:
         self.data, self.table, self.number = data, table, number
@@ -103,7 +103,7 @@ class IcebergSnapshot(TableSnapshot):
 
     @property
     def _schema(self) -> Schema:
-        """The columns as they were then."""
+        """The columns as they were in this snapshot."""
         if self.number is None:
             return self.table.schema()
         return cast(Schema, self._scan(AlwaysTrue()).projection())
@@ -121,7 +121,7 @@ class IcebergSnapshot(TableSnapshot):
         return self._planned[day]
 
     def has_later(self, day: date) -> bool:
-        """Whether a plan for all that comes later has files."""
+        """Return whether a plan for all later days has files."""
         return self.number is not None and bool(self._tasks(self._of(day + timedelta(days=1), on=True)))
 
     def _tasks(self, where: BooleanExpression) -> list[FileScanTask]:
@@ -138,7 +138,7 @@ class IcebergSnapshot(TableSnapshot):
             ) from None
 
     def _of(self, first: date, *, on: bool = False) -> BooleanExpression:
-        """What rows of the day ``first`` fulfil; ``on``: of that day and all later ones."""
+        """Return the condition for rows of the day ``first``; with ``on``, for that day and all later ones."""
         name = self.data.day_column or self.data.timestamp or ""
         if name not in self.columns:
             return AlwaysTrue()  # ``sources`` reports the missing column
@@ -212,7 +212,7 @@ class IcebergSnapshot(TableSnapshot):
 
 
 def _between(name: str, low: Any, high: Any) -> BooleanExpression:
-    """From ``low`` on; with ``high``, below it, or nothing."""
+    """Return the condition that a value is at least ``low`` and, if given, below ``high``."""
     at_least: BooleanExpression = _where.GreaterThanOrEqual(name, low)
     if high is None:
         return at_least
@@ -220,12 +220,12 @@ def _between(name: str, low: Any, high: Any) -> BooleanExpression:
 
 
 def _packed(name: str, value: Any, on: bool) -> BooleanExpression:
-    """The day as YYYYMMDD, and with ``on`` all later ones, whose numbers and texts are larger."""
+    """Return the condition for a day as YYYYMMDD; with ``on``, also for later days, which compare as larger."""
     return _where.GreaterThanOrEqual(name, value) if on else _where.EqualTo(name, value)
 
 
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
-    """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
+    """Return the snapshot that ``data.snapshot`` names, or the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = retried(lambda: _table(data), f"opening {data.path}")
         # List the snapshots from the newest on, each followed by its parent, up to a parent that has expired.
@@ -285,7 +285,7 @@ def _number(table: Table, data: DataConfig) -> int:
 
 @contextmanager
 def answering(data: DataConfig) -> Iterator[None]:
-    """Turn what catalogs raise into errors that say what to do; an UnreachableError where they do not answer."""
+    """Turn what catalogs raise into errors that say what to do; an UnreachableError if they do not answer."""
     try:
         yield
     except (NightjarError, FileNotFoundError, PermissionError):

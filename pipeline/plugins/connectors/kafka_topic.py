@@ -46,7 +46,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class Span:
-    """Offsets of a ``partition``: from ``start`` on, below ``end``."""
+    """Offsets of a ``partition`` from ``start`` on and below ``end``."""
 
     partition: int
     start: int
@@ -57,12 +57,12 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Offsets in it: at most as many messages."""
+        """The number of offsets, which have at most as many messages."""
         return self.end - self.start
 
 
 def spans_of(text: str) -> list[Span]:
-    """``0:10-99,1:0-50`` as spans; ValueError for anything else."""
+    """Parse ``0:10-99,1:0-50`` into spans; ValueError for anything else."""
     spans: dict[int, Span] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         match = _RANGE.fullmatch(part)
@@ -79,7 +79,7 @@ def spans_of(text: str) -> list[Span]:
 
 
 def properties(data: DataConfig) -> dict[str, Any]:
-    """Properties of a consumer that reads what it is told to, and leaves no trace in the cluster."""
+    """Return the properties of a consumer that reads only the given ranges and leaves no trace in the cluster."""
     given = {name: value for name, value in data.options.items() if name not in _OURS}
     file = data.options.get(CONFIG_FILE)
     if file:
@@ -108,7 +108,7 @@ def properties(data: DataConfig) -> dict[str, Any]:
 
 @contextmanager
 def consumer_of(data: DataConfig) -> Iterator[Any]:
-    """A consumer, closed afterwards; what it raises as errors that say what to do."""
+    """Yield a consumer and close it afterwards; its errors are raised as errors that say what to do."""
     try:
         consumer = Consumer(properties(data))
     except (KafkaException, ValueError) as error:
@@ -137,7 +137,7 @@ def _silent(data: DataConfig, reason: str) -> UnreachableError:
 
 
 class TopicSnapshot(Snapshot):
-    """``spans`` of a topic by day; None stands for everything. ``open``: days of which some partition has no end."""
+    """The ``spans`` of a topic by day (None: everything), and ``open``, the days without an end in some partition."""
 
     def __init__(
         self, data: DataConfig, cluster: str, spans: dict[date | None, list[Span]], open: frozenset[date] = frozenset()
@@ -190,7 +190,7 @@ class TopicSnapshot(Snapshot):
 
 
 def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
-    """The ranges of ``data.day``: those of ``mark``, those that ``data.snapshot`` names, or by the messages' times."""
+    """Return the ranges of ``data.day``: from ``mark``, from ``data.snapshot``, or by the times of the messages."""
     days: Sequence[date | None] = data.days or [None]
     with consumer_of(data) as consumer:
         known = consumer.list_topics(data.path, timeout=SECONDS)
@@ -237,7 +237,7 @@ def _named(data: DataConfig, partitions: list[int]) -> list[Span]:
 
 
 def first_offsets(consumer: Any, topic: str, partitions: Sequence[int], milliseconds: int) -> list[int | None]:
-    """By partition, the offset of the first message from ``milliseconds`` since 1970 on; None where there is none."""
+    """Return each partition's first offset from ``milliseconds`` since 1970 on; None if there is none."""
     times = [TopicPartition(topic, partition, milliseconds) for partition in partitions]
     offsets: dict[int, int | None] = {}
     for answer in consumer.offsets_for_times(times, timeout=SECONDS):
@@ -293,7 +293,7 @@ class SpanSource(Source):
     block_bytes: int
 
     def parts(self) -> list[SpanSource]:
-        """Spans of PART_MESSAGES offsets."""
+        """Return spans of PART_MESSAGES offsets."""
         span = self.span
         parts = []
         for start in range(span.start, span.end, PART_MESSAGES):
@@ -302,7 +302,7 @@ class SpanSource(Source):
         return parts
 
     def blocks(self) -> Iterator[Block]:
-        """The messages, in blocks that are yet to be parsed; their lines are offsets."""
+        """Yield the messages in blocks that are not parsed yet; their lines are offsets."""
         label, decoder = f"{self.data.path}/{self.span.partition}", decoder_of(self.data)
         offsets, values, size = list[int](), list[bytes | None](), 0
         for offset, value in read_span(self.data, self.span):
@@ -317,9 +317,9 @@ class SpanSource(Source):
 
 
 def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]]:
-    """Offset and value of the messages of ``span`` in order; offsets without a message (compaction) are left out.
+    """Yield offset and value of the messages of ``span`` in order, without offsets that have no message (compaction).
 
-    DataError where retention removed some of them, UnreachableError where the brokers fall silent.
+    Raises DataError if retention removed some of them, and UnreachableError if the brokers do not answer.
     """
     if not span.size:
         return

@@ -55,20 +55,20 @@ _WRONG = (
 
 
 class Decoder(ABC):
-    """How the values of messages become rows; picklable."""
+    """Turns the values of messages into rows; picklable."""
 
     @abstractmethod
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
-        """The columns of ``spec`` of ``values``, messages of the partition ``label``."""
+        """Return the columns of ``spec`` for ``values``, which are messages of the partition ``label``."""
 
     @abstractmethod
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
-        """All columns of the values that are rows, and how many are none."""
+        """Return all columns of the values that are rows, and the number of values that are not."""
 
 
 @dataclass(frozen=True)
 class LineDecoder(Decoder):
-    """Values as lines of the file format ``data.format``, without a header."""
+    """Reads values as lines of the file format ``data.format``, without a header."""
 
     data: DataConfig
 
@@ -90,7 +90,7 @@ class LineDecoder(Decoder):
         return pl.concat(frames, how="vertical_relaxed"), np.concatenate(lines) - file.first_line, rejects
 
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
-        """JSON by its keys, delimited text by ``data.columns``."""
+        """Read JSON by its keys, and delimited text by ``data.columns``."""
         lines = [_line(value)[:-1] for value in values if value is not None]
         if self.data.format == "csv":
             raise ConfigError(
@@ -108,7 +108,7 @@ def _line(value: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class AvroDecoder(Decoder):
-    """Records of one schema, ``schema`` (JSON), or of those that a ``registry`` has, behind their number's 5 bytes."""
+    """Reads records of one ``schema`` (JSON), or of a ``registry``'s schemas, whose number is in the first 5 bytes."""
 
     schema: str
     registry: str
@@ -184,7 +184,7 @@ def _pairs(value: Any) -> Any:
 
 @dataclass
 class _SchemaRegistry:
-    """What this process knows of a registry: schemas by number, missing numbers, and seconds that lone ones cost."""
+    """Cache of a registry: schemas by number, missing numbers, and the seconds spent on lone numbers."""
 
     schemas: dict[int, str] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
@@ -208,7 +208,7 @@ def _parsed(schema: str) -> Any:
 
 
 def schema_mark(data: DataConfig) -> str:
-    """What of ``data.options.schema.file`` decides the rows, for their fingerprint; "" where there is none."""
+    """Return the part of a fingerprint that covers ``data.options.schema.file``; "" if there is none."""
     # Schemas of a registry never change, and each message has its schema number, so they need no mark.
     file = data.options.get(SCHEMA_FILE)
     if data.messages != "avro" or file is None:
@@ -229,11 +229,11 @@ def _schema_of(file: str) -> str:
 
 
 def registered(registry: str, number: int, *, lone: bool = False) -> str | None:
-    """The Avro schema of that number; None where the registry has none, or one of another kind.
+    """Return the Avro schema of that number; None if the registry has none, or one of another kind.
 
-    Bytes of something else bear any number, and each would cost a request. What tells them is that no other message
-    bears it, not how large it is: some registries begin to count at 100,001. So ``lone`` numbers are asked for until
-    the answers that there is none took ``ASK_SECONDS``, and all others always: a schema in use is never missed.
+    Arbitrary bytes may look like any number, and each number would cost a request. They show by being alone in their
+    block, not by being large: some registries begin to count at 100,001. So ``lone`` numbers are asked for until
+    negative answers took ``ASK_SECONDS``, and all others always: a schema in use is never missed.
 
     Args:
         registry: Its address.
@@ -302,7 +302,7 @@ def _fetched(url: str) -> bytes | None:
 
 
 def decoder_of(data: DataConfig) -> Decoder:
-    """The decoder that ``data.messages`` names; ConfigError where its library or its schema is missing."""
+    """Return the decoder that ``data.messages`` names; ConfigError if its library or its schema is missing."""
     kind = data.messages or MESSAGES[0]
     if kind != "avro":
         return LineDecoder(replace(data, format=kind, header=False))
@@ -330,7 +330,7 @@ class MessageBlock:
     place: str = field(default="")
 
     def read(self) -> RawBlock:
-        """The rows; messages without a value and those that do not parse aside, by their offsets."""
+        """Return the rows, and aside the messages without a value and those that do not parse, by their offsets."""
         filled, values, rejects = list[int](), list[bytes](), list[Reject]()
         for at, value in enumerate(self.values):
             if value is None:

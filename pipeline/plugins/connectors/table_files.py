@@ -36,7 +36,7 @@ _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_vie
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """A column of a table: its ``name`` and ``type`` now, and how files call it: a name, or the number of a field."""
+    """A table's column: its current ``name`` and ``type``, and its key in files, a name or a field number."""
 
     name: str
     type: pa.DataType
@@ -49,7 +49,7 @@ class DataFile:
 
     ``path``: in messages. ``mark``: differs where other rows of it count. ``rows``: as the table's record has them.
     ``open``: its bytes. ``constants``: values of columns that all its rows share and the file lacks. ``deleted``: the
-    rows, from 0 on, that do not count; None where all do.
+    rows, from 0 on, that do not count; None if all do.
     """
 
     path: str
@@ -63,9 +63,9 @@ class DataFile:
     def tables(
         self, columns: Sequence[TableColumn], block_bytes: int, part: Part = WHOLE, first: int = 0
     ) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on.
+        """Yield blocks of the rows that count, as ``columns``, with their numbers in the file from 1 on.
 
-        ``part``: of its row groups, with ``first`` rows before them.
+        ``part`` selects row groups of the file, which have ``first`` rows before them.
         """
         gone = np.asarray(self.deleted(), dtype=np.int64) if self.deleted is not None else None
         with readable(self.path), self.open() as stream:
@@ -114,7 +114,7 @@ class DataFile:
 
 
 class _TimedStream(io.RawIOBase):
-    """A file whose ``stream`` may fall silent: UnreachableError then, where Arrow would take it for a damaged file."""
+    """A file whose ``stream`` may fall silent, which raises UnreachableError; Arrow would see a damaged file."""
 
     def __init__(self, path: str, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
@@ -146,9 +146,9 @@ class _TimedStream(io.RawIOBase):
 
 
 def opened(path: str, open: Callable[[], BinaryIO]) -> BinaryIO:
-    """What ``open`` returns, the bytes of ``path``; an UnreachableError where the store does not answer, then or later.
+    """Return what ``open`` returns, the bytes of ``path``; UnreachableError if the store does not answer, now or later.
 
-    A table's own client has tried again by then.
+    A table's own client has already retried by then.
     """
     with _answered(path):
         return cast(BinaryIO, _TimedStream(path, open()))
@@ -182,13 +182,13 @@ def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
 
 
 def error_message(error: Exception) -> str:
-    """A client's words on one line, without the colours and arrows of a terminal."""
+    """Return a client's message on one line, without the colours and arrows of a terminal."""
     return " ".join(_DECORATION.sub(" ", str(error)).split())
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFileSource(Source):
-    """A file of ``version``, a table's snapshot in words; or its row groups ``part``, behind ``first`` rows."""
+    """A file of ``version``, a snapshot in words; or its row groups ``part``, with ``first`` rows before them."""
 
     file: DataFile
     columns: tuple[TableColumn, ...]
@@ -200,7 +200,7 @@ class TableFileSource(Source):
     decodes = True
 
     def parts(self) -> list[Source]:
-        """Runs of row groups of a large file; the file itself where it is small."""
+        """Split a large file into runs of row groups; a small file stays whole."""
         if self.file.bytes <= self.block_bytes:
             return [self]
         with present(self.file.path, self.version), readable(self.file.path), self.file.open() as stream:
@@ -235,7 +235,7 @@ def present(path: str, version: str) -> Iterator[None]:
 
 
 class TableSnapshot(Snapshot):
-    """A snapshot of a table of Parquet files. ``identity``: tells the table from every other one."""
+    """A snapshot of a table of Parquet files. ``identity`` distinguishes the table from every other one."""
 
     def __init__(self, data: DataConfig, columns: Sequence[TableColumn], *, identity: str, version: str) -> None:
         self.data, self.columns, self.version = data, {column.name: column for column in columns}, version
@@ -254,11 +254,11 @@ class TableSnapshot(Snapshot):
 
     @abstractmethod
     def files(self, day: date | None) -> list[DataFile]:
-        """The files that may hold rows of ``day``, sorted by path."""
+        """Return the files that may hold rows of ``day``, sorted by path."""
 
     @abstractmethod
     def has_later(self, day: date) -> bool:
-        """Whether some file holds rows of a day after ``day``."""
+        """Return whether some file holds rows of a day after ``day``."""
 
     def delivery(self, day: date | None) -> Delivery:
         files = self.files(day)
@@ -300,7 +300,7 @@ class TableSnapshot(Snapshot):
 def days_between(
     low: Any, high: Any, *, timestamp: bool, zone: str | None, form: str | None = None
 ) -> tuple[int, int] | None:
-    """The days, as numbers, of the least and the largest value of a column; None where they cannot be told.
+    """Return the days, as numbers, of the least and the largest value of a column; None if they cannot be told.
 
     ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
     """

@@ -108,7 +108,7 @@ class ColumnKernels:
             none: For nulls.
 
         Returns:
-            None where there are many others.
+            None if there are many others.
         """
         # Beyond this number of other values, looking those up elsewhere costs more than the table saves.
         most, column = len(values) // _OTHERS, _column(values)
@@ -132,7 +132,7 @@ class ColumnKernels:
         """Sum finite float64 ``values``, and their squares, exactly, in units of 2^-1075 and 2^-2150.
 
         Returns:
-            None where a value that is not 0 is below 2^-480 or above 2^480.
+            None if a value that is not 0 is below 2^-480 or above 2^480.
         """
         values, exponents = np.ascontiguousarray(values, np.float64), np.empty(_EXPONENTS, np.int32)
         words, total, squares = np.empty((_EXPONENTS, 4), np.uint64), 0, 0
@@ -168,7 +168,7 @@ class ColumnKernels:
         return used[:count].copy(), counts[:count].copy(), clicks[:count].copy()
 
     def narrow(self, values: np.ndarray) -> np.ndarray | None:
-        """Return float64 ``values`` as float32, where each of them is one (or NaN); None where one is not."""
+        """Return float64 ``values`` as float32, where each of them is one (or NaN); None if one is not."""
         values = np.ascontiguousarray(values)
         out = np.empty(len(values), np.float32)
         if not self._library.rows_narrow(_at(values), _size(values), _at(out)):
@@ -238,6 +238,6 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def load() -> ColumnKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "rows", ColumnKernels, "columns are worked on without the compiled steps")

@@ -102,5 +102,5 @@ def _at(values: Tensor | None) -> int | None:
 
 
 def load() -> LinearKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     return open_installed(Path(__file__).parent / "native", "linear", LinearKernels, "linear layers run in oneDNN")

@@ -52,7 +52,7 @@ class QuantisationKernels:
         self._library.rowcodes_largest.restype = ctypes.c_float
 
     def largest(self, rows: Tensor) -> float:
-        """The largest magnitude in ``rows`` (float32 [n, columns], columns adjacent)."""
+        """Return the largest magnitude in ``rows`` (float32 [n, columns], columns adjacent)."""
         return float(self._library.rowcodes_largest(ctypes.byref(_task(rows))))
 
     def encode(
@@ -80,7 +80,7 @@ def _task(rows: Tensor) -> _Task:
 
 
 def load() -> QuantisationKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(
         folder, "rowcodes", QuantisationKernels, "checkpoints are coded without the compiled quantiser"

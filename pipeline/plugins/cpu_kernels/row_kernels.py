@@ -169,6 +169,6 @@ class RowTables:
 
 
 def load() -> RowKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "rowsteps", RowKernels, "rows are trained without the compiled steps")

@@ -101,7 +101,7 @@ class StepKernels:
         self._library = open_library(path, _VERSION)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepKernels:
-        """The same library: it has no state, and a copy of a model may have it too."""
+        """Return this library: it has no state, so copies of a model may share it."""
         return self
 
     def limit(self, level: int) -> None:
@@ -238,7 +238,7 @@ class Tables:
             offsets: int64 [features * b + 1].
 
         Returns:
-            The pooled embeddings, float32 [b, sum of the features' dims]; None where a row number is outside of its
+            The pooled embeddings, float32 [b, sum of the features' dims]; None if a row number is outside of its
             table.
         """
         pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
@@ -313,6 +313,6 @@ def _integers(values: Sequence[int]) -> Any:
 
 
 def load() -> StepKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "steps", StepKernels, "training runs without its compiled parts")

@@ -57,7 +57,7 @@ class TextKernels:
 
         Returns:
             float64 columns where ``numbers`` says so, else string views. An empty field is no number, and an empty
-            text. None where text is not ASCII or has a carriage return, a line has more or fewer fields, or a number
+            text. None if text is not ASCII or has a carriage return, a line has more or fewer fields, or a number
             is not plain digits, at most 15, with a point between them and a minus before them if they like.
         """
         if len(numbers) < 2 or len(block) > _MOST or not block.endswith(b"\n"):
@@ -106,7 +106,7 @@ class TextKernels:
         """Hash each of ``texts``, string views.
 
         Returns:
-            xxhash64 (uint64) of the bytes; null where a text is null, or its hash is one of ``none``.
+            xxhash64 (uint64) of the bytes; null if a text is null, or its hash is one of ``none``.
         """
         present, views, *buffers = texts.buffers()
         addresses = (ctypes.c_void_p * max(len(buffers), 1))(*(each.address for each in buffers))
@@ -129,6 +129,6 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def load() -> TextKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "fields", TextKernels, "text is read without the compiled steps")

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def cycle_steps(count: int, total: int) -> int:
-    """Steps of a cycle, of which the last of ``count`` may lack some of ``total``; ConfigError where it has none."""
+    """Return the steps of a cycle. The last of ``count`` cycles may be shorter; ConfigError if it would be empty."""
     steps = -(-total // count)
     # Cycles are rounded up, so training may end before the last one begins.
     if (count - 1) * steps >= total:
@@ -58,7 +58,7 @@ def cycle_steps(count: int, total: int) -> int:
 
 @dataclass(frozen=True)
 class Start:
-    """What an untrained model is built from: ``logits`` that its last biases begin at (None: zero)."""
+    """Builds untrained models. ``logits``: the initial values of the last biases (None: zero)."""
 
     settings: ModelSettings
     split: SplitReader
@@ -99,9 +99,9 @@ def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: f
 
 
 class Snapshots(Validation):
-    """The looks at the validation rows of a training that makes an ensemble: one at the end of each cycle.
+    """Validates a training that makes an ensemble: once, at the end of each cycle.
 
-    They stop nothing and lower no rates. A cycle of kind reset begins with an untrained model, or with the checkpoint
+    It stops nothing and lowers no rates. A cycle of kind reset begins with an untrained model, or with the checkpoint
     that the training started from. All methods are collective.
     """
 
@@ -120,11 +120,11 @@ class Snapshots(Validation):
 
     @staticmethod
     def applies(config: TrainConfig) -> bool:
-        """Whether ``train.snapshots`` asks for more than one model."""
+        """Return whether ``train.snapshots`` asks for more than one model."""
         return config.snapshots.active
 
     def begin(self, total: int, *, warm: bool) -> int:
-        """As ``Validation.begin``; a training that was resumed at the end of a cycle begins the next one."""
+        """Begin like ``Validation.begin``; a training that resumed at the end of a cycle begins the next one."""
         self._cycle = self._executor.optimizers.schedule.cycle = cycle_steps(self._snapshots.count, total)
         total, step = super().begin(total, warm=warm), self._executor.steps
         self._checkpoints.retained = []
@@ -144,15 +144,15 @@ class Snapshots(Validation):
         return total
 
     def due(self, step: int, total: int) -> bool:
-        """Whether a cycle ends with ``step`` of ``total``."""
+        """Return whether a cycle ends with ``step`` of ``total``."""
         return step == total or step % self._cycle == 0
 
     def next_look(self, step: int, total: int) -> int:
-        """The end of the cycle of the step after ``step``."""
+        """Return the end of the cycle of the step after ``step``."""
         return min(total, (step // self._cycle + 1) * self._cycle)
 
     def age(self, step: int) -> int:
-        """Steps that the model after ``step`` has taken since it began anew."""
+        """Return the steps that the model after ``step`` has taken since it was last reset."""
         if self._snapshots.kind != RESET:
             return step
         return (step - 1) % self._cycle + 1
@@ -188,7 +188,7 @@ class Snapshots(Validation):
             log.info("cycle %d of %d begins: %s", number + 1, self._snapshots.count, self._snapshots.kind)
 
     def result(self) -> dict[str, Any]:
-        """``ensemble`` of the training's figures: the snapshots that became members, and their cost to find."""
+        """Return ``ensemble`` of the training's figures: the snapshots that became members, and their cost."""
         began, paths = time.perf_counter(), self._checkpoints.retained_paths()
         scores = []
         for path in paths:
@@ -239,9 +239,9 @@ class Snapshots(Validation):
 # An ensemble's logit is the weighted sum of its members' logits. NE of the mean falls with the members' own NE and with
 # their distance from each other, so choosing by it selects good and diverse members (SEERL, section 3.3).
 def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) -> list[int]:
-    """The places of ``keep`` of the models with ``logits`` [m, n]: each next one brings the smallest NE of the mean.
+    """Return the places of ``keep`` of the models with ``logits`` [m, n], each the best next addition to the mean.
 
-    Of equal ones the newest is taken.
+    Each one gives the smallest NE of the mean of those chosen; of equal ones the newest is taken.
     """
     chosen: list[int] = []
     total = np.zeros(logits.shape[1])
@@ -256,10 +256,10 @@ def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) ->
 
 
 def fitted_weights(logits: Floats, labels: Floats, weights: Floats | None = None) -> NDArray[np.float64]:
-    """What the logits [m, n] of an ensemble's members count: [m], by logistic regression with a ridge.
+    """Return the weights [m] of members with ``logits`` [m, n], by logistic regression with a ridge.
 
     The mean of logits is nearer to the base rate than each of its members, so the weights may add up to more than 1.
-    The ridge draws them towards 1 / m. Newton's method; the loss is convex.
+    The ridge draws them towards 1 / m. The loss is convex and minimised by Newton's method.
     """
     rows, counted = logits.astype(np.float64), fill_weights(labels, weights)
     counted = counted / counted.sum()

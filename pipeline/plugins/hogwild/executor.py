@@ -36,7 +36,7 @@ MEMORY = "ddr"
 
 
 class Hogwild(StepExecutor):
-    """A ``StepExecutor`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
+    """A ``StepExecutor`` whose steps threads take: ``step`` returns the output of the next step that finishes.
 
     Threads run ahead of ``step``. ``drain`` lets them finish what they have begun: call it before anything looks at the
     weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
@@ -89,7 +89,7 @@ class Hogwild(StepExecutor):
         return 1
 
     def step(self, batches: Iterator[Batch]) -> Output:
-        """The (logits, labels, weights) of the next step that a thread has finished."""
+        """Return the (logits, labels, weights) of the next step that a thread has finished."""
         self.lr = self.optimizers.set_step(self.steps)
         if self._prepared:
             self._start(batches)
@@ -144,7 +144,7 @@ class Hogwild(StepExecutor):
         return output
 
     def take(self) -> tuple[int, Batch] | None:
-        """The next batch with the number of its step, once the threads may run; None at the end."""
+        """Return the next batch with the number of its step, once the threads may run; None at the end."""
         while True:
             self._running.wait()
             with self._take:
@@ -161,7 +161,7 @@ class Hogwild(StepExecutor):
                 return self.steps + self._taken - self._returned - 1, batch
 
     def learn(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Output:
-        """A forward and backward pass: tables learn in it, ``parameters`` get their gradients, each thread its own."""
+        """Run a forward and backward pass, in which tables learn and the thread's own ``parameters`` get gradients."""
         output: Output
         loss, output = self.model(batch)
         learning, trained = list[nn.Parameter](), list[torch.Tensor]()
@@ -179,7 +179,7 @@ class Hogwild(StepExecutor):
 
 
 class _Worker(threading.Thread):
-    """One thread: its gradients and its optimizer are its own, weights and optimizer state are everybody's."""
+    """One thread with its own gradients and optimizer; weights and optimizer state are shared."""
 
     def __init__(self, trainer: Hogwild, config: TrainConfig) -> None:
         super().__init__(name="nightjar-hogwild", daemon=True)
@@ -229,7 +229,7 @@ class _Worker(threading.Thread):
 
 
 def _check_plan(plan: Plan) -> None:
-    """ConfigError for a table that does not lie whole in the host's memory."""
+    """Raise ConfigError for a table that does not lie whole in the host's memory."""
     for name, table in plan.tables.items():
         if table.tier != MEMORY:
             raise ConfigError(

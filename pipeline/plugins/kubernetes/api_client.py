@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class RefusedError(LaunchError):
-    """The API server answered with an error; ``status``: of HTTP, 0 where it is not known.
+    """The API server answered with an error; ``status`` is that of HTTP, or 0 if it is unknown.
 
-    ``passing_seconds``: how long the same question may get this answer before that counts; 0: it counts at once.
+    ``passing_seconds``: how long the same request may get this answer before it counts; 0: it counts at once.
     """
 
     status, passing_seconds = 0, 0.0
@@ -47,12 +47,12 @@ class RefusedError(LaunchError):
 
     @property
     def passing(self) -> bool:
-        """Whether the answer says nothing about what was asked for."""
+        """Whether the answer says nothing about the requested object."""
         return self.passing_seconds > 0
 
 
 class UnansweredError(LaunchError):
-    """The API server did not answer, or with something that is none of its answers."""
+    """The API server did not answer, or its answer is not one of the API."""
 
     passing, passing_seconds = True, float("inf")
 
@@ -73,13 +73,13 @@ class Api:
         self.server = str(client.configuration.host)
 
     def patient(self, outage_seconds: float) -> Api:
-        """The same server, asked again for up to ``outage_seconds`` while it does not answer."""
+        """Return the same server, which is asked again for up to ``outage_seconds`` while it does not answer."""
         other = copy.copy(self)
         other.outage_seconds = outage_seconds
         return other
 
     def brisk(self, timeout_seconds: float) -> Api:
-        """The same server, asked once, with ``timeout_seconds`` to answer."""
+        """Return the same server, which is asked once and has ``timeout_seconds`` to answer."""
         other = self.patient(0.0)
         other.timeout_seconds = min(timeout_seconds, TIMEOUT_SECONDS)
         return other
@@ -89,7 +89,7 @@ class Api:
         return self._call("GET", path, None, query)
 
     def find(self, path: str) -> Object | None:
-        """Read an object; None where the answer says that this object does not exist."""
+        """Read an object; None if the answer says that this object does not exist."""
         try:
             return self.get(path)
         except RefusedError as error:
@@ -112,7 +112,7 @@ class Api:
         return self._call("PATCH", path, body, content="application/merge-patch+json")
 
     def apply(self, path: str, body: Mapping[str, Any], manager: str, **query: str) -> Object:
-        """Server-side apply: create the object, or set these fields of it as those of ``manager``."""
+        """Create the object or set these fields of it as those of ``manager``, by server-side apply."""
         # Force, so that fields that somebody else has set become those of ``manager`` instead of a conflict.
         query = {"fieldManager": manager, "force": "true", **query}
         return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
@@ -132,7 +132,7 @@ class Api:
                 raise
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
-        """The lines of a log as they come; ends when the server ends it."""
+        """Yield the lines of a log as they come; ends when the server ends it."""
         # Use one limit for connecting and one for silence: a quiet pod is no failure, but a connection may die
         # unnoticed.
         response = self._request("GET", path, None, query, timeout=(self.timeout_seconds, LOG_SECONDS))
@@ -146,7 +146,7 @@ class Api:
             yield rest
 
     def skew(self) -> float:
-        """Seconds that this machine's clock is ahead of the API server's."""
+        """Return the seconds by which this machine's clock is ahead of the API server's."""
 
         def ask() -> float:
             stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
@@ -180,7 +180,7 @@ class Api:
         return answer
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """What ``ask`` returns, asked again while the server says nothing, or its error after ``outage_seconds``."""
+        """Return what ``ask`` returns, and repeat it while the server is silent; raise after ``outage_seconds``."""
         since, pause = self.clock.monotonic(), FIRST_PAUSE
         while True:
             try:
@@ -245,7 +245,7 @@ def answers(server: str) -> Iterator[None]:
 
 
 def refusal(status: int, text: str, request: str) -> RefusedError:
-    """The error of an answer with HTTP ``status`` and body ``text``."""
+    """Return the error of an answer with HTTP ``status`` and body ``text``."""
     stated: Object = {}
     try:
         stated = dict(json.loads(text))
@@ -257,7 +257,7 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
 
 
 def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
-    """How long this answer says nothing about what was asked for."""
+    """Return for how many seconds this answer says nothing about the requested object."""
     if status == 403 and ("admission webhook" in message or "exceeded quota" in message):
         # Admission has judged the object, and would judge it the same way again.
         return 0.0
@@ -272,7 +272,7 @@ def _passing_seconds(status: int, message: str, stated: Object, request: str) ->
 
 
 def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
-    """A refusal's message and hint."""
+    """Return a refusal's message and hint."""
     if status == 401:
         text = f"the API server does not accept the credentials: {message}"
         return text, "a token may have expired, or a clock be wrong: kubectl auth whoami"
@@ -292,7 +292,7 @@ def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
 
 
 def check_clock(api: Api) -> None:
-    """LaunchError where this machine's clock and the API server's differ so much that tokens and dates go wrong."""
+    """Raise LaunchError if this machine's clock and the API server's differ so much that tokens and dates fail."""
     skew = api.skew()
     if abs(skew) > MOST_SKEW_SECONDS:
         where = "ahead of" if skew > 0 else "behind"
@@ -304,7 +304,7 @@ def check_clock(api: Api) -> None:
 
 
 def connect(context: str | None = None) -> Api:
-    """The API server, with the pod's service account or the kubeconfig's ``context`` (None: the current one).
+    """Return the API server, with the pod's service account or the kubeconfig's ``context`` (None: the current one).
 
     A named context comes from the kubeconfig even inside a cluster. Raises LaunchError without credentials.
     """

@@ -36,7 +36,7 @@ class JobRoom:
     selector: str
 
     def hosts(self) -> int | None:
-        """Pods that run; None where the job has ended."""
+        """Return the number of pods that run; None if the job has ended."""
         # This is asked between two steps of a training, which must not wait long for the answer.
         api = self.api.brisk(ASKING_SECONDS)
         job = api.find(self.job)
@@ -53,12 +53,12 @@ class JobRoom:
 
 
 def room_of(step: Step) -> Step:
-    """``step`` under the name that the room of its stage has."""
+    """Return ``step`` under the name of its stage's room."""
     return replace(step, name=f"{step.name}-room")
 
 
 def as_room(job: Object, step: Step) -> Object:
-    """``job`` of ``step`` as one whose pods wait, each of them wherever it finds a place."""
+    """Return ``job`` of ``step`` with pods that only wait, each wherever it finds a place."""
     room: Object = copy.deepcopy(job)
     # A job's kind decides where its pods and their labels are, so all of them are searched for.
     for labels in _values(room, "labels"):
@@ -81,7 +81,7 @@ def as_room(job: Object, step: Step) -> Object:
 
 
 def _values(part: Any, key: str) -> Iterator[Any]:
-    """Values of ``key``, objects, anywhere in ``part``."""
+    """Yield the objects at ``key`` anywhere in ``part``."""
     if isinstance(part, dict):
         if isinstance(part.get(key), dict):
             yield part[key]

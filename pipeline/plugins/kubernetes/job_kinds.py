@@ -123,7 +123,7 @@ def _queued(kind: Object, spec: Object, config: Config, step: Step, name: str, a
 
 
 def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str) -> Object:
-    """The headless service that gives the pods of an indexed job their names; it goes with the job, uid ``owner``."""
+    """Return the headless service that names the pods of an indexed job; it is deleted with the job, uid ``owner``."""
     metadata = _metadata(config, step, name, attempt)
     if owner:
         reference = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
@@ -150,15 +150,15 @@ def _template(
 
 
 def require_cluster(config: Config) -> None:
-    """ConfigError where ``launch`` is not a cluster."""
+    """Raise ConfigError if ``launch`` is not a cluster."""
     if config.launch.name != "kubernetes":
         raise ConfigError(f"launch={config.launch.name} starts no pods", hint="launch=kubernetes")
 
 
 def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> list[Object]:
-    """The objects of every stage that ``config`` runs in pods, in order, as the launcher would submit first attempts.
+    """Return the objects of every stage that runs in pods, in order, as the launcher would submit first attempts.
 
-    Asks no cluster.
+    This asks no cluster.
     """
     require_cluster(config)
     objects: list[Object] = []
@@ -173,7 +173,7 @@ def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> lis
 
 
 def as_yaml(objects: Sequence[Object]) -> str:
-    """``objects`` as one YAML stream, for ``kubectl apply -f -``."""
+    """Format ``objects`` as one YAML stream, for ``kubectl apply -f -``."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -194,7 +194,7 @@ class IndexedRunner(ClusterRunner):
     pod_label = "job-name"
 
     def complete(self, step: Step, job: Object) -> None:
-        """For several pods, the service by which they find the first one; one that an earlier job left is replaced."""
+        """Create the service by which several pods find the first one, and replace one that an earlier job left."""
         if hosts_of(step.name, self.config) == 1:
             return
         metadata, services = job["metadata"], f"/api/v1/namespaces/{self.namespace}/services"
@@ -221,12 +221,12 @@ class IndexedRunner(ClusterRunner):
 
 
 def indexed_job_phase(job: Object) -> str:
-    """running | succeeded | failed, by the conditions of a ``batch/v1`` job."""
+    """Return running | succeeded | failed, by the conditions of a ``batch/v1`` job."""
     return _phase_by_conditions(job, "Complete")
 
 
 def _phase_by_conditions(job: Object, done: str) -> str:
-    """running | succeeded | failed; ``done``: the type of the condition that holds once the job has succeeded."""
+    """Return running | succeeded | failed; ``done`` is the type of the condition of a job that has succeeded."""
     holding = set()
     for condition in job.get("status", {}).get("conditions") or []:
         if condition["status"] == "True":
@@ -239,7 +239,7 @@ def _phase_by_conditions(job: Object, done: str) -> str:
 
 
 class JobSetRunner(ClusterRunner):
-    """Indexed jobs in a JobSet, which gives their pods names and is what Kueue and others know whole."""
+    """Indexed jobs in a JobSet, which gives their pods names and which Kueue and others handle as a whole."""
 
     collection = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
@@ -252,7 +252,7 @@ class JobSetRunner(ClusterRunner):
 
 
 def job_set_phase(job: Object) -> str:
-    """running | succeeded | failed, by the conditions of a JobSet."""
+    """Return running | succeeded | failed, by the conditions of a JobSet."""
     return _phase_by_conditions(job, "Completed")
 
 
@@ -277,5 +277,5 @@ RUNNERS: dict[str, type[ClusterRunner]] = {"indexed": IndexedRunner, "jobset": J
 
 
 def cluster_runner(config: Config, api: Api) -> ClusterRunner:
-    """What submits stages in the form that ``launch.job`` names."""
+    """Return the runner that submits stages in the form that ``launch.job`` names."""
     return RUNNERS[config.launch.job](config, api)

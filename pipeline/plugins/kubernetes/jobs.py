@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class ClusterRunner(ABC):
-    """Submits stages as jobs; how a job looks and is made is a subclass's business.
+    """Submits stages as jobs; subclasses decide how a job looks and is made.
 
-    Clocks and rights were looked at when the run was taken hold of (``locks.py``).
+    Clocks and rights were checked when the run was locked (``locks.py``).
     """
 
     outlasts = True
@@ -55,13 +55,13 @@ class ClusterRunner(ABC):
 
     @abstractmethod
     def phase_of(self, job: Object) -> str:
-        """running | succeeded | failed | cancelled, by the status of the object ``job``."""
+        """Return running | succeeded | failed | cancelled, by the status of the object ``job``."""
 
     def complete(self, step: Step, job: Object) -> None:  # noqa: B027 (most jobs need nothing else)
         """Make what the pods of the live ``job`` need beside it, where it is missing."""
 
     def phase(self, name: str) -> str:
-        """running | succeeded | failed | cancelled | lost; lost: the server says that there is none of that name."""
+        """Return running | succeeded | failed | cancelled | lost; lost: the server has no job of that name."""
         job = self.api.find(f"{self.jobs}/{name}")
         if job is None:
             return "lost"
@@ -72,14 +72,14 @@ class ClusterRunner(ABC):
         self.api.delete(f"{self.jobs}/{name}")
 
     def expect(self, steps: Sequence[Step]) -> None:  # noqa: B027 (concrete, and the same for all of them)
-        """Nothing: a job takes its place in the cluster when its stage starts."""
+        """Do nothing: a job takes its place in the cluster when its stage starts."""
 
     def takes(self, stage: str) -> bool:
-        """No: a pod takes longer than an import."""
+        """Return False: a pod takes longer to start than an import."""
         return False
 
     def goes_on(self) -> bool:
-        """Whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
+        """Return whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
         # Ask without retries: the run has ended, and its launcher should end as well.
         api, ours = self.api.brisk(BRISK_SECONDS), f"{RUN_LABEL}={run_label(str(self.config.run))}"
         for job in api.get(self.jobs, labelSelector=ours).get("items", []):
@@ -90,7 +90,7 @@ class ClusterRunner(ABC):
         return any(map(is_alive, pods))
 
     def find(self, step: Step) -> ClusterJob | None:
-        """The job of ``step`` that runs, submitted by a launcher that is gone.
+        """Return the job of ``step`` that runs, submitted by a launcher that is gone.
 
         Jobs of the same run and stage but another key, or another image, are ended: they would write to the same
         checkpoints. So is one that holds room for the stage.
@@ -130,7 +130,7 @@ class ClusterRunner(ABC):
         return self._follow(step, name)
 
     def room(self, step: Step, hosts: int) -> JobRoom:
-        """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
+        """Create a job of the stage's shape whose pods wait, one for each of ``hosts``."""
         # Record this before the request, whose answer may be lost, so that ``close`` gives the room back in any case.
         self._lent[step.name] = step
         # Copy the runner, so that the job is built for ``hosts`` hosts and the run keeps its own number of hosts.
@@ -219,7 +219,7 @@ class ClusterJob:
         self._pods: list[Object] = []
 
     def state(self) -> str:
-        """As the protocol has it. While the API server is silent this waits, up to ``launch.outage_minutes``."""
+        """Return the protocol's state. While the API server is silent, wait up to ``launch.outage_minutes``."""
         asked = self.clock.monotonic()
         try:
             job = self.runner.api.find(f"{self.runner.jobs}/{self.name}")
@@ -248,7 +248,7 @@ class ClusterJob:
         return "queued"
 
     def _waits_for_admission(self, job: Object) -> bool:
-        """Whether ``job`` is suspended, which is said once: Kueue, or who else suspends it, admits it later."""
+        """Return whether ``job`` is suspended until Kueue or another controller admits it; log that once."""
         suspended = bool(job.get("spec", {}).get("suspend"))
         if suspended != (self._queued_since is not None):
             if suspended:
@@ -262,10 +262,10 @@ class ClusterJob:
         return suspended
 
     def _check_pending(self) -> None:
-        """GivenUpError for a pod that cannot start, or does not in time; NoRoomError where it finds no place.
+        """Raise GivenUpError for a pod that cannot start in time, and NoRoomError if it finds no place.
 
-        A pod may be without a place for less long where the stage may go on with fewer hosts, and has
-        ``launch.image_minutes`` to get its image.
+        A pod may wait less long for a place if the stage may go on with fewer hosts. It has ``launch.image_minutes``
+        to get its image.
         """
         config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = list(filter(None, map(pending_problem, self._pods)))
@@ -303,7 +303,7 @@ class ClusterJob:
         raise NoRoomError(waited, hint=hint, running=running)
 
     def _warnings(self) -> list[str]:
-        """What controllers said about the job, newest first: that a quota is full is in no status."""
+        """Return the controllers' warnings about the job, newest first: no status shows that a quota is full."""
         path, about = f"/api/v1/namespaces/{self.runner.namespace}/events", f"involvedObject.name={self.name}"
         try:
             events = self.runner.api.brisk(BRISK_SECONDS).get(path, fieldSelector=about).get("items", [])
@@ -314,7 +314,7 @@ class ClusterJob:
         return [str(event.get("message", "")) for event in events if event.get("type") == "Warning"]
 
     def output(self) -> bytes:
-        """Lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
+        """Return the lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
         return self._logs.drain()
 
     def logs(self) -> str:

@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 
 def among(labels: Mapping[str, str]) -> Object:
-    """The spec of a policy: pods with ``labels`` accept connections from such pods, on any port, and no others."""
+    """Return a policy's spec: pods with ``labels`` accept connections only from such pods, on any port."""
     ours = {"podSelector": {"matchLabels": dict(labels)}}
     return {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
 
 
 def run_policy(config: Config) -> Object:
-    """The policy of a run's pods, which it selects by the label that no patch of a pod may change."""
+    """Return the policy of a run's pods, which it selects by the label that no patch of a pod may change."""
     # The name is not ``nightjar-<run>``: schedule.name is nightjar-nightly by default, and its policy has that name.
     name, run = f"nightjar-run-{run_label(str(config.run), 50)}", {RUN_LABEL: run_label(str(config.run))}
     metadata = {"name": name, "namespace": config.launch.namespace, "labels": NIGHTJAR_LABELS | run}
@@ -72,7 +72,7 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
 
 
 def on_host_network(config: Config) -> list[str]:
-    """The keys of ``launch.pods.patch`` whose pods share the network of their node; the launcher listens nowhere."""
+    """Return the keys of ``launch.pods.patch`` whose pods share their node's network; the launcher listens nowhere."""
     exposed = []
     for name, fragment in config.launch.pods.patch.items():
         if name != LAUNCHER and (fragment.get("spec") or {}).get("hostNetwork"):
@@ -81,7 +81,7 @@ def on_host_network(config: Config) -> list[str]:
 
 
 def selects(policy: Object, labels: Mapping[str, str]) -> bool:
-    """Whether ``policy`` says who may connect to pods with ``labels``."""
+    """Return whether ``policy`` says who may connect to pods with ``labels``."""
     spec = policy.get("spec") or {}
     selector = spec.get("podSelector") or {}
     wanted = selector.get("matchLabels") or {}
@@ -98,7 +98,7 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 
 
 def opens(policy: Object, port: int) -> bool:
-    """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
+    """Return whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
     for rule in (policy.get("spec") or {}).get("ingress") or ():
         # A rule without ports covers all ports. Other rules give numbers, or the name that our container has for its
         # port.
@@ -123,7 +123,7 @@ def opens(policy: Object, port: int) -> bool:
 
 
 def _create_policy(api: Api, policy: Object) -> str:
-    """Make the policy, or set again what an earlier launcher left; return why that fails, "" where it does not."""
+    """Make the policy, or set again what an earlier launcher left; return why that fails, "" if it does not."""
     group, resource, verbs = NETWORK
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
     denied = []

@@ -56,7 +56,7 @@ def launcher_account(config: Config) -> str:
 
 
 def job_name(config: Config, step: Step, attempt: int) -> str:
-    """``<run>-<stage>-<key>-a<attempt>``, short enough for ``-<stage>-<host>-0`` behind it.
+    """Return ``<run>-<stage>-<key>-a<attempt>``, short enough to append ``-<stage>-<host>-0``.
 
     It is deterministic, so that a launcher finds the job that an earlier one submitted. The ten digits of the key cover
     the step's key and the image: a job of another image is another job.
@@ -72,7 +72,7 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
 
 
 def run_label(run: str, longest: int = LONGEST) -> str:
-    """``run`` as a DNS label of at most ``longest`` characters that starts with a letter; other runs have others."""
+    """Return ``run`` as a unique DNS label of at most ``longest`` characters that starts with a letter."""
     slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if not slug[:1].isalpha():
         slug = f"r-{slug}".strip("-")
@@ -87,12 +87,12 @@ def job_labels(config: Config, step: Step, attempt: int) -> dict[str, str]:
 
 
 def stage_selector(config: Config, step: Step) -> dict[str, str]:
-    """The labels that all attempts of a run's stage share."""
+    """Return the labels that all attempts of a run's stage share."""
     return {RUN_LABEL: run_label(str(config.run)), STAGE_LABEL: step.name}
 
 
 def stage_query(config: Config, step: Step) -> str:
-    """``stage_selector`` as the value of a ``labelSelector``."""
+    """Return ``stage_selector`` as the value of a ``labelSelector``."""
     return ",".join(map("=".join, stage_selector(config, step).items()))
 
 
@@ -105,7 +105,7 @@ def pod_template(
     seconds: int,
     role: str = "",
 ) -> Object:
-    """Template of one pod of ``stage``, which runs ``command`` and has ``seconds`` to end when it is told to.
+    """Return the template of a pod of ``stage`` that runs ``command`` and has ``seconds`` to end after a signal.
 
     ``env``: variables beside those of ``launch.pods``; ``role``: of the pod, where the stage's pods have several, by
     which it has resources and patches of its own. Nothing in it may become root, write to the image or talk to
@@ -235,10 +235,10 @@ def _volumes(pods: PodConfig, resources: PodResources) -> tuple[list[Object], li
 
 
 def check_templates(api: Api, config: Config) -> None:
-    """LaunchError for a pod that the server would refuse, or whose ``launch.pods.patch`` has fields it does not know.
+    """Raise LaunchError for a pod that the server would refuse, or whose patch has fields it does not know.
 
-    A dry run before anything starts, with strict field validation: the server keeps nothing. Servers older than 1.25
-    drop unknown fields without a word, which shows in what they answer. Nothing is asked where there is no patch.
+    Makes a dry run before anything starts, with strict field validation: the server keeps nothing. Servers older than
+    1.25 drop unknown fields silently, which shows in their answers. Nothing is asked if there is no patch.
     """
     if not config.launch.pods.patch:
         return
@@ -262,7 +262,7 @@ def check_templates(api: Api, config: Config) -> None:
 
 
 def _dropped(sent: Any, kept: Any, path: str) -> Iterator[str]:
-    """Paths of what was ``sent`` and is not in what the server ``kept``; empty values may be left out."""
+    """Yield paths of what was ``sent`` and that the server has not ``kept``; empty values may be left out."""
     if isinstance(sent, dict):
         for name, value in sent.items():
             place = f"{path}.{name}".removeprefix(".")

@@ -19,7 +19,7 @@ REST_SECONDS = 10.0  # time limit for the last lines of pods that have ended
 
 
 class PodLogs:
-    """Follows every pod it is shown. Only rank 0 of a stage speaks unless something goes wrong, so lines may mix."""
+    """Follows all given pods. Only rank 0 of a stage writes unless something goes wrong, so lines may mix."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api, self.namespace = api, namespace
@@ -40,7 +40,7 @@ class PodLogs:
                     break
 
     def drain(self) -> bytes:
-        """The lines that came since the last call."""
+        """Return the lines that came since the last call."""
         return b"".join(follower.drain() for follower in self._followers.values())
 
     def finish(self) -> None:
@@ -57,7 +57,7 @@ class PodLogs:
             follower.ended = True
 
     def text(self) -> str:
-        """All that was followed, each pod's behind its name."""
+        """Return all followed logs, each after its pod's name."""
         parts = []
         for name, follower in sorted(self._followers.items()):
             parts.append(f"==> {name} <==\n{follower.text()}")
@@ -77,7 +77,7 @@ class _LogFollower:
         self.thread.start()
 
     def drain(self) -> bytes:
-        """The lines that came since the last call."""
+        """Return the lines that came since the last call."""
         # append and popleft of a deque are atomic, so this thread and the follower's need no lock.
         lines = []
         while self._fresh:
@@ -85,7 +85,7 @@ class _LogFollower:
         return b"".join(lines)
 
     def text(self) -> str:
-        """What is kept of the log."""
+        """Return the kept part of the log."""
         return b"".join(list(self._kept)).decode(errors="replace")
 
     def _run(self) -> None:

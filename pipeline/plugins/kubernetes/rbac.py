@@ -27,7 +27,7 @@ PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # check_templ
 
 
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
-    """The rights that a launcher cannot do without, for jobs of kind ``launch.job``."""
+    """Return the rights that a launcher needs for jobs of kind ``launch.job``."""
     needed = (*JOBS[launch.job], *COMMON)
     if launch.pods.patch:
         needed += PATCHED
@@ -35,12 +35,12 @@ def rights(launch: LaunchConfig) -> tuple[Right, ...]:
 
 
 def granted(launch: LaunchConfig) -> tuple[Right, ...]:
-    """All rights of the launcher's Role."""
+    """Return all rights of the launcher's Role."""
     return (*rights(launch), NETWORK)
 
 
 def rules(launch: LaunchConfig) -> list[Object]:
-    """The rights as the rules of a Role."""
+    """Return the rights as the rules of a Role."""
     made = []
     for group, resource, verbs in granted(launch):
         made.append({"apiGroups": [group], "resources": [resource], "verbs": list(verbs)})
@@ -70,7 +70,7 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
 
 
 def allowed(api: Api, namespace: str, group: str, resource: str, verb: str) -> bool:
-    """Whether the API server lets this client do it. Every user may ask about their own rights."""
+    """Return whether the API server allows this client the verb. All users may ask about their own rights."""
     kind, _, part = resource.partition("/")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
     body = {

@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 
 
 def schedule_config(overrides: Sequence[str]) -> Config:
-    """The configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it.
+    """Return the configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it.
 
-    ConfigError for what no schedule should do every night.
+    ConfigError for settings that no schedule should use every night.
     """
     given, overrides = split_arguments(overrides, ("date", "job"))
     if given:
@@ -84,14 +84,14 @@ def schedule_config(overrides: Sequence[str]) -> Config:
 
 
 def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
-    """Accounts, role, binding, network policy and CronJob, named by the schedule. The nights run with ``overrides``."""
+    """Return accounts, role, binding, policy and CronJob, named by the schedule, for nights with ``overrides``."""
     return [*access(config), network_policy(config), cron_job(config, overrides)]
 
 
 def access(config: Config) -> list[Object]:
-    """The service accounts of launcher and stages, and the launcher's role in its namespace. Stages have no rights.
+    """Return the service accounts of launcher and stages, and the launcher's role. Stages have no rights.
 
-    Accounts of the user's own are neither made nor deleted.
+    The role is limited to the launcher's namespace. The user's own accounts are neither made nor deleted.
     """
     name, pods = launcher_account(config), config.launch.pods
     accounts = []
@@ -109,13 +109,13 @@ def access(config: Config) -> list[Object]:
 
 
 def network_policy(config: Config) -> Object:
-    """Pods of stages accept connections from each other alone."""
+    """Return the policy by which pods of stages accept connections only from each other."""
     # All ports are open between them: the rendezvous has one, but gloo and NCCL take any that are free.
     return _object(config, VERSION, KIND, config.schedule.name, spec=among(NIGHTJAR_LABELS))
 
 
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
-    """The CronJob: one launcher at a time, which continues where the last one stopped."""
+    """Return the CronJob: one launcher at a time, which continues where the last one stopped."""
     schedule = config.schedule
     # The kubelet replaces $(NAME) by a variable's value, and $$ by $.
     inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
@@ -161,7 +161,7 @@ def _object(config: Config, version: str, kind: str, name: str, **content: objec
 
 
 def collection(item: Object) -> str:
-    """The API path of the collection that ``item`` belongs to."""
+    """Return the API path of the collection that ``item`` belongs to."""
     version = item["apiVersion"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     return f"{root}/namespaces/{item['metadata']['namespace']}/{PLURALS[item['kind']]}"
@@ -217,7 +217,7 @@ class NightJobState:
 
 @dataclass(frozen=True)
 class Status:
-    """What the cluster knows of the schedule. ``last``: when it last started a launcher."""
+    """What the cluster knows about the schedule. ``last``: when it last started a launcher."""
 
     schedule: str
     suspended: bool
@@ -225,7 +225,7 @@ class Status:
     nights: list[NightJobState]
 
     def lines(self) -> list[str]:
-        """The text of ``nightjar schedule status``."""
+        """Return the text of ``nightjar schedule status``."""
         state = "suspended" if self.suspended else "on"
         lines = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
         for night in self.nights:
@@ -237,7 +237,7 @@ class Status:
 
 
 def status(api: Api, cron: Object) -> Status:
-    """The state of the CronJob and of its nights, newest first; LaunchError if there is no CronJob."""
+    """Return the state of the CronJob and of its nights, newest first; LaunchError if there is no CronJob."""
     live = _live(api, cron)
     namespace = cron["metadata"]["namespace"]
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
@@ -276,7 +276,7 @@ def _live(api: Api, cron: Object) -> Object:
 
 
 def night_job(config: Config, name: str) -> NightJob:
-    """The job ``name``; LaunchError where there is none."""
+    """Return the job ``name``; LaunchError if there is none."""
     namespace = config.launch.namespace
     job = _api(config).find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}")
     if job is None:

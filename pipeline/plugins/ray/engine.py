@@ -50,7 +50,7 @@ INIT_OPTIONS: dict[str, Any] = {
 
 
 class RayEngine(IngestEngine):
-    """A Ray of this machine's cores, started here and stopped afterwards, or the one at ``ingest.ray.address``."""
+    """Runs on a Ray of this machine's cores, which it starts and stops, or on the one at ``ingest.ray.address``."""
 
     def __init__(self, config: IngestConfig) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class RayEngine(IngestEngine):
     def fit_state(
         self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
     ) -> FittedState:
-        """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
+        """Fit every table's mapping on a worker; the state has no ids. The day's counts join those before it."""
         # Start all tables before waiting for any: tasks take references to results that are not computed yet.
         fit_mapping, shared, light = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
@@ -162,7 +162,7 @@ class RayEngine(IngestEngine):
         return FittedState(dense=fitted_dense(spec, split_counts.train, before), sparse=sparse)
 
     def continued(self, state: FittedState) -> FittedState:
-        """The state of another dataset, handed to the workers; what is left has no ids."""
+        """Hand the state of another dataset to the workers, and return the rest, which has no ids."""
         light = {}
         for name, mapping in state.sparse.items():
             # Put three objects, since each task needs only one of them.
@@ -256,9 +256,9 @@ class RayEngine(IngestEngine):
             yield ahead.popleft()
 
     def _get(self, refs: Any) -> Any:
-        """The values of ``refs``; the error of ours that a task ended with, as it was.
+        """Return the values of ``refs``, or raise the original error of Nightjar that a task ended with.
 
-        LaunchError where Ray lost what it cannot make again: a worker that merged counts, or one task too often.
+        Raises LaunchError if Ray lost what it cannot make again: a worker that merged counts, or one task too often.
         """
         errors = self._ray.exceptions
         try:
@@ -281,7 +281,7 @@ class RayEngine(IngestEngine):
 
 
 class RemoteCounts(Counts):
-    """Counts that lie with the workers, which have said what will be asked of them: ``answers``."""
+    """Counts that stay with the workers, which have precomputed the ``answers`` that will be needed."""
 
     def __init__(self) -> None:
         self.answers: work.Answers | None = None
@@ -300,7 +300,7 @@ class RemoteCounts(Counts):
         return self._settled.distinct
 
     def merge(self, other: Any) -> None:
-        """Nothing: the workers add up their days themselves."""
+        """Do nothing: the workers add up their days themselves."""
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         return self._settled.curve
@@ -395,7 +395,7 @@ def _sample_rows(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    """Start a Ray of this machine, or join the one at ``address``; ConfigError where it does not start or answer."""
+    """Start a Ray of this machine, or join the one at ``address``; ConfigError if it does not start or answer."""
     if address is None:
         try:
             start_local_ray(ray)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SearchState:
-    """Tensors, and JSON data: floats come back from it with the same bits."""
+    """Tensors, and JSON data, from which floats come back with the same bits."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
@@ -65,7 +65,7 @@ class SearchStore:
         self.store.write_bytes(self.path, buffer.getvalue())
 
     def read(self) -> SearchState | None:
-        """What was kept; None where there is nothing, or only that of another search, or what is damaged."""
+        """Return the kept state; None if there is none, or it is damaged or of another search."""
         try:
             data = self.store.fs.cat_file(self.store.full(self.path))
         except FileNotFoundError:
@@ -106,9 +106,9 @@ class Learner:
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 
     def learn_weights(self, rows: SearchBatch, step: int, temperature: float, *, whole: bool = False) -> float:
-        """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
+        """Take a step (from 0) of the weights for an architecture drawn at ``temperature``; return the mean log loss.
 
-        ``whole``: with all columns and pairs.
+        With ``whole``, use all columns and pairs.
         """
         with torch.no_grad():
             gates = self.choices.draw(temperature, self.net.measured if whole else ())
@@ -125,7 +125,7 @@ class Learner:
         return loss.item()
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
-        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
+        """Take a step of the probabilities; return the log loss of a drawn architecture and the expected cost."""
         # The weights do not change in this step, and must not get gradients either. ``SearchTables.step`` clears those
         # of the rows only after using them, so these would add to the next step of the weights.
         weights = [*self.net.parameters(), self.tables.rows]
@@ -173,7 +173,7 @@ class Learner:
         return added
 
     def state(self) -> SearchState:
-        """All that a step changes."""
+        """Return all state that a step changes."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.net.named_parameters():
             tensors[f"net/{name}"] = parameter
@@ -208,14 +208,14 @@ class Learner:
             load_optimizer(optimizer, parameters, own, state.values[name])
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, Tensor]]]:
-        """Those of the weights and of the choices, with their parameters by name."""
+        """Return the optimizers of the weights and of the choices, with their parameters by name."""
         return {
             "dense": (self.dense, dict(self.net.named_parameters())),
             "architecture": (self.architecture, dict(self.choices.named_parameters())),
         }
 
     def _loss(self, rows: SearchBatch, gates: Gates, embeddings: Tensor | None = None) -> Tensor:
-        """The rows' mean log loss; ``embeddings``: theirs, if they are known."""
+        """Return the rows' mean log loss; ``embeddings`` are the rows' embeddings, if known."""
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)

@@ -46,7 +46,7 @@ def search(
     """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions.
 
     ``kept``: where the state is kept at intervals; a search that was stopped goes on from there, bit for bit.
-    PlanError where the super-net does not fit into memory.
+    PlanError if the super-net does not fit into memory.
     """
     config = space.config
     require_memory(space)
@@ -66,7 +66,7 @@ def search(
 
 
 def table_bytes(space: ArchitectureSpace, dim: int) -> int:
-    """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
+    """Return bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
     # All tables are one tensor. Each column of optimizer state is another one, with room for every row even where the
     # optimizers of only some tables use that column.
@@ -81,7 +81,7 @@ def table_bytes(space: ArchitectureSpace, dim: int) -> int:
 
 
 def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
-    """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
+    """Raise PlanError if the tables of the super-net do not fit into ``room`` bytes of memory.
 
     By default that is what this process may still use on this machine.
     """
@@ -106,9 +106,9 @@ def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
 
 
 class _Course:
-    """A search under way, after ``done`` steps; ``kept`` has the state of one that was stopped.
+    """A search after ``done`` steps; ``kept`` has the state of one that was stopped.
 
-    ``points``: of the record, with the probabilities at each in ``over_time``.
+    ``points``: points of the record, with the probabilities at each in ``over_time``.
     """
 
     def __init__(self, space: ArchitectureSpace, parts: SplitBatches, kept: SearchStore | None) -> None:
@@ -136,11 +136,11 @@ class _Course:
 
     @property
     def seconds(self) -> float:
-        """That the search has taken so far, those before it was stopped too."""
+        """Seconds that the search has taken so far, including those before it was stopped."""
         return self._earlier + time.monotonic() - self._began
 
     def run(self, learnt: Iterator[SearchBatch], held: Iterator[SearchBatch], progress: Progress) -> None:
-        """All steps that are left."""
+        """Take all remaining steps."""
         total = self.parts.steps
         held = self._counted(held)
         for step in range(self.done, total):
@@ -156,7 +156,7 @@ class _Course:
             progress(self.done, total)
 
     def temperature(self, step: int) -> float:
-        """It stays while the weights learn alone, then changes by a constant factor."""
+        """Return the temperature: constant while only the weights learn, then changing by a constant factor."""
         start, end = self.settings.temperature, self.settings.final_temperature
         done = max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
         return float(start * (end / start) ** done)
@@ -295,13 +295,13 @@ def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> Sea
 
 
 def decided(probabilities: list[float]) -> bool:
-    """Whether one choice is much more likely than it would be if all were alike."""
+    """Return whether one choice is much more likely than it would be among equal ones."""
     alike = 1 / len(probabilities)
     return (max(probabilities) - alike) / (1 - alike) >= DECIDED
 
 
 def warning(record: SearchRecord, settings: Any) -> str:
-    """What to say of a search that has decided less than half of what it was to decide; "" of any other."""
+    """Return a warning about a search that decided less than half of its decisions; "" for any other."""
     open_, every = len(record.undecided), len(record.decisions)
     if 2 * open_ <= every:
         return ""

@@ -170,7 +170,7 @@ def _narrows(name: str, masks: Tensor) -> Callable[[Tensor, Gates], Tensor]:
 
 
 def _ends(name: str) -> Callable[[Tensor, Gates], Tensor]:
-    """The mean of the ends [layers, B, n], deepest first, by the gates: [1, B, n]."""
+    """Average the ends [layers, B, n], deepest first, weighted by the gates: [1, B, n]."""
     return lambda ends, gates: (gates[name] @ ends.flatten(1)).view(1, *ends.shape[1:])
 
 

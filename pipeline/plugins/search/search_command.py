@@ -83,7 +83,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _key(config: Config) -> str:
-    """What an equal search has in common."""
+    """Return a key that equal searches share."""
     from pipeline.config.compose import config_hash
     from pipeline.store.manifest import artifact_key
 
@@ -92,7 +92,7 @@ def _key(config: Config) -> str:
 
 
 def _found(config: Config, store: Store) -> SearchRecord | None:
-    """The record of an equal search; ConfigError where the name is taken by another one."""
+    """Return the record of an equal search; ConfigError if another search has the name."""
     from pipeline.records.record import read
     from pipeline.records.search import SearchRecord, search_directory
 
@@ -111,7 +111,7 @@ def _found(config: Config, store: Store) -> SearchRecord | None:
 def _searched(
     config: Config, store: Store, overrides: list[str], options: argparse.Namespace, kept: SearchStore
 ) -> SearchRecord:
-    """Ingest where the dataset is missing, search, and write what was found."""
+    """Ingest if the dataset is missing, search, and write the result."""
     import torch
 
     from pipeline.calibration.hardware_cache import with_figures

@@ -59,7 +59,7 @@ class SearchTables:
             self.state[name] = torch.zeros(self.rows.shape if per_value else self.rows.shape[:1])
 
     def __call__(self, ids: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Of ``ids`` feature by feature; ``lengths`` [F * B]; ``weights``: of the ids."""
+        """Look up ``ids``, feature by feature, with ``lengths`` [F * B] and ``weights`` of the ids."""
         features = len(self.first)
         counts = lengths.view(features, -1)
         # Shift the ids of a feature to where its table begins in ``rows``.
@@ -196,7 +196,7 @@ class SuperNet(nn.Module):
 
 
 class _Mlp(nn.Module):
-    """Layers with ReLU and an end of ``width`` values behind each; the deepest comes out, or what ``depth`` makes."""
+    """Layers with ReLU, and an end of ``width`` values after each; returns the deepest end, or what ``depth`` picks."""
 
     def __init__(self, inputs: int, widths: list[int], width: int, dtype: torch.dtype | None) -> None:
         super().__init__()

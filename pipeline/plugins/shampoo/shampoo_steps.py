@@ -47,7 +47,7 @@ ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
 @dataclass(frozen=True)
 class Formula:
-    """Shampoo's settings, and what they make of blocks' gradients."""
+    """Shampoo's settings, and the directions that they make of blocks' gradients."""
 
     beta1: float
     beta2: float
@@ -58,7 +58,7 @@ class Formula:
     grafting: str
 
     def new(self, gradient: Tensor) -> State:
-        """The state before the first step of blocks whose ``gradient`` is [k, m, n], or of vectors [k, m]."""
+        """Return the state before the first step of blocks whose ``gradient`` is [k, m, n], or of vectors [k, m]."""
         state = {MEAN: torch.zeros_like(gradient), SQUARES: torch.zeros_like(gradient)}
         count, *sizes = gradient.shape
         if len(sizes) < 2:
@@ -70,9 +70,9 @@ class Formula:
         return state
 
     def direction(self, gradient: Tensor, state: State, step: int, numbers: Sequence[int]) -> Tensor:
-        """The directions of ``step`` (from 1) for ``gradient``, in its shape and dtype; updates ``state``.
+        """Return the directions of ``step`` (from 1) for ``gradient``, in its shape and dtype; updates ``state``.
 
-        ``numbers``: of each block among those of its layer; they decide when it gets new roots.
+        ``numbers``: each block's number in its layer, which decides when it gets new roots.
         """
         # 1. Compute A, the step of Adam or Adagrad, which gives the direction its length. The steps of ``native`` do
         # the same.
@@ -103,7 +103,7 @@ class Formula:
         return bent.mul_(torch.where(norm > 0, length / norm, 0.0))
 
     def accumulates(self, step: int) -> bool:
-        """Whether the factors take in the gradient of ``step``."""
+        """Return whether the factors add the gradient of ``step``."""
         return (step - 1) % self.factor_every == 0
 
     def renew(self, state: State, step: int, numbers: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ class Formula:
 
     @property
     def factors(self) -> native.Factors:
-        """What a gradient does to L and R: how much of them stays, and what its product counts."""
+        """How a gradient changes L and R: the share of them that stays, and the weight of its product."""
         # With beta2 = 1, L and R are sums over all steps, as in Adagrad, and not means.
         fresh = 1.0
         if self.beta2 != 1:
@@ -131,7 +131,7 @@ class Formula:
         return native.Factors(self.beta2, fresh)
 
     def compiled(self, step: int) -> native.Step:
-        """``step`` as the compiled ones take it."""
+        """Return the settings of ``step`` for the compiled steps."""
         kept = added = unbiased = 1.0
         if self.grafting == ADAM:
             kept, added, unbiased = ADAM_BETA2, 1 - ADAM_BETA2, 1 / (1 - ADAM_BETA2**step)
@@ -147,10 +147,10 @@ class Formula:
 
 
 def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
-    """(factor + eps * its largest eigenvalue * I)^-1/4 of symmetric ``factors`` [k, m, m]; I where that is 0.
+    """Return (factor + eps * its largest eigenvalue * I)^-1/4 of symmetric ``factors`` [k, m, m]; I for a factor of 0.
 
-    It is divided by the -1/4th power of the largest eigenvalue: grafting makes the scale meaningless, and so float32
-    holds it.
+    The result is divided by the -1/4th power of the largest eigenvalue: grafting makes the scale meaningless, and so
+    it fits into float32.
     """
     values, vectors = torch.linalg.eigh(factors)
     # ``eigh`` returns eigenvalues in rising order. Rounding may leave some slightly below 0, where the power is not
@@ -178,7 +178,7 @@ class ParameterBlock:
     shared: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The view of ``tensor``, of the parameter's shape."""
+        """Return the block's view of ``tensor``, which has the parameter's shape."""
         return tensor if tensor.dim() < 2 else tensor.flatten(1)[self.rows, self.columns]
 
     @property
@@ -188,7 +188,7 @@ class ParameterBlock:
 
     @property
     def cost(self) -> int:
-        """Multiplications of a step, and of the roots as far as a step has part in them, up to a factor."""
+        """Multiplications of a step, up to a factor, with its share of the work for roots."""
         shape = self.shape
         if len(shape) < 2:
             return shape.numel()
@@ -199,9 +199,9 @@ class ParameterBlock:
 
 
 class Stack:
-    """``blocks`` of one shape and step: each part of their ``state`` is one tensor, the blocks' own are views of it.
+    """``blocks`` of one shape and step: each part of their ``state`` is one tensor, of which the blocks have views.
 
-    ``kept``: by parameter the state of its blocks, ``<number>.<name>``, and its number of steps.
+    ``kept``: the state of a parameter's blocks, ``<number>.<name>``, and its number of steps, by parameter.
     """
 
     def __init__(self, blocks: Sequence[ParameterBlock], formula: Formula, kept: dict[Tensor, State]) -> None:
@@ -219,16 +219,16 @@ class Stack:
 
     @property
     def step(self) -> int:
-        """The number of steps of these blocks, the one under way included."""
+        """The number of steps of these blocks, including the current one."""
         return int(self._kept[self.blocks[0].parameter][STEP])
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The blocks of ``tensors``, one of each block's parameter's shape, as one."""
+        """Return the blocks of ``tensors``, each of its parameter's shape, as one tensor."""
         return torch.stack([block.of(tensor) for block, tensor in zip(self.blocks, tensors, strict=True)])
 
 
 def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBlock]:
-    """``parameter`` as a matrix, cut into blocks of at most ``size`` rows and columns; a vector is one block."""
+    """Cut ``parameter``, as a matrix, into blocks of at most ``size`` rows and columns; a vector is one block."""
     if parameter.dim() < 2:
         return [ParameterBlock(parameter, 0, slice(None), slice(None), shared)]
     rows, columns = parameter.flatten(1).shape
@@ -241,7 +241,7 @@ def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBl
 
 
 def deal(blocks: Sequence[ParameterBlock], ranks: int) -> list[list[ParameterBlock]]:
-    """The blocks of each rank: the costliest first, each to the rank with least work so far."""
+    """Deal the blocks to the ranks: the costliest first, each to the rank with the least work so far."""
     dealt: list[list[ParameterBlock]] = [[] for _ in range(ranks)]
     work = [(0, rank) for rank in range(ranks)]
     # The load is at most 4/3 of the optimum (Graham 1969). Ties go to the first block and rank, so that all ranks deal
@@ -257,7 +257,7 @@ Directions = dict[int, Tensor]
 
 
 def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> PlainWork | CompiledWork:
-    """What computes the ``directions`` of ``blocks``, by their ids, and moves their parameters along them."""
+    """Return the work that computes the ``directions`` of ``blocks``, by their ids, and moves their parameters."""
     able = native.library() is not None
     # The compiled steps take addresses and strides of float32 values in this process's memory.
     for block in blocks:
@@ -269,7 +269,7 @@ def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: F
 
 
 class PlainWork:
-    """By PyTorch; see ``work_on``."""
+    """Works in PyTorch; see ``work_on``."""
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._formula, self._parts = formula, directions
@@ -300,7 +300,7 @@ class PlainWork:
 
 
 class CompiledWork:
-    """By the compiled steps; see ``work_on``."""
+    """Works by the compiled steps; see ``work_on``."""
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._library, self._formula = cast(native.ShampooLibrary, native.library()), formula
@@ -428,9 +428,9 @@ class ShampooSteps(torch.optim.Optimizer):
         self._work.move(self.param_groups)
 
     def _stacked(self, learning: tuple[bool, ...]) -> list[Stack]:
-        """This rank's blocks of parameters that are ``learning``, by shape and number of steps.
+        """Return this rank's blocks of parameters that are ``learning``, by shape and number of steps.
 
-        They are made anew only where other parameters learn than before.
+        They are made again only if other parameters learn than before.
         """
         if learning in self._stacks:
             return self._stacks[learning]
@@ -462,9 +462,9 @@ class ShampooSteps(torch.optim.Optimizer):
                         dist.send(state[name].contiguous(), 0)
 
     def new_state(self, parameter: Tensor) -> State:
-        """The state of ``parameter`` before its first step, of all its blocks.
+        """Return the state of all blocks of ``parameter`` before its first step.
 
-        Of towers that other ranks train, a rank has no state: ``gather_towers`` fills this one.
+        A rank has no state of towers that other ranks train: ``gather_towers`` fills this one.
         """
         state = {STEP: torch.zeros(())}
         for block in self._blocks:
@@ -477,7 +477,7 @@ class ShampooSteps(torch.optim.Optimizer):
         return {f"{block.number}.{name}": value[0] for name, value in new.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, but factors and roots stay float64."""
+        """Load the state as PyTorch does, but keep factors and roots in float64."""
         super().load_state_dict(state_dict)
         self._stacks = {}
         for index, state in state_dict["state"].items():
@@ -489,7 +489,7 @@ class ShampooSteps(torch.optim.Optimizer):
 
 
 class _DirectionExchange:
-    """The ``directions`` of shared blocks, by their ids; a call fills in those that other ranks computed. Collective.
+    """Fills in the ``directions`` of shared blocks, by their ids, that other ranks computed. Calls are collective.
 
     ``dealt``: each rank's blocks.
     """

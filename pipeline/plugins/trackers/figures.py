@@ -16,7 +16,7 @@ EVALUATED = ("ne", "auc", "gauc", "logloss", "calibration", "bayes_ne")
 
 
 def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a record of the training loop, those of further tasks as ``<task>_<figure>``."""
+    """Return the figures of a record of the training loop, those of further tasks as ``<task>_<figure>``."""
     figures = {name: value for name, value in record.items() if name not in NO_CURVE}
     for task, own in (figures.pop("tasks", None) or {}).items():
         for name, value in own.items():
@@ -25,12 +25,12 @@ def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def grouped(name: str) -> str:
-    """``name`` of ``curve_figures`` with the group that a program shows it in."""
+    """Return ``name`` of ``curve_figures`` with the group that a program shows it in."""
     return GROUPS.get(name, f"train/{name}")
 
 
 def final_figures(result: Result) -> dict[str, float]:
-    """NE, AUC, log loss and calibration on the held-out rows; those of further tasks as ``<task>_<figure>``."""
+    """Return NE, AUC, log loss and calibration on held-out rows; those of further tasks as ``<task>_<figure>``."""
     scores = result.eval
     if scores is None:
         return {}

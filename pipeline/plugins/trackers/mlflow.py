@@ -40,12 +40,12 @@ NO_PARAM = ("track.", "launch.", "schedule.", "debug.", "store", "run", "force",
 
 
 def server_of(track: TrackConfig) -> MlflowServer:
-    """The server of the settings."""
+    """Return the MLflow server of the settings."""
     return MlflowServer(str(track.mlflow.uri), track.mlflow.login_file)
 
 
 def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Tags as MLflow takes them; None is left out."""
+    """Convert tags to MLflow's form; None is left out."""
     made = []
     for name, value in tags.items():
         if value is not None:
@@ -55,7 +55,7 @@ def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def experiment_id(server: MlflowServer, name: str) -> str:
-    """The experiment of ``name``, made where there is none."""
+    """Return the id of the experiment ``name``, which is created if there is none."""
     # Try twice, since another launcher may create it between our two requests.
     for _ in range(2):
         try:
@@ -72,7 +72,7 @@ def experiment_id(server: MlflowServer, name: str) -> str:
 
 
 def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dict[str, Any] | None:
-    """The newest run of MLflow that stands for ``run`` of ``store``."""
+    """Return the newest run of MLflow that stands for ``run`` of ``store``."""
     wanted = {"nightjar.run": run[:MAX_TAG_LENGTH], "nightjar.store": store[:MAX_TAG_LENGTH]}
     conditions = []
     for name, value in wanted.items():
@@ -99,7 +99,7 @@ def _tags(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _MlflowRun(RunTracking):
-    """One run. ``id`` is None until the server has been asked, and again after any trouble."""
+    """One run. ``id`` is None until the server has been asked, and again after an error."""
 
     def __init__(self, track: TrackConfig, store: str, run: str, model: str) -> None:
         self.server, self.experiment = server_of(track), track.mlflow.experiment or model
@@ -281,7 +281,7 @@ class _Mlflow(Tracker):
         return _MlflowRun(track, store.url, run, model)
 
     def serving(self, track: TrackConfig, store: Store, served: Served) -> None:
-        """Entries of the registry with the alias of the one that serves, each with the run that made it."""
+        """Write the registry's entries, each with the run that made it, and set the alias of the serving one."""
         server = server_of(track)
         experiment = experiment_id(server, track.mlflow.experiment or served.model)
         name = track.mlflow.registry or served.model
@@ -325,7 +325,7 @@ class _Mlflow(Tracker):
             _move_alias(server, name, alias_entry)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
-        """Tags of the night's run, which is made where the night failed before it."""
+        """Write the tags of the night's run, which is created if the night failed before its run."""
         server = server_of(track)
         experiment = experiment_id(server, track.mlflow.experiment or record.model)
         tags = {f"nightjar.night.{name}": getattr(record, name) for name in NIGHT}

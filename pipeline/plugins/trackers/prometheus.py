@@ -68,7 +68,7 @@ class _RunMetrics(RunTracking):
         self.gauges, self.run = gauges, run
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """The newest record."""
+        """Write the figures of the newest record."""
         if not records:
             return
         last = records[-1]
@@ -79,7 +79,7 @@ class _RunMetrics(RunTracking):
         self.gauges.write()
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
-        """The figures of the run, and the seconds of its stages."""
+        """Write the figures of the run, and the seconds of its stages."""
         for name, value in final_figures(result).items():
             self.gauges.set(f"eval_{name}", value)
         for name, stage in result.stages.items():

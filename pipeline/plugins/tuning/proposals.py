@@ -28,7 +28,7 @@ _SEEDS = 2**32
 
 
 def optuna() -> ModuleType:
-    """Optuna, which says only what is wrong. ConfigError where it is not installed."""
+    """Import Optuna, which then logs only problems; ConfigError if it is not installed."""
     try:
         import optuna as module
     except ImportError:
@@ -49,7 +49,7 @@ def proposal(
     number: int,
     earlier: Sequence[TrialRecord] = (),
 ) -> dict[str, Any]:
-    """The settings of trial ``number``. ``earlier``: trials of another study that inform it."""
+    """Return the settings of trial ``number``. ``earlier``: trials of another study that inform it."""
     module = optuna()
     kinds: dict[str, Any] = {"tpe": module.samplers.TPESampler, "random": module.samplers.RandomSampler}
     # Use another seed for each number: the sampler is made anew for every trial, and would draw the same values again.
@@ -71,7 +71,7 @@ def decided(
     rows: int,
     samples_total: int,
 ) -> tuple[bool, TrialRecord]:
-    """Whether trial ``number`` ends after its last look, and its record with the rungs that it has reached.
+    """Return whether trial ``number`` ends after its last look, and its record with the rungs that it has reached.
 
     ``rows``: of an epoch; ``samples_total``: of the longest training.
     """
@@ -96,7 +96,7 @@ def decided(
 
 
 def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
-    """The samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
+    """Return the samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
     if config.pruner == "none":
         return FAR
     # Successive halving decides at the first rung times the powers of the factor. It decides nothing between two rungs,
@@ -108,14 +108,14 @@ def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
 
 
 def first_rung(config: TuneConfig, rows: int) -> int:
-    """Samples that every trial trains."""
+    """Return the samples that every trial trains."""
     return max(1, math.floor(config.min_epochs * rows))
 
 
 def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) -> dict[str, float] | None:
-    """How much each setting decides whether a trial is among the best (PED-ANOVA, IJCAI 2023): shares that sum to 1.
+    """Return the share by which each setting decides whether a trial is among the best (PED-ANOVA, IJCAI 2023).
 
-    None with fewer than two finished trials.
+    Shares sum to 1. None with fewer than two finished trials.
     """
     finished = [each for each in trials if each.state == DONE and each.ne is not None]
     if len(finished) < 2:

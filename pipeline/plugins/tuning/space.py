@@ -20,9 +20,9 @@ _COMMON = ("run", "store", "stages", "force", "tune", "launch", "experiment")
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
-    """The overrides that all trials share, and the dimensions by setting.
+    """Return the overrides that all trials share, and the dimensions by setting.
 
-    ConfigError where nothing is searched, or for a sweep that is no range and no list of values.
+    ConfigError if nothing is searched, or for a sweep that is neither a range nor a list of values.
     """
     shared, space = list[str](), dict[str, Dimension]()
     for override in parse(overrides):
@@ -87,7 +87,7 @@ def _range(override: Override, sweep: RangeSweep) -> Dimension:
 
 
 def _at(start: float, step: float, place: int) -> float:
-    """The value of a range at ``place``, in decimals, as Optuna counts its steps: 0.9 is three steps of 0.3 from 0."""
+    """Return the value of a range at ``place``, in decimals, as Optuna counts steps: 0.9 is three steps of 0.3."""
     return float(Decimal(str(start)) + place * Decimal(str(step)))
 
 
@@ -104,7 +104,7 @@ def _check_ends(override: Override, low: float, high: float, *, log: bool) -> No
 
 
 def rounded(dimension: Dimension, value: Any) -> Any:
-    """``value`` with few digits, in the range and on the steps of ``dimension``; whole numbers, choices as they are."""
+    """Round ``value`` to few digits within the range and steps of ``dimension``; whole numbers and choices stay."""
     if dimension.kind == "choice":
         return str(value)
     if dimension.kind == "int":
@@ -117,7 +117,7 @@ def rounded(dimension: Dimension, value: Any) -> Any:
 
 
 def held(dimension: Dimension, value: Any) -> Any | None:
-    """``value`` as a parameter of ``dimension``; None where it lies outside."""
+    """Return ``value`` as a parameter of ``dimension``; None if it lies outside."""
     if dimension.kind == "choice":
         text = str(value)
         for choice in dimension.choices or ():
@@ -138,7 +138,7 @@ def held(dimension: Dimension, value: Any) -> Any | None:
 
 @cache
 def _meant(value: str) -> Any:
-    """What ``value`` of an override means; the text itself where it is none."""
+    """Parse ``value`` of an override; return the text itself if it is none."""
     try:
         return parse([f"x={value}"])[0].value()
     except ConfigError:
@@ -146,7 +146,7 @@ def _meant(value: str) -> Any:
 
 
 def edges(space: Mapping[str, Dimension]) -> Iterator[list[str]]:
-    """Overrides to compose before a study starts: every choice and both ends of every range, one at a time."""
+    """Yield overrides to compose before a study starts: every choice and both ends of every range, one at a time."""
     for key, dimension in space.items():
         ends = dimension.choices or [rounded(dimension, end) for end in (dimension.low, dimension.high)]
         for value in ends:

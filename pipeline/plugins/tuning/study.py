@@ -38,7 +38,7 @@ def tune(
     Returns its store and what there is to show.
 
     Raises ConfigError for a setting or a range that is wrong, and where the study of this name is another one;
-    LaunchError where another tuner has it; the error of the trials where none of them succeeded.
+    LaunchError if another tuner has it; the error of the trials where none of them succeeded.
     """
     optuna()
     given_overrides = []
@@ -95,7 +95,7 @@ def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None
 
 
 def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = None) -> str:
-    """An experiment that makes the run of ``trial`` again, with the same figures."""
+    """Return an experiment that reproduces the run of ``trial`` with the same figures."""
     about = (
         f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
         "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
@@ -105,7 +105,7 @@ def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = N
 
 
 def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str | None) -> Config:
-    """The configuration that all trials share, after every choice and both ends of every range were composed."""
+    """Return the configuration that all trials share, after composing every choice and both ends of every range."""
     config = compose(shared, config_dir)
     study = config.tune.study or config.data.name
     config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, study=study))
@@ -138,7 +138,7 @@ def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str
 
 
 def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str, Dimension]) -> StudyRecord:
-    """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
+    """Return the record of the study, and write it if it begins; ConfigError if the stored one has other settings."""
     study = str(config.tune.study)
     recorded, _ = split_recorded(shared)
     alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
@@ -175,7 +175,7 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
 
 
 def _settings(config: Config, space: dict[str, Dimension]) -> dict[str, Any]:
-    """The settings that decide what trials compute, by dotted name, without those of ``space`` and of the machine."""
+    """Return settings that decide what trials compute, by dotted name, except those of ``space`` and the machine."""
     tree = dataclasses.asdict(config)
     for group in (*NOT_IN_RUN_NAME, "hardware"):
         tree.pop(group, None)
@@ -212,7 +212,7 @@ def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
-    """The trials of ``tune.warm_start``."""
+    """Return the trials of ``tune.warm_start``."""
     name = config.tune.warm_start
     if name is None:
         return []
@@ -226,9 +226,9 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
 def _firsts(
     config: Config, space: dict[str, Dimension], earlier: list[TrialRecord]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The first trials: the settings as they are without a study, and the best ones of the earlier study.
+    """Return the first trials: the settings as they are without a study, and the best ones of the earlier study.
 
-    And whether the former are among them, which then are the first.
+    Also return whether the former are among them; they then come first.
     """
     present = {key: _present(config, key) for key in space}
     wanted = [present]
@@ -248,7 +248,7 @@ def _firsts(
 
 
 def _present(config: Config, key: str) -> Any:
-    """The value of setting ``key``, as overrides write it; of a group the name."""
+    """Return the value of setting ``key`` as overrides write it; for a group, its name."""
     node: Any = config
     # An override may add its key with +, and names a group inside another one with a slash.
     for part in key.lstrip("+").replace("/", ".").split("."):
@@ -260,7 +260,7 @@ def _present(config: Config, key: str) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """``value`` as an override writes it; numbers as they are."""
+    """Return ``value`` as an override writes it; numbers stay as they are."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

@@ -118,7 +118,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _named(options: argparse.Namespace) -> tuple[list[str], str]:
-    """The names behind the action, and the URL of the store."""
+    """Return the names after the action, and the URL of the store."""
     names, url = [], "./store"
     for text in options.overrides[1:]:
         # The last one counts, as in Hydra. No configuration is composed, which would take longer than the answer.

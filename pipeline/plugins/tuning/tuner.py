@@ -126,7 +126,7 @@ class Tuner:
         return [trial for trial in self.trials if trial.state == TRYING]
 
     def _create_trial(self) -> TrialRecord:
-        """A new trial, its record written. LaunchError where its run is another one's, whose looks it would have."""
+        """Create a trial and its record; LaunchError if another trial has its run, whose looks it would take over."""
         number = len(self.trials)
         run = f"{self.study}-{number:05d}"
         if self.store.names(run_directory(run)):
@@ -241,7 +241,7 @@ class Tuner:
 
 
 def _looked(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those ``records`` of a training that have figures of the validation rows."""
+    """Return those ``records`` of a training that have figures of the validation rows."""
     return [record for record in records if record.get("validation_ne") is not None]
 
 
@@ -250,7 +250,7 @@ def _looks(records: Sequence[Mapping[str, Any]]) -> tuple[Look, ...]:
 
 
 def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[str, Any]]) -> TrialRecord:
-    """``trial`` with the figures of its run. A pruned one keeps the NE that it was judged by."""
+    """Return ``trial`` with the figures of its run. A pruned trial keeps the NE that it was judged by."""
     validation = result.train.validation if result.train is not None else None
     if trial.state == TRYING and validation is not None and result.train is not None:
         # Training may have ended early; its records tell how many steps were planned.

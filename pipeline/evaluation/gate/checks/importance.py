@@ -28,7 +28,7 @@ class FeatureImportance(GateCheck):
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none where importance was not measured on both nights."""
+        """One answer; none if importance was not measured on both nights."""
         now, former = inputs.record.importance, inputs.record.former
         if not now or former is None or not former.importance:
             return

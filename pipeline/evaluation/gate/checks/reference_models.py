@@ -130,7 +130,7 @@ class BaselineCheck(GateCheck):
     name = "baseline"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none where there is an incumbent, beside which no simple model is trained."""
+        """One answer; none if there is an incumbent, beside which no simple model is trained."""
         name, setting = "gain beside a simple model", "gate.min_baseline_gain"
         least, simple = inputs.settings.min_baseline_gain, inputs.record.baseline
         candidate = inputs.record.candidate

@@ -16,7 +16,7 @@ class ServingCheck(GateCheck):
     name = "serving"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none where the evaluation of the training kept no logits."""
+        """One answer; none if the evaluation of the training kept no logits."""
         candidate, serving, limit = inputs.record.candidate, inputs.record.serving, inputs.settings.max_serving_gap
         if candidate is None or serving is None or limit is None:
             return

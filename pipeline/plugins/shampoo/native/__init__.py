@@ -90,5 +90,5 @@ def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
 
 @cache
 def library() -> ShampooLibrary | None:
-    """The library that was installed with this package; None where there is none, or it is another release's."""
+    """Return the installed library; None if there is none, or it belongs to another release."""
     return open_installed(Path(__file__).parent, "shampoo", ShampooLibrary, "shampoo runs without its compiled steps")
